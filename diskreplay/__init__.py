@@ -1,0 +1,84 @@
+"""An experience replay store on disk that a PyTorch trainer samples as if it were in memory.
+
+Everything public is a name of this package. A name's module is imported when the name is first used, so that a
+process that only collects experience loads neither torch nor numba.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diskreplay.errors import (
+        FormatError as FormatError,
+        InvalidIndex as InvalidIndex,
+        NotEnoughData as NotEnoughData,
+        RateLimited as RateLimited,
+        ReadOnlyError as ReadOnlyError,
+        ReplayError as ReplayError,
+        SchemaError as SchemaError,
+        StorageFull as StorageFull,
+        StoreExists as StoreExists,
+        StoreLocked as StoreLocked,
+        StoreNotFound as StoreNotFound,
+        WriterClosed as WriterClosed,
+    )
+    from diskreplay.format.schema import Schema as Schema
+    from diskreplay.format.spaces import Field as Field
+    from diskreplay.interop.gymnasium import (
+        RecordEpisodes as RecordEpisodes,
+        RecordVectorEpisodes as RecordVectorEpisodes,
+    )
+    from diskreplay.loading.batch import Batch as Batch
+    from diskreplay.loading.sampler import Sampler as Sampler
+    from diskreplay.sampling.uniform import Uniform as Uniform
+    from diskreplay.store.episodes import Episode as Episode
+    from diskreplay.store.store import Store as Store, create as create, open as open
+    from diskreplay.store.vector_writer import VectorWriter as VectorWriter
+    from diskreplay.store.writer import Writer as Writer
+    from diskreplay.views.transitions import Transitions as Transitions
+
+__version__ = "0.1.0"
+
+# name -> module that defines it; the imports above say the same to type checkers, a test compares the two
+_MODULES = {
+    "Batch": "diskreplay.loading.batch",
+    "Episode": "diskreplay.store.episodes",
+    "Field": "diskreplay.format.spaces",
+    "FormatError": "diskreplay.errors",
+    "InvalidIndex": "diskreplay.errors",
+    "NotEnoughData": "diskreplay.errors",
+    "RateLimited": "diskreplay.errors",
+    "ReadOnlyError": "diskreplay.errors",
+    "RecordEpisodes": "diskreplay.interop.gymnasium",
+    "RecordVectorEpisodes": "diskreplay.interop.gymnasium",
+    "ReplayError": "diskreplay.errors",
+    "Sampler": "diskreplay.loading.sampler",
+    "Schema": "diskreplay.format.schema",
+    "SchemaError": "diskreplay.errors",
+    "StorageFull": "diskreplay.errors",
+    "Store": "diskreplay.store.store",
+    "StoreExists": "diskreplay.errors",
+    "StoreLocked": "diskreplay.errors",
+    "StoreNotFound": "diskreplay.errors",
+    "Transitions": "diskreplay.views.transitions",
+    "Uniform": "diskreplay.sampling.uniform",
+    "VectorWriter": "diskreplay.store.vector_writer",
+    "Writer": "diskreplay.store.writer",
+    "WriterClosed": "diskreplay.errors",
+    "create": "diskreplay.store.store",
+    "open": "diskreplay.store.store",
+}
+
+__all__ = ["__version__", *_MODULES]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'diskreplay' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
