@@ -1,0 +1,83 @@
+"""The counters that publish data: the store's sixteen words, and three numbers a lane in every segment.
+
+Data first, commit second: a row is written in full before the counter that shows it is stored. One aligned 8-byte
+store is atomic, and x86-64 keeps the order of stores, so a reader that sees the counter sees the row.
+"""
+
+import os
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format.layout import COUNTER_WORDS, FIRST_LIVE, MAX_SEGMENTS, NEXT_SEGMENT
+from diskreplay.format.mapping import map_file
+
+_RETRIES = 200
+
+
+class StoreCounters:
+    """The words of ``counters/``, each beside its complement.
+
+    Concurrency: any process reads; only who holds the store lock writes.
+    """
+
+    nbytes = 2 * COUNTER_WORDS * 8
+
+    def __init__(self, path: str, *, writable: bool = False) -> None:
+        self.path = path
+        self._words: NDArray[np.int64] = map_file(path, self.nbytes, writable=writable).array("<i8", (16,))
+
+    @staticmethod
+    def fresh() -> bytes:
+        """Return the file of a store with no segment yet."""
+        zeros = np.zeros(COUNTER_WORDS, "<i8")
+        return np.concatenate([zeros, ~zeros]).tobytes()
+
+    def read(self) -> NDArray[np.int64]:
+        """Return the eight words, ``(8,)`` int64.
+
+        Raises
+        ------
+        FormatError
+            A word and its complement disagree for longer than any writer needs between the two.
+        """
+        for attempt in range(_RETRIES):
+            words = self._words.copy()
+            if ((words[:COUNTER_WORDS] ^ words[COUNTER_WORDS:]) == -1).all():
+                return self._checked(words[:COUNTER_WORDS])
+            time.sleep(1e-4 * attempt)
+        raise FormatError(f"{self.path}: a counter and its complement disagree; restore this file from a backup")
+
+    def _checked(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        if (words < 0).any() or not words[FIRST_LIVE] <= words[NEXT_SEGMENT] <= MAX_SEGMENTS:
+            raise FormatError(f"{self.path} holds impossible counters {words.tolist()}; restore it from a backup")
+        return words
+
+    def peek(self, word: int) -> int:
+        """Return one word without the check against its complement; good for a hint."""
+        return int(self._words[word])
+
+    def set(self, word: int, value: int) -> None:
+        """Store a word and its complement. The caller holds the store lock; a word never goes back."""
+        if value < self._words[word]:
+            raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
+        self._words[word] = value
+        self._words[COUNTER_WORDS + word] = ~value
+
+    def close(self) -> None:
+        """Unmap the file; the words stay as they were read last."""
+        self._words = self._words.copy()
+
+    def mend(self) -> None:
+        """Make complements agree again after a writer died between the two stores. The caller holds the store lock."""
+        self._words[COUNTER_WORDS:] = ~self._words[:COUNTER_WORDS]
+
+
+def map_lane_counter(folder: str, lanes: int, *, writable: bool = False) -> NDArray[np.int64]:
+    """Map one of a segment's arrays of a number a lane, ``(lanes,)`` int64."""
+    array: NDArray[np.int64] = map_file(os.path.join(folder, "c.0"), lanes * 8, writable=writable).array(
+        "<i8", (lanes,)
+    )
+    return array

@@ -1,0 +1,97 @@
+"""Format version 1: names, flags, ids and chunk geometry. The one file to read before writing another reader.
+
+The whole layout in words is in docs/format.md; this module is where its numbers live.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = "diskreplay"
+FORMAT_VERSION = 1
+
+# --- names of groups and arrays -------------------------------------------------------------------------------------
+COUNTERS = "counters"
+HIDDEN = "hidden"
+LIMITERS = "limiters"
+SEGMENTS = "segments"
+SAMPLERS = "samplers"
+DONE = "done"
+COMMITTED = "committed"
+OBSERVED = "observed"
+DURABLE = "durable"
+LANE_COUNTERS = (COMMITTED, OBSERVED, DURABLE)
+METADATA = "zarr.json"
+LOCK = "lock"
+
+# --- bits of one row of `done` (CF flags) ---------------------------------------------------------------------------
+TERMINATED = 1
+TRUNCATED = 2
+FIRST = 4
+OBSERVATION_ONLY = 8
+CUT = 16
+END_MARKER = 32
+EPISODE_VALUES = 64
+KNOWN_FLAGS = 127
+
+# --- the store's counters: words of counters/, each with its complement 8 words on ----------------------------------
+NEXT_SEGMENT = 0
+FIRST_LIVE = 1
+HORIZON = 2
+STEPS_EVICTED = 3
+HIDDEN_ENTRIES = 4
+COUNTER_WORDS = 8
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+POSITION_BITS = 35
+POSITION_MASK = (1 << POSITION_BITS) - 1
+MAX_SEGMENTS = 1 << (63 - POSITION_BITS)
+
+SEGMENT_BYTES = 4 << 30
+MIN_CHUNK_BYTES = 64
+MAX_CHUNK_BYTES = 1 << 31
+MAX_LANES = 1 << 20
+# Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
+# random order; narrower ones go through mappings.
+WIDE_ROW_BYTES = 4096
+
+
+def make_ids(segment: int, lanes: int, lane: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the step ids of ``rows`` of one lane: ``segment << 35 | (row * lanes + lane)``."""
+    return (np.int64(segment) << POSITION_BITS) | (rows * lanes + lane)
+
+
+def chunk_key(chunk: int, ndim: int) -> str:
+    """Return the file name of chunk ``chunk`` along the row axis of an array with ``ndim`` dimensions after it."""
+    return f"c.0.{chunk}" + ".0" * ndim
+
+
+def segment_name(number: int) -> str:
+    """Return the folder name of a segment."""
+    return f"{number:08d}"
+
+
+def floor_power_of_two(n: int) -> int:
+    """Return the largest power of two that is at most ``n`` (1 for anything smaller)."""
+    return 1 << (max(1, n).bit_length() - 1)
+
+
+def ceil_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:
+    """Return how many rows of each lane one chunk file of a field holds: a power of two near the byte target."""
+    by_bytes = floor_power_of_two(chunk_bytes // max(1, lanes * row_bytes))
+    return min(by_bytes, most_rows)
+
+
+def target_rows(lanes: int, step_bytes: int, capacity: int | None, segment_steps: int | str | None) -> int:
+    """Return the rows, of all lanes together, at which a segment is full and its writer moves on."""
+    if isinstance(segment_steps, int):
+        return segment_steps
+    rows = SEGMENT_BYTES // max(1, step_bytes)
+    if capacity is not None:
+        rows = min(rows, capacity // 16)
+    # A position must fit its 35 bits even when one lane alone makes twice the target.
+    return min(max(1024 * lanes, rows), (POSITION_MASK // lanes) // 4)

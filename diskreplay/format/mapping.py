@@ -1,0 +1,83 @@
+"""Memory mappings that keep no descriptor: Python's own would run out of them at about a thousand chunks."""
+
+import ctypes
+import os
+import stat
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from diskreplay.errors import FormatError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+_PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
+_MAP_FAILED = ctypes.c_void_p(-1).value
+MADV_RANDOM = 1
+
+
+class Mapping:
+    """A shared mapping of one whole file; unmapped when the last reference to it, or to an array over it, is gone.
+
+    Any thread may read it; what may be written where is the business of its owner.
+    """
+
+    def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
+        self.nbytes = nbytes
+        self.writable = writable
+        prot = _PROT_READ | (_PROT_WRITE if writable else 0)
+        address = _libc.mmap(None, nbytes, prot, _MAP_SHARED, fd, 0)
+        if address is None or address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, f"cannot map a file: {os.strerror(code)}")
+        self.address: int = address
+        weakref.finalize(self, _libc.munmap, address, nbytes).atexit = False
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, not self.writable)}
+
+    def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the file as an array that keeps this mapping alive."""
+        return np.asarray(self).view(dtype).reshape(shape)
+
+    def advise(self, advice: int) -> None:
+        """Advise the kernel how the mapping will be used; a hint, so a refusal is not an error."""
+        _libc.madvise(self.address, self.nbytes, advice)
+
+
+def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of exactly ``nbytes``, never through a symbolic link, and return its descriptor.
+
+    Raises
+    ------
+    FormatError
+        The file is a link, not regular, or of another size.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if os.path.islink(path):
+            raise FormatError(f"{path} is a symbolic link; a store has none, restore the file itself") from error
+        raise
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or (nbytes is not None and status.st_size != nbytes):
+        os.close(fd)
+        kind = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "not a regular file"
+        raise FormatError(f"{path} is {kind} where {nbytes} are needed; the store is damaged, restore this file")
+    return fd
+
+
+def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
+    """Map a file of exactly ``nbytes`` and keep no descriptor of it."""
+    fd = open_regular(path, nbytes, os.O_RDWR if writable else os.O_RDONLY)
+    try:
+        return Mapping(fd, nbytes, writable=writable)
+    finally:
+        os.close(fd)
