@@ -1,0 +1,1 @@
+"""Many segments as one store: writers, snapshots, retention."""

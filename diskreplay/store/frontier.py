@@ -1,0 +1,76 @@
+"""The capacity of a store, exact to the step: where the oldest visible step lies."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
+from diskreplay.store.scan import Episodes
+
+
+class Frontier:
+    """Finds the id before which steps are hidden, so that exactly ``capacity`` of them are not.
+
+    Concurrency: one thread. Keeps what it computed of the segment that the frontier lies in.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self._capacity = capacity
+        self._key: tuple[int, int] = (-1, -1)
+        self._seen = 0
+        self._by_segment: dict[int, int] = {}
+        self._cached: tuple[int, int, int] = (-1, -1, -1)
+        self._segment_episodes: Episodes | None = None
+        self._row_ends: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def find(self, log: Episodes, generation: int, opened: Episodes, total: int) -> tuple[int, int]:
+        """Return the frontier and how many steps it hides: all but ``capacity`` of ``total``."""
+        if self._capacity is None or total <= self._capacity:
+            return 0, 0
+        hide = total - self._capacity
+        steps = self._steps_by_segment(log, generation)
+        for number, count in zip((opened.first >> POSITION_BITS).tolist(), opened.steps.tolist(), strict=True):
+            steps[number] = steps.get(number, 0) + count
+        left = hide
+        for number in sorted(steps):
+            if left < steps[number]:
+                return self._inside(number, left, log, generation, opened), hide
+            left -= steps[number]
+        raise AssertionError("more steps to hide than there are")
+
+    def _steps_by_segment(self, log: Episodes, generation: int) -> dict[int, int]:
+        """Count ended steps by segment, adding only what is new."""
+        if self._key != (generation, 0):
+            self._key, self._seen, self._by_segment = (generation, 0), 0, {}
+        new = log.select(slice(self._seen, None))
+        if len(new):
+            numbers, at = np.unique(new.first >> POSITION_BITS, return_inverse=True)
+            for number, count in zip(numbers.tolist(), np.bincount(at, new.steps).tolist(), strict=True):
+                self._by_segment[number] = self._by_segment.get(number, 0) + int(count)
+            self._seen = len(log)
+        return dict(self._by_segment)
+
+    def _inside(self, number: int, hide: int, log: Episodes, generation: int, opened: Episodes) -> int:
+        """Return the id of the step in a segment that exactly ``hide`` of its steps come before."""
+        in_open = (opened.first >> POSITION_BITS) == number
+        key = (generation, number, self._by_segment.get(number, 0))
+        if in_open.any() or self._cached != key or self._segment_episodes is None:
+            ended = log.select((log.first >> POSITION_BITS) == number)
+            episodes = Episodes.concatenate([ended, opened.select(in_open)])
+            self._segment_episodes, self._row_ends = episodes, _steps_up_to_row(episodes)
+            self._cached = key
+        episodes = self._segment_episodes
+        lanes = int(episodes.stride[0])
+        row = int(np.searchsorted(self._row_ends, hide, side="right"))
+        left = hide - (int(self._row_ends[row - 1]) if row else 0)
+        position = episodes.first & POSITION_MASK
+        start, lane = position // lanes, position % lanes
+        there = np.sort(lane[(start <= row) & (row < start + episodes.steps)])
+        return (number << POSITION_BITS) | (row * lanes + int(there[left]))
+
+
+def _steps_up_to_row(episodes: Episodes) -> NDArray[np.int64]:
+    """Return, for each row of a segment, how many steps its lanes have in that row and the rows before it."""
+    start = (episodes.first & POSITION_MASK) // episodes.stride
+    stop = start + episodes.steps
+    change = np.bincount(start, minlength=int(stop.max()) + 1) - np.bincount(stop, minlength=int(stop.max()) + 1)
+    return np.cumsum(np.cumsum(change))[:-1]

@@ -1,0 +1,338 @@
+"""From files to snapshots: which segments there are, how far they reach, which episodes they hold."""
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters, map_lane_counter
+from diskreplay.format.mapping import open_regular
+from diskreplay.format.metadata import array_leaves
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, read_segment, segment_numbers
+from diskreplay.store.frontier import Frontier
+from diskreplay.store.log import EpisodeLog
+from diskreplay.store.scan import CONTINUES, OPEN, Episodes, scan_lane, to_episodes
+from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.tables import Tables
+
+# Numbers between the oldest living segment and the newest; far more than any store can hold.
+_MOST_SLOTS = 1 << 22
+
+
+class _Live:
+    """The counters of a segment that may still grow, and how far its files were looked at."""
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self.info, self.checked_rows = info, 0
+        lanes = len(info.lanes)
+        names = (layout.OBSERVED, layout.COMMITTED) if info.shows_live_rows else (layout.DURABLE, layout.DURABLE)
+        self.observed, self.committed = (map_lane_counter(str(info.path / name), lanes) for name in names)
+        self.metadata = str(info.path / layout.METADATA)
+        self.inode = os.stat(self.metadata).st_ino
+
+    def read(self, before: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""
+        # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
+        observed = self.observed.copy()
+        committed = self.committed.copy()
+        lanes = len(committed)
+        if (
+            (committed < before).any()
+            or (observed > committed + 1).any()
+            or int(committed.max()) > layout.POSITION_MASK // lanes
+        ):
+            raise FormatError(f"{self.info.path}: committed or observed is damaged; restore the segment")
+        return committed, np.maximum(observed, committed)
+
+    def may_be_sealed(self) -> bool:
+        """Whether the attributes were replaced (or are gone)."""
+        try:
+            inode = os.stat(self.metadata).st_ino
+        except FileNotFoundError:
+            return True
+        changed, self.inode = inode != self.inode, inode
+        return changed
+
+
+class Index:
+    """Follows a store on disk and makes snapshots of it.
+
+    Concurrency: any thread; one refreshes at a time. It writes nothing and takes no lock on disk.
+    """
+
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self._root, self._counters = root, counters
+        self._lock = threading.Lock()
+        self._words = counters.read()
+        self._origin = int(self._words[layout.FIRST_LIVE])
+        self._tables = Tables(root)
+        self._live: dict[int, _Live] = {}
+        self._log = EpisodeLog()
+        self._frontier = Frontier(root.capacity)
+        self._lanes = np.zeros(0, np.int64)
+        self._lane_base = np.zeros(0, np.int64)
+        self._sealed = np.zeros(0, np.bool_)
+        # By lane, segment after segment.
+        self._committed = np.zeros(0, np.int64)
+        self._observed = np.zeros(0, np.int64)
+        self._open_start = np.zeros(0, np.int64)
+        self._open_end = np.zeros(0, np.uint8)
+        self._lane_slot = np.zeros(0, np.int64)
+        self._hidden: set[int] = set()
+        self.snapshot = self._freeze()
+        self._update(force=True)
+
+    def refresh(self) -> int:
+        """Look again; return how many steps became visible since the snapshot before, evicted ones aside."""
+        with self._lock:
+            return self._update(force=False)
+
+    def _update(self, *, force: bool) -> int:
+        words = self._counters.read()
+        changed = force or bool((words != self._words).any())
+        before = self._total_steps()
+        if changed:
+            self._add_segments(int(words[layout.NEXT_SEGMENT]))
+            if (
+                words[[layout.STEPS_EVICTED, layout.FIRST_LIVE]]
+                != self._words[[layout.STEPS_EVICTED, layout.FIRST_LIVE]]
+            ).any():
+                before -= self._drop_evicted()
+            self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+            self._words = words
+        for slot in list(self._live):
+            changed |= self._follow(slot)
+        if changed:
+            self.snapshot = self._freeze()
+        return max(0, self._total_steps() - before)
+
+    # --- segments that come and go -----------------------------------------------------------------------------------
+
+    def _add_segments(self, end: int) -> None:
+        start = self._origin + len(self._lanes)
+        there = segment_numbers(self._root, start, end)
+        if not there:
+            return
+        slots = there[-1] + 1 - start
+        if slots + len(self._lanes) > _MOST_SLOTS:
+            raise FormatError(f"{self._root.path} has segments {there[0]} to {there[-1]}; restore its counters")
+        infos: list[SegmentInfo | None] = [None] * slots
+        for number in there:
+            infos[number - start] = self._read_segment(number)
+        lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
+        first_slot, count = len(self._lanes), int(lanes.sum())
+        self._lane_base = np.append(self._lane_base, len(self._committed) + np.cumsum(lanes) - lanes)
+        self._lane_slot = np.append(self._lane_slot, np.repeat(first_slot + np.arange(len(infos)), lanes))
+        self._lanes = np.append(self._lanes, lanes)
+        self._sealed = np.append(self._sealed, np.zeros(len(infos), np.bool_))
+        self._committed = np.append(self._committed, np.zeros(count, np.int64))
+        self._observed = np.append(self._observed, np.zeros(count, np.int64))
+        self._open_start = np.append(self._open_start, np.full(count, -1, np.int64))
+        self._open_end = np.append(self._open_end, np.zeros(count, np.uint8))
+        self._tables.add_slots(infos)
+        for slot, info in enumerate(infos, first_slot):
+            if info is None:
+                continue
+            try:
+                if info.sealed:
+                    self._read_sealed(slot, info)
+                else:
+                    self._live[slot] = _Live(info)
+            except FileNotFoundError as error:
+                self._check_evicted(info, error)
+
+    def _read_segment(self, number: int) -> SegmentInfo | None:
+        try:
+            return read_segment(self._root, number)
+        except (FileNotFoundError, NotADirectoryError):
+            path = self._root.segment_path(number)
+            if path.exists():
+                raise FormatError(f"{path} has no zarr.json; the store is damaged, restore this segment") from None
+            return None
+
+    def _check_evicted(self, info: SegmentInfo, error: OSError) -> None:
+        """Pass over a segment that is gone as a whole; a missing file in one that is there is damage."""
+        if info.path.exists():
+            raise FormatError(f"{error.filename} is missing; the store is damaged, restore this file") from None
+
+    def _drop_evicted(self) -> int:
+        """Forget segments whose folder is gone; return how many steps they had."""
+        horizon = int(self._counters.read()[layout.HORIZON])
+        slots = [
+            slot
+            for slot in range(max(0, min(horizon - self._origin, len(self._lanes))))
+            if self._lanes[slot] and not self._root.segment_path(self._origin + slot).exists()
+        ]
+        if not slots:
+            return 0
+        before = self._total_steps()
+        self._lanes = self._lanes.copy()
+        self._lanes[slots] = 0
+        self._open_start[np.isin(self._lane_slot, slots)] = -1
+        for slot in slots:
+            self._live.pop(slot, None)
+        self._tables = self._tables.without(slots)
+        gone = np.array(slots) + self._origin
+        self._log.remove(lambda log: np.isin(log.first >> layout.POSITION_BITS, gone))
+        return before - self._total_steps()
+
+    def _read_hidden(self, count: int) -> None:
+        """Drop the episodes that were evicted by hand."""
+        if count <= len(self._hidden):
+            return
+        entries: list[NDArray[Any]] = []
+        for chunk in range(-(-count // 4096)):
+            path = str(self._root.path / layout.HIDDEN / f"c.{chunk}.0")
+            try:
+                fd = open_regular(path, 4096 * 16)
+            except FileNotFoundError:
+                raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+            with open(fd, "rb") as file:
+                entries.append(np.fromfile(file, "<i8").reshape(-1, 2))
+        self._hidden = set(np.concatenate(entries)[:count, 0].tolist())
+        hidden = np.array(sorted(self._hidden))
+        self._log.remove(lambda log: np.isin(log.first, hidden))
+
+    # --- rows that come ----------------------------------------------------------------------------------------------
+
+    def _follow(self, slot: int) -> bool:
+        """Take in what a live segment has published; tell whether that was anything."""
+        live = self._live[slot]
+        try:
+            sealed = False
+            if live.may_be_sealed():
+                live = _Live(read_segment(self._root, self._origin + slot))
+                sealed = live.info.sealed
+            return self._take_new_rows(slot, live, sealed)
+        except FileNotFoundError as error:
+            self._check_evicted(live.info, error)
+            self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
+            return False
+
+    def _take_new_rows(self, slot: int, live: _Live, sealed: bool) -> bool:
+        base, count = int(self._lane_base[slot]), int(self._lanes[slot])
+        span = slice(base, base + count)
+        committed, observed = live.read(self._committed[span])
+        new = committed != self._committed[span]
+        if not sealed and not new.any() and (observed == self._observed[span]).all():
+            return False
+        live.checked_rows = self._check_chunks(live.info, live.checked_rows, int(committed.max()))
+        found = [self._scan(slot, lane, int(committed[lane]), sealed) for lane in np.flatnonzero(new | sealed).tolist()]
+        self._log.append(self._visible(Episodes.concatenate([part for part in found if part is not None])))
+        self._committed[span], self._observed[span] = committed, observed
+        self._tables.infos[slot] = live.info
+        self._live[slot] = live
+        if sealed:
+            self._sealed = self._sealed.copy()
+            self._sealed[slot] = True
+            del self._live[slot]
+        return True
+
+    def _scan(self, slot: int, lane: int, rows: int, sealed: bool) -> Episodes | None:
+        at = int(self._lane_base[slot]) + lane
+        start, done = int(self._open_start[at]), int(self._committed[at])
+        lanes = int(self._lanes[slot])
+        table = self._tables.leaves[layout.DONE]
+        if start >= 0 and not sealed and not table.rows(slot, lanes, lane, done, rows).any():
+            return None
+        first = done if start < 0 else start
+        flags = table.rows(slot, lanes, lane, first, rows)
+        return self._take_in(slot, lane, flags, first, sealed)
+
+    def _take_in(self, slot: int, lane: int, flags: NDArray[np.uint8], first: int, sealed: bool) -> Episodes:
+        number, lanes, at = self._origin + slot, int(self._lanes[slot]), int(self._lane_base[slot]) + lane
+        scan = scan_lane(flags, first, sealed, f"segment {number}, lane {lane}")
+        self._open_start[at] = scan.open_start
+        self._open_end[at] = OPEN | (CONTINUES if scan.open_continues else 0)
+        return to_episodes(scan, number, lanes, lane)
+
+    def _read_sealed(self, slot: int, info: SegmentInfo) -> None:
+        """Take in a whole sealed segment, by position: it may be one of thousands of small ones."""
+        base, lanes = int(self._lane_base[slot]), len(info.lanes)
+        committed = map_lane_counter(str(info.path / layout.COMMITTED), lanes).copy()
+        if (committed < 0).any() or int(committed.max()) * lanes > layout.POSITION_MASK:
+            raise FormatError(f"{info.path}: committed is damaged; restore it")
+        longest, per_chunk = int(committed.max()), info.chunk_rows[layout.DONE]
+        self._check_chunks(info, 0, longest)
+        blocks = []
+        for chunk in range(-(-longest // per_chunk)):
+            path = chunk_path(self._root, info, layout.DONE, chunk)
+            with open(open_regular(path, chunk_nbytes(self._root, info, layout.DONE)), "rb") as file:
+                used = min(per_chunk, longest - chunk * per_chunk) if lanes == 1 else per_chunk
+                blocks.append(np.fromfile(file, "u1", lanes * used).reshape(lanes, used))
+        flags = (
+            np.concatenate(blocks, axis=1)
+            if len(blocks) != 1 and blocks
+            else (blocks or [np.zeros((lanes, 0), "u1")])[0]
+        )
+        found = [self._take_in(slot, lane, flags[lane, : committed[lane]], 0, True) for lane in range(lanes)]
+        self._log.append(self._visible(Episodes.concatenate(found)))
+        self._committed[base : base + lanes] = self._observed[base : base + lanes] = committed
+        self._sealed[slot] = True
+
+    def _check_chunks(self, info: SegmentInfo, checked: int, rows: int) -> int:
+        """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
+
+        Return up to which row all chunks are known to be there.
+        """
+        if rows <= checked:
+            return checked
+        per_chunk = info.chunk_rows
+        for leaf in array_leaves(self._root.schema):
+            for chunk in range(checked // per_chunk[leaf], -(-rows // per_chunk[leaf])):
+                path, size = chunk_path(self._root, info, leaf, chunk), chunk_nbytes(self._root, info, leaf)
+                found = os.stat(path).st_size
+                if found != size:
+                    raise FormatError(
+                        f"{path} is {found} bytes where {size} are needed; the store is damaged, restore this file"
+                    )
+        return min(-(-rows // count) * count for count in per_chunk.values())
+
+    def _visible(self, episodes: Episodes) -> Episodes:
+        if not self._hidden or not len(episodes):
+            return episodes
+        return episodes.select(~np.isin(episodes.first, np.array(sorted(self._hidden))))
+
+    # --- snapshots ---------------------------------------------------------------------------------------------------
+
+    def _total_steps(self) -> int:
+        lanes = np.flatnonzero(self._open_start >= 0)
+        return self._log.steps + int((self._committed[lanes] - self._open_start[lanes]).sum())
+
+    def _open_episodes(self) -> Episodes:
+        at = np.flatnonzero((self._open_start >= 0) & (self._committed > self._open_start))
+        slot, start = self._lane_slot[at], self._open_start[at]
+        lanes = self._lanes[slot]
+        lane = at - self._lane_base[slot]
+        return Episodes(
+            first=((slot + self._origin) << layout.POSITION_BITS) | (start * lanes + lane),
+            stride=lanes,
+            steps=self._committed[at] - start,
+            obs_rows=self._observed[at] - start,
+            end=self._open_end[at],
+        )
+
+    def _freeze(self) -> Snapshot:
+        log, opened = self._log.view(), self._open_episodes()
+        total = self._total_steps()
+        frontier, hidden = self._frontier.find(log, self._log.generation, opened, total)
+        return Snapshot(
+            schema=self._root.schema,
+            generation=self._log.generation,
+            origin=self._origin,
+            frontier=frontier,
+            steps=total - hidden,
+            lanes=self._lanes,
+            lane_base=self._lane_base,
+            sealed=self._sealed,
+            committed=self._committed.copy(),
+            observed=self._observed.copy(),
+            log=log,
+            open=opened,
+            tables=self._tables,
+        )

@@ -1,0 +1,80 @@
+"""The background thread that seals segments, many at once, so that no collector waits for a disk."""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from filelock import FileLock
+
+from diskreplay.format.root import Root
+from diskreplay.format.sealing import seal_segments
+
+# Each waiting segment holds the descriptor of its lock.
+_MOST_WAITING = 64
+
+
+class Sealer:
+    """Seals segments handed to it, in the order they came.
+
+    Concurrency: any thread of the process that made it. The thread lives while there is work.
+    """
+
+    def __init__(self, root: Root, after: Callable[[], Any]) -> None:
+        self._root, self._after = root, after
+        self._pid = os.getpid()
+        self._condition = threading.Condition()
+        self._waiting: list[tuple[int, FileLock]] = []
+        self._working = 0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def submit(self, number: int, lock: FileLock) -> None:
+        """Take over a segment with its lock; waits while too many are waiting."""
+        with self._condition:
+            while len(self._waiting) >= _MOST_WAITING and self._thread is not None:
+                self._condition.wait()
+            self._waiting.append((number, lock))
+            if self._thread is None:
+                # A daemon: an interpreter that ends without close() leaves the segment to the next process.
+                self._thread = threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True)
+                self._thread.start()
+
+    def drain(self) -> None:
+        """Wait until everything is sealed.
+
+        Raises
+        ------
+        StorageFull, OSError
+            What kept a segment from being sealed. It is whole and readable; the next process with write access, or
+            the next open with mode "a", seals it.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._condition:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                batch, self._waiting = self._waiting, []
+                self._condition.notify_all()
+                if not batch:
+                    self._thread = None
+                    return
+            try:
+                seal_segments(self._root, [number for number, _ in batch])
+            except BaseException as error:
+                self._error = error
+            finally:
+                for _, lock in batch:
+                    lock.release()
+            try:
+                self._after()
+            except BaseException as error:
+                self._error = error

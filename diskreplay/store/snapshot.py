@@ -1,0 +1,93 @@
+"""A frozen set of committed lengths, and the episodes in it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex
+from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
+from diskreplay.format.schema import Schema
+from diskreplay.store.scan import Episodes
+from diskreplay.store.tables import LeafTable, SegmentGone, Tables
+
+__all__ = ["SegmentGone", "Snapshot", "hidden_steps"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a reader sees until it refreshes.
+
+    Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment
+    is gone), ``lane_base`` and ``sealed``; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows
+    of that lane that are complete and whose observation is there. Steps with an id below ``frontier`` are hidden.
+    ``log`` holds the ended episodes in the order they were found, ``open`` the others; positions in ``log`` mean the
+    same episode in every snapshot of one ``generation``.
+    """
+
+    schema: Schema
+    generation: int
+    origin: int
+    frontier: int
+    steps: int
+    lanes: NDArray[np.int64]
+    lane_base: NDArray[np.int64]
+    sealed: NDArray[np.bool_]
+    committed: NDArray[np.int64]
+    observed: NDArray[np.int64]
+    log: Episodes
+    open: Episodes
+    tables: Tables
+
+    def __len__(self) -> int:
+        """Return the number of visible steps."""
+        return self.steps
+
+    def leaf(self, path: str) -> LeafTable:
+        """Return the table of one array: a leaf of the schema, or ``done``."""
+        return self.tables.leaves[path]
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """All visible episodes, oldest first; one that the frontier cuts through begins at it."""
+        every = Episodes.concatenate([self.log, self.open])
+        every = every.select(np.argsort(every.first, kind="stable"))
+        hidden = hidden_steps(every, self.frontier)
+        kept = hidden < every.steps
+        every, hidden = every.select(kept), hidden[kept]
+        return Episodes(
+            every.first + hidden * every.stride,
+            every.stride,
+            every.steps - hidden,
+            every.obs_rows - hidden,
+            every.end,
+        )
+
+    def find(self, first: int) -> int:
+        """Return the position in `episodes` of the episode that holds the step with id ``first``, its first one."""
+        episodes = self.episodes
+        at = int(np.searchsorted(episodes.first, max(first, 0)))
+        # Where the frontier moved the episode's start, it is among those that now begin a little later.
+        for position in range(at, len(episodes)):
+            distance = int(episodes.first[position]) - first
+            if distance % int(episodes.stride[position]) == 0 and distance >= 0:
+                return position
+        raise InvalidIndex(f"no visible episode begins at id {first}")
+
+    def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
+        """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy where one chunk has them."""
+        slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
+        if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
+            raise SegmentGone(f"the segment of id {step_id} was evicted; refresh and look again")
+        lanes = int(self.lanes[slot])
+        row, lane = divmod(position, lanes)
+        if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
+            raise InvalidIndex(f"id {step_id} has no {count} rows")
+        return self.leaf(leaf).rows(slot, lanes, lane, row, row + count)
+
+
+def hidden_steps(episodes: Episodes, frontier: int) -> NDArray[np.int64]:
+    """Return how many of each episode's first steps lie before the frontier."""
+    return np.clip(-((episodes.first - frontier) // episodes.stride), 0, episodes.steps)

@@ -1,0 +1,257 @@
+"""The store: create it, open it, look at it, write to it."""
+
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import ReadOnlyError, ReplayError, SchemaError, StoreExists
+from diskreplay.format import layout
+from diskreplay.format.root import create_root, read_root
+from diskreplay.format.schema import Schema
+from diskreplay.store.episodes import EpisodeList
+from diskreplay.store.index import Index
+from diskreplay.store.info import episode_table, store_info
+from diskreplay.store.recorder import Recorder
+from diskreplay.store.retention import Retention
+from diskreplay.store.sealer import Sealer
+from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.vector_writer import VectorWriter
+from diskreplay.store.writer import Durability, Writer, check_durability
+
+PathLike = str | os.PathLike[str]
+
+
+class Store:
+    """A replay store on disk. Made by `create` and `open`.
+
+    Concurrency: any number of processes and threads may have one store open, and write to it through writers of their
+    own. What this object shows changes only by `refresh`; any thread may call it. A Store pickles as its path and mode.
+    """
+
+    def __init__(self, path: PathLike, mode: Literal["r", "a"] = "r") -> None:
+        if mode not in ("r", "a"):
+            raise ValueError(f'mode is "r" or "a", not {mode!r}')
+        self._root = read_root(Path(path).absolute())
+        self._mode = mode
+        self._counters = self._root.counters(writable=mode == "a")
+        self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._retention = Retention(self._root, self._counters)
+        self._sealer = Sealer(self._root, self._retention.enforce)
+        if mode == "a":
+            self._seal_dead()
+        self._index: Index | None = Index(self._root, self._counters)
+
+    def _seal_dead(self) -> None:
+        for number, lock in self._retention.dead_segments():
+            self._sealer.submit(number, lock)
+
+    def __repr__(self) -> str:
+        """Say where the store is and how much this object sees of it."""
+        steps = "closed" if self._index is None else f"steps={len(self)}"
+        return f"Store({str(self.path)!r}, mode={self._mode!r}, {steps})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as path and mode."""
+        return Store, (str(self._root.path), self._mode)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The store's folder."""
+        return self._root.path
+
+    @property
+    def schema(self) -> Schema:
+        """What one step and one episode hold."""
+        return self._root.schema
+
+    @property
+    def capacity(self) -> int | None:
+        """The most steps the store keeps; None: all."""
+        return self._root.capacity
+
+    @property
+    def mode(self) -> str:
+        """How it was opened: "r" or "a"."""
+        return self._mode
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The frozen state that everything here is read from."""
+        return self._open_index().snapshot
+
+    def __len__(self) -> int:
+        """Return the number of steps in the current snapshot."""
+        return len(self.snapshot)
+
+    @property
+    def episodes(self) -> EpisodeList:
+        """The episodes of the current snapshot, oldest first, open ones included."""
+        return EpisodeList(self.snapshot)
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes in the current snapshot, open ones included."""
+        return len(self.episodes)
+
+    def refresh(self) -> int:
+        """Take a new snapshot; return how many steps became visible with it."""
+        return self._open_index().refresh()
+
+    def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once."""
+        return store_info(self._root, self._counters, self.snapshot, progress)
+
+    def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
+        """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ..."""
+        return episode_table(self.snapshot, progress)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def writer(self, num_envs: None = None, *, durability: Durability = "none") -> Writer: ...
+    @overload
+    def writer(self, num_envs: int, *, durability: Durability = "none") -> VectorWriter: ...
+    def writer(self, num_envs: int | None = None, *, durability: Durability = "none") -> Writer | VectorWriter:
+        """Return a writer for one environment, or for ``num_envs`` of them that step together.
+
+        Parameters
+        ----------
+        num_envs : int, optional
+            The number of environments; None: one, whose arrays have no leading axis.
+        durability : "none", "episode" or float
+            When appended steps are put on the platter: when the system sees fit, at each episode's end, or when at
+            least so many seconds have passed at an append. They are visible to all processes at once in any case.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        """
+        self._open_index()
+        if self._mode != "a":
+            raise ReadOnlyError(f'{self.path} was opened with mode "r"; open it with mode "a" to write')
+        check_durability(durability)
+        lanes = 1 if num_envs is None else num_envs
+        if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
+            raise ValueError(f"num_envs is from 1 to {layout.MAX_LANES}, not {num_envs!r}")
+        recorder = Recorder(self._root, self._counters, int(lanes), self._retention, self._sealer)
+        kind = Writer if num_envs is None else VectorWriter
+        writer = kind(self.schema, recorder, durability, self._writer_closed)
+        self._writers.add(writer)
+        return writer
+
+    def _writer_closed(self, writer: Any) -> None:
+        self._writers.discard(writer)
+        self._sealer.drain()
+
+    def close(self) -> None:
+        """Close the writers it made and wait until their segments are sealed. Closing twice is fine."""
+        if self._index is None:
+            return
+        # Episodes and batches that are still held keep what they need mapped.
+        self._index = None
+        try:
+            for writer in list(self._writers):
+                writer.close()
+            self._sealer.drain()
+        finally:
+            self._counters.close()
+
+    def _open_index(self) -> Index:
+        if self._index is None:
+            raise ReplayError(f"this Store of {self._root.path} is closed; open it again")
+        return self._index
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the store."""
+        self.close()
+
+
+def create(
+    path: PathLike,
+    schema: Schema,
+    *,
+    capacity: int | None = None,
+    exist_ok: bool = False,
+    chunk_bytes: int = 16 << 20,
+    segment_steps: int | Literal["episode"] | None = None,
+) -> Store:
+    """Make an empty store and open it with mode "a".
+
+    Parameters
+    ----------
+    path : path
+        A folder that does not exist yet, or is empty.
+    schema : Schema
+        What one step and one episode hold.
+    capacity : int, optional
+        The most steps to keep; the oldest leave first. None: all of them.
+    exist_ok : bool
+        Open the store that is there, if it has the same schema.
+    chunk_bytes : int
+        Bytes of a chunk file, about. Larger ones make fewer mappings: a reader keeps 30,000.
+    segment_steps : int or "episode", optional
+        Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
+        by size, at most 4 GiB and a sixteenth of the capacity.
+
+    Raises
+    ------
+    StoreExists
+        Something is at ``path``.
+    SchemaError
+        With ``exist_ok``: the store there has another schema.
+    ValueError
+        A number is out of its range.
+    """
+    if not isinstance(schema, Schema):
+        raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
+    _check_count("capacity", capacity, 1, None)
+    _check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
+    if segment_steps != "episode":
+        _check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
+    target = Path(path).absolute()
+    try:
+        if exist_ok and (target / layout.METADATA).exists():
+            raise StoreExists(str(target))
+        create_root(target, schema, capacity=capacity, chunk_bytes=chunk_bytes, segment_steps=segment_steps)
+    except StoreExists:
+        if not exist_ok:
+            raise
+        store = Store(target, "a")
+        if store.schema != schema:
+            raise SchemaError(f"the store at {target} has another schema: {store.schema}") from None
+        return store
+    return Store(target, "a")
+
+
+def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
+    """Open a store. With mode "r" nothing is ever written; with "a" it may be, and dead writers' segments are sealed.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no store at ``path``.
+    FormatError
+        It is damaged, or of a version that this release does not know.
+    """
+    return Store(path, mode)
+
+
+def _check_count(name: str, value: Any, least: int, most: int | None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise ValueError(f"{name} is a whole number, not {value!r}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name} is {value}; it must be at least {least}" + (f" and at most {most}" if most else ""))

@@ -1,0 +1,187 @@
+"""Where the rows of each field are in memory: chunk files mapped when they are first needed, addresses in arrays."""
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, ReplayError
+from diskreplay.format.mapping import Mapping, map_file
+from diskreplay.format.metadata import array_leaves
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
+
+# The kernel allows 65,530 mappings a process, and the trainer has others.
+MOST_MAPPINGS = 30_000
+
+
+class SegmentGone(ReplayError):
+    """The segment was evicted after its snapshot was taken, and this part of it was not mapped yet."""
+
+
+class LeafTable:
+    """The chunks of one array in all segments.
+
+    ``first_chunk``, ``chunks`` and ``shift`` are by slot, ``bases`` holds the address of each mapped chunk and 0 for
+    the others. Raw addresses may be used while ``holder`` is referenced.
+
+    Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
+    """
+
+    def __init__(self, tables: "Tables", leaf: str) -> None:
+        root = tables.root
+        field = root.schema.leaves.get(leaf)
+        self._tables, self.leaf = tables, leaf
+        self.dtype = np.dtype("u1") if field is None else field.dtype
+        self.shape: tuple[int, ...] = () if field is None else field.shape
+        self.row_bytes = row_bytes(root, leaf)
+        self.first_chunk = np.zeros(0, np.int64)
+        self.chunks = np.zeros(0, np.int64)
+        self.shift = np.zeros(0, np.int64)
+        self.bases = np.zeros(0, np.int64)
+        self.holder: dict[int, Mapping] = {}
+
+    def add_slots(self, infos: list[SegmentInfo | None]) -> None:
+        """Add segments with room for one chunk each; see `Tables.add_slots`."""
+        shifts = [0 if info is None else info.chunk_rows[self.leaf].bit_length() - 1 for info in infos]
+        start = len(self.bases)
+        self.shift = np.concatenate([self.shift, np.array(shifts, np.int64)])
+        self.first_chunk = np.concatenate([self.first_chunk, start + np.arange(len(infos))])
+        self.chunks = np.concatenate([self.chunks, np.ones(len(infos), np.int64)])
+        self.bases = np.concatenate([self.bases, np.zeros(len(infos), np.int64)])
+
+    def ensure(self, slot: NDArray[np.int64], first_row: NDArray[np.int64], last_row: NDArray[np.int64]) -> None:
+        """Map every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``slot[i]``.
+
+        Raises
+        ------
+        SegmentGone
+            A segment has been evicted.
+        FormatError
+            A chunk is missing or has the wrong size.
+        """
+        shift = self.shift[slot]
+        first, last = first_row >> shift, last_row >> shift
+        if (last < self.chunks[slot]).all():
+            at = self.first_chunk[slot]
+            if self.bases[at + first].all() and self.bases[at + last].all() and int((last - first).max(initial=0)) < 2:
+                return
+        with self._tables.lock:
+            self._map(slot, first, last)
+
+    def _map(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> None:
+        wanted = {
+            (s, chunk)
+            for s, a, b in zip(slot.tolist(), first.tolist(), last.tolist(), strict=True)
+            for chunk in range(a, b + 1)
+        }
+        missing = [key for key in sorted(wanted) if key[1] >= self.chunks[key[0]] or not self.bases[self._place(*key)]]
+        if missing and self._tables.mapped + len(missing) > MOST_MAPPINGS:
+            self._tables.forget()
+            missing = sorted(wanted)
+        for s, chunk in missing:
+            self._extend(s, chunk + 1)
+            place = self._place(s, chunk)
+            mapping = self._tables.map(s, self.leaf, chunk)
+            self.holder[place] = mapping
+            self.bases[place] = mapping.address
+
+    def _place(self, slot: int, chunk: int) -> int:
+        return int(self.first_chunk[slot]) + chunk
+
+    def _extend(self, slot: int, chunks: int) -> None:
+        """Give a slot room for more chunks, at the end: its old places are left to whoever still reads them."""
+        have = int(self.chunks[slot])
+        if chunks <= have:
+            return
+        room = max(chunks, 2 * have)
+        old = int(self.first_chunk[slot])
+        start = len(self.bases)
+        self.bases = np.concatenate([self.bases, self.bases[old : old + have], np.zeros(room - have, np.int64)])
+        for i in range(have):
+            if old + i in self.holder:
+                self.holder[start + i] = self.holder[old + i]
+        # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length.
+        first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
+        first_chunk[slot], counts[slot] = start, room
+        self.first_chunk, self.chunks = first_chunk, counts
+
+    def forget(self) -> None:
+        """Let go of every mapping; those in use stay until their user lets go of ``holder``."""
+        self.bases, self.holder = np.zeros_like(self.bases), {}
+
+    def rows(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> NDArray[Any]:
+        """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``; a view where one chunk has them."""
+        if stop <= first:
+            return np.zeros((0, *self.shape), self.dtype)
+        slots = np.array([slot])
+        self.ensure(slots, np.array([first]), np.array([stop - 1]))
+        shift = int(self.shift[slot])
+        parts = []
+        for chunk in range(first >> shift, ((stop - 1) >> shift) + 1):
+            block = self.holder[self._place(slot, chunk)].array(self.dtype, (lanes, 1 << shift, *self.shape))
+            start = chunk << shift
+            parts.append(block[lane, max(first - start, 0) : min(stop - start, 1 << shift)])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class Tables:
+    """The tables of all arrays, and the number of mappings they may hold together.
+
+    Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self.lock = threading.RLock()
+        self.infos: list[SegmentInfo | None] = []
+        self.leaves = {leaf: LeafTable(self, leaf) for leaf in array_leaves(root.schema)}
+
+    @property
+    def mapped(self) -> int:
+        """How many chunks are mapped."""
+        return sum(len(table.holder) for table in self.leaves.values())
+
+    def add_slots(self, infos: list[SegmentInfo | None]) -> None:
+        """Add segments in the order of their numbers; None where one was evicted already."""
+        with self.lock:
+            self.infos.extend(infos)
+            for table in self.leaves.values():
+                table.add_slots(infos)
+
+    def forget(self) -> None:
+        """Let go of every mapping."""
+        for table in self.leaves.values():
+            table.forget()
+
+    def without(self, slots: list[int]) -> "Tables":
+        """Return tables in which these slots are empty; everything else stays mapped."""
+        new = Tables(self.root)
+        with self.lock:
+            new.infos = list(self.infos)
+            for slot in slots:
+                new.infos[slot] = None
+            for leaf, table in self.leaves.items():
+                copy = new.leaves[leaf]
+                copy.shift, copy.chunks = table.shift, table.chunks
+                copy.first_chunk, copy.bases = table.first_chunk, table.bases.copy()
+                copy.holder = dict(table.holder)
+                for slot in slots:
+                    for place in range(int(copy.first_chunk[slot]), int(copy.first_chunk[slot] + copy.chunks[slot])):
+                        copy.bases[place] = 0
+                        copy.holder.pop(place, None)
+        return new
+
+    def map(self, slot: int, leaf: str, chunk: int) -> Mapping:
+        """Map one chunk file; see `LeafTable.ensure`."""
+        info = self.infos[slot]
+        if info is None:
+            raise SegmentGone("the segment of these steps was evicted; draw again")
+        path = chunk_path(self.root, info, leaf, chunk)
+        try:
+            return map_file(path, chunk_nbytes(self.root, info, leaf))
+        except FileNotFoundError:
+            if not info.path.exists():
+                raise SegmentGone(f"segment {info.number} was evicted; refresh and draw again") from None
+            raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None

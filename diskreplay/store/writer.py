@@ -1,0 +1,274 @@
+"""Writers: what a collector calls. They check and cast everything before the first byte is written."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import SchemaError, WriterClosed
+from diskreplay.format.schema import Schema
+from diskreplay.store.recorder import EpisodeValues, Lane, Recorder
+
+Durability = str | float
+
+
+def check_durability(durability: Durability) -> Durability:
+    """Return ``"none"``, ``"episode"`` or a number of seconds; ValueError for anything else."""
+    if durability in ("none", "episode"):
+        return durability
+    if isinstance(durability, (int, float)) and not isinstance(durability, bool) and durability >= 0:
+        return float(durability)
+    raise ValueError(f'durability is "none", "episode" or seconds between syncs, not {durability!r}')
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Return a bool from a truth value: a bool or a number of any library, alone or in an array of one."""
+    if type(value) is bool:
+        return value
+    array = _plain(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise SchemaError(f"{name} is one truth value a step, not {value!r:.80}")
+    return bool(array.item())
+
+
+class _BaseWriter:
+    """What both writers share: casting by the schema, syncing, closing."""
+
+    def __init__(
+        self, schema: Schema, recorder: Recorder, durability: Durability, on_close: Callable[[Any], None]
+    ) -> None:
+        self._schema, self._recorder = schema, recorder
+        self._durability = check_durability(durability)
+        self._on_close = on_close
+        self._pid = os.getpid()
+        self._closed = False
+        self._synced_at = time.monotonic()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
+        if os.getpid() != self._pid:
+            raise WriterClosed(
+                "this writer belongs to the parent of this forked process; open the store here for another"
+            )
+
+    def _cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:
+        leaves = self._schema.leaves
+        return [leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten(part, value)]
+
+    def _cast_step(
+        self, obs: Any, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...] = ()
+    ) -> list[NDArray[Any]]:
+        values = self._cast("obs", obs, leading)
+        values += self._cast("action", action, leading)
+        values.append(self._schema.reward.cast(reward, "reward", leading))
+        if extra or self._schema.extra:
+            values += self._cast("extra", extra, leading)
+        return values
+
+    def _cast_episode(self, episode: dict[str, Any] | None, leading: tuple[int, ...] = ()) -> EpisodeValues | None:
+        if not episode:
+            return None
+        leaves = self._schema.leaves
+        flat = self._schema.flatten("episode", episode)
+        return {path: leaves[path].cast(raw, path, leading) for path, raw in flat}
+
+    def _after_step(self, ended: bool) -> None:
+        if self._durability == "none":
+            return
+        due = ended if self._durability == "episode" else time.monotonic() - self._synced_at >= float(self._durability)
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until every published step is on the platter.
+
+        Raises
+        ------
+        WriterClosed
+            The writer is closed.
+        OSError
+            The disk refused. What it holds is unknown from then on, so the writer closes.
+        """
+        self._check_usable()
+        try:
+            for segment in self._recorder.segments:
+                segment.flush()
+        except OSError:
+            self._closed = True
+            self._recorder.abandon()
+            self._on_close(self)
+            raise
+        self._synced_at = time.monotonic()
+
+    def close(self) -> None:
+        """Cut what is open, seal, and wait until that is done. Closing twice is fine."""
+        if self._closed:
+            return
+        if os.getpid() != self._pid:
+            return  # the parent's segment stays the parent's
+        self._closed = True
+        try:
+            self._recorder.close()
+        finally:
+            self._on_close(self)
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the writer."""
+        self.close()
+
+
+class Writer(_BaseWriter):
+    """Appends the steps of one environment. Made by `Store.writer`.
+
+    Concurrency: one thread at a time, in the process that made it; a forked child gets WriterClosed. Any number of
+    writers, in any processes, write to one store at once without waiting for each other.
+    """
+
+    @property
+    def _lane(self) -> Lane:
+        return self._recorder.lanes[0]
+
+    def append(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any = False,
+        next_obs: Any = None,
+        episode: dict[str, Any] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Append one step; it is visible to every process when the call returns.
+
+        Parameters
+        ----------
+        obs, action, reward
+            Of this step, as the schema says.
+        terminated, truncated : bool
+            How the step ended the episode, if it did.
+        next_obs : optional
+            The observation the step led to, the final one where it ended the episode. With it the step can be sampled
+            at once. The next ``obs`` must be the same bytes; where it is not, the episode is cut there, with a warning.
+        episode : dict, optional
+            Values of the whole episode, with the step that ends it.
+        **extra
+            The schema's further fields of a step, all of them.
+
+        Raises
+        ------
+        SchemaError
+            A value does not fit the schema; nothing was written.
+        StorageFull
+            There is no room; nothing was written.
+        WriterClosed
+            The writer is closed.
+        """
+        self._check_usable()
+        terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+        values = self._cast_step(obs, action, reward, extra)
+        following = None if next_obs is None else self._cast("obs", next_obs)
+        ended = terminated or truncated
+        if episode and not ended:
+            raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
+        finals = self._cast_episode(episode)
+        self._recorder.prepare(self._lane, values, ended or following is not None)
+        self._recorder.commit(self._lane, values, following, terminated, truncated, finals)
+        self._after_step(ended)
+
+    def append_episode(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        *,
+        terminated: Any,
+        truncated: Any = False,
+        episode: dict[str, Any] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Append an episode of T steps in one piece; readers see all of it or nothing.
+
+        ``obs`` has T + 1 rows with the final observation, or T without; all else has T. An episode that is neither
+        terminated nor truncated is recorded as cut. One that `append` left open is cut first. Raises as `append`.
+        """
+        self._check_usable()
+        append_block(self, self._lane, obs, action, reward, terminated, truncated, episode, extra)
+        self._after_step(True)
+
+    def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:
+        """Cut the open episode: recorded as truncated, with ``final_obs`` as its last observation where given.
+
+        Nothing happens where no episode is open. Raises as `append`.
+        """
+        self._check_usable()
+        final = None if final_obs is None else self._cast("obs", final_obs)
+        values = self._cast_episode(episode)
+        end_lane(self._recorder, self._lane, final, values)
+        self._after_step(True)
+
+
+def end_lane(recorder: Recorder, lane: Lane, final: list[NDArray[Any]] | None, episode: EpisodeValues | None) -> None:
+    """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
+    if lane.open and final is not None and not recorder.continues_pending(lane, final):
+        recorder.warn_discontinuity()
+    recorder.cut(lane, final, episode)
+
+
+def append_block(
+    writer: _BaseWriter,
+    lane: Lane,
+    obs: Any,
+    action: Any,
+    reward: Any,
+    terminated: Any,
+    truncated: Any,
+    episode: dict[str, Any] | None,
+    extra: dict[str, Any],
+) -> None:
+    """Check, cast and record a whole episode in a lane; shared by both writers' ``append_episode``."""
+    terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+    steps = _length(reward, "reward")
+    if steps < 1:
+        raise SchemaError("an episode has at least one step; this one has none")
+    first_leaf = writer._schema.flatten("obs", obs)[0]
+    obs_rows = _length(first_leaf[1], first_leaf[0])
+    if obs_rows not in (steps, steps + 1):
+        raise SchemaError(
+            f"obs has {obs_rows} rows for {steps} rewards; give {steps + 1}, the final one included, or {steps}"
+        )
+    observations = writer._cast("obs", obs, (obs_rows,))
+    rest = writer._cast("action", action, (steps,))
+    rest.append(writer._schema.reward.cast(reward, "reward", (steps,)))
+    rest += writer._cast("extra", extra, (steps,))
+    final = [value[-1] for value in observations] if obs_rows > steps else None
+    values = [value[:steps] for value in observations] + rest
+    finals = writer._cast_episode(episode)
+    writer._recorder.block(lane, values, final, terminated, truncated, finals)
+
+
+def _length(value: Any, name: str) -> int:
+    try:
+        return len(value)
+    except TypeError:
+        raise SchemaError(f"{name} of a whole episode has a row for each step, not {type(value).__name__}") from None
+
+
+def _plain(value: Any) -> NDArray[Any]:
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+def as_flags(value: Any, name: str, count: int) -> NDArray[np.bool_]:
+    """Return one bool a lane, ``(count,)``; tensors on any device are fine."""
+    flags = _plain(value)
+    if flags.shape != (count,) or flags.dtype.kind not in "biuf":
+        raise SchemaError(f"{name} needs shape ({count},), one truth value a lane; got {flags.dtype} {flags.shape}")
+    return flags.astype(np.bool_)
