@@ -1,17 +1,17 @@
 """Every error diskreplay raises on purpose. Each is also the builtin a caller would expect.
 
-    ReplayError
-    ├── SchemaError     ValueError         a value, field or space does not fit the schema
-    ├── FormatError     ValueError         a store that is damaged, hostile, or of an unknown version
-    ├── StoreNotFound   FileNotFoundError  no store at this path
-    ├── StoreExists     FileExistsError    a store is there already
-    ├── StoreLocked     RuntimeError       another process holds what is needed
-    ├── ReadOnlyError   PermissionError    a write through mode "r"
-    ├── StorageFull     OSError            no space for the next row; nothing was half-written
-    ├── NotEnoughData   BufferError        fewer steps than the request needs
-    ├── WriterClosed    ValueError         an append after close, or from a forked child
-    ├── RateLimited     TimeoutError       a limiter did not let the call through in time
-    └── InvalidIndex    IndexError         an id that never existed
+ReplayError
+├── SchemaError     ValueError         a value, field or space does not fit the schema
+├── FormatError     ValueError         a store that is damaged, hostile, or of an unknown version
+├── StoreNotFound   FileNotFoundError  no store at this path
+├── StoreExists     FileExistsError    a store is there already
+├── StoreLocked     RuntimeError       another process holds what is needed
+├── ReadOnlyError   PermissionError    a write through mode "r"
+├── StorageFull     OSError            no space for the next row; nothing was half-written
+├── NotEnoughData   BufferError        fewer steps than the request needs
+├── WriterClosed    ValueError         an append after close, or from a forked child
+├── RateLimited     TimeoutError       a limiter did not let the call through in time
+└── InvalidIndex    IndexError         an id that never existed
 """
 
 

@@ -90,27 +90,13 @@ def punch_hole(fd: int, start: int, stop: int) -> None:
     if stop <= start:
         return
     keep_size, punch = 1, 2
-    # A hole of a full tmpfs is SIGBUS for whoever maps it, so zeros stay allocated there.
-    if _fs_type(fd) != _TMPFS:
-        length = ctypes.c_int64(stop - start)
-        if _libc.fallocate(fd, keep_size | punch, ctypes.c_int64(start), length) == 0:
-            return
-        if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.ENOSYS):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+    if _libc.fallocate(fd, keep_size | punch, ctypes.c_int64(start), ctypes.c_int64(stop - start)) == 0:
+        return
+    if (code := ctypes.get_errno()) not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        raise OSError(code, os.strerror(code))
     zeros = bytes(min(stop - start, 1 << 20))
     while start < stop:
         start += os.pwrite(fd, zeros[: stop - start], start)
-
-
-_TMPFS = 0x01021994
-
-
-def _fs_type(fd: int) -> int:
-    buffer = (ctypes.c_long * 32)()
-    if _libc.fstatfs(fd, buffer) != 0:
-        return 0
-    return int(buffer[0])
 
 
 def new_lock(path: os.PathLike[str] | str) -> FileLock:

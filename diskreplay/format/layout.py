@@ -88,10 +88,11 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> 
 
 def target_rows(lanes: int, step_bytes: int, capacity: int | None, segment_steps: int | str | None) -> int:
     """Return the rows, of all lanes together, at which a segment is full and its writer moves on."""
+    # A position must fit its bits even when one lane alone makes many times the target.
+    most = (POSITION_MASK // lanes) // 64
     if isinstance(segment_steps, int):
-        return segment_steps
+        return min(segment_steps, most)
     rows = SEGMENT_BYTES // max(1, step_bytes)
     if capacity is not None:
         rows = min(rows, capacity // 16)
-    # A position must fit its 35 bits even when one lane alone makes twice the target.
-    return min(max(1024 * lanes, rows), (POSITION_MASK // lanes) // 4)
+    return min(max(1024 * lanes, rows), most)

@@ -87,14 +87,15 @@ def _documents(memory: Any) -> dict[str, Document]:
 
 
 def segment_documents(
-    templates: dict[str, Document], schema: Schema, lanes: int, chunk_rows: dict[str, int]
+    templates: dict[str, Document], schema: Schema, lanes: int, chunk_rows: dict[str, int], rows: int | None
 ) -> Iterator[tuple[str, Document]]:
-    """Yield ``(path, document)`` of everything below a segment, parents first, each array with one chunk of rows."""
+    """Yield ``(path, document)`` of everything below a segment, parents first, with ``rows`` or one chunk of rows."""
     shapes = array_leaves(schema)
     for path in sorted(templates):
         document = templates[path]
         if path in shapes:
-            yield path, array_document(document, lanes, chunk_rows[path], chunk_rows[path], shapes[path][0])
+            shown = chunk_rows[path] if rows is None else min(rows, chunk_rows[path])
+            yield path, array_document(document, lanes, shown, chunk_rows[path], shapes[path][0])
         elif document.get("node_type") == "array":
             yield path, _reshaped(document, (lanes,), (lanes,))
         elif path:
@@ -193,6 +194,18 @@ def verify_document(data: bytes, path: Path) -> None:
     blank = _CHECKSUM.sub(b'"diskreplay_crc32c":"' + _BLANK.encode() + b'"', data)
     if google_crc32c.value(blank) != int(found[0], 16):
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
+
+
+def check_requires(attributes: Document, path: Path) -> None:
+    """Refuse what needs a feature that this release has not; so far it has none that a reader could lack.
+
+    Raises
+    ------
+    FormatError
+        ``requires`` names one.
+    """
+    if needed := attributes.get("requires"):
+        raise FormatError(f"{path} needs {needed!r}, which this release does not know; update diskreplay")
 
 
 def write_document(path: Path, document: Document, *, sync: bool = False) -> None:

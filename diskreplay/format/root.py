@@ -66,6 +66,7 @@ def create_root(
     attributes = {
         "format": layout.FORMAT,
         "format_version": layout.FORMAT_VERSION,
+        "requires": [],
         "schema": schema.to_json(),
         "capacity": capacity,
         "capacity_bytes": None,
@@ -123,6 +124,7 @@ def read_root(path: Path) -> Root:
             f"{path} has format version {version!r}, this release reads {layout.FORMAT_VERSION}; update diskreplay"
         )
     metadata.verify_document(data, document_path)
+    metadata.check_requires(attributes, document_path)
     return _parse_root(path, attributes)
 
 

@@ -145,16 +145,26 @@ def _gaps(kept: list[int], per_chunk: int) -> Iterator[tuple[int, int]]:
 
 
 def count_steps(root: Root, info: SegmentInfo) -> int:
-    """Count the committed steps of a segment: its rows without observations and markers."""
-    committed = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
-    per_chunk = info.chunk_rows[layout.DONE]
+    """Count the steps of a segment that can be trusted: its rows without observations and markers."""
+    counter = layout.COMMITTED if info.shows_live_rows else layout.DURABLE
+    committed = map_lane_counter(str(info.path / counter), len(info.lanes)).copy()
+    per_chunk, nbytes = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
     steps = 0
     for chunk in range(-(-int(committed.max()) // per_chunk)):
-        nbytes = chunk_nbytes(root, info, layout.DONE)
-        with open(open_regular(chunk_path(root, info, layout.DONE, chunk), nbytes), "rb") as file:
-            flags = np.fromfile(file, "u1", nbytes).reshape(-1, per_chunk)
-        data = np.arange(per_chunk) < (committed - chunk * per_chunk)[:, None]
-        steps += int(np.count_nonzero(data & (flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0)))
+        fd = open_regular(chunk_path(root, info, layout.DONE, chunk), nbytes)
+        try:
+            rows = np.clip(committed - chunk * per_chunk, 0, per_chunk).tolist()
+            steps += sum(_count_in_lane(fd, lane * per_chunk, count) for lane, count in enumerate(rows))
+        finally:
+            os.close(fd)
+    return steps
+
+
+def _count_in_lane(fd: int, start: int, rows: int) -> int:
+    steps = 0
+    for at in range(0, rows, len(_BLOCK)):  # a block at a time: a collector stays small
+        flags = np.frombuffer(os.pread(fd, min(rows - at, len(_BLOCK)), start + at), np.uint8)
+        steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
     return steps
 
 

@@ -1,12 +1,13 @@
 """What a segment says of itself, and how a new one comes to be."""
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
@@ -49,6 +50,7 @@ class SegmentInfo:
         """Return what stands in the segment's zarr.json."""
         sealed = {"steps": self.steps, "checksums": self.checksums} if self.sealed else {}
         return {
+            "requires": [],
             "writer": self.writer,
             "lanes": list(self.lanes),
             "chunk_rows": self.chunk_rows,
@@ -61,12 +63,21 @@ class SegmentInfo:
         }
 
 
+class Size(NamedTuple):
+    """How large a segment will be: the most rows of a chunk, and its rows a lane where they are known."""
+
+    chunk_rows: int
+    rows: int | None = None
+
+
 def counter_inode(path: Path) -> int:
     """Return the inode of a segment's committed counter: another one means that the segment is a copy."""
     return (path / layout.COMMITTED / "c.0").stat().st_ino
 
 
-def build_segment(root: Root, number: int, writer: int | None, lanes: Sequence[int], most_rows: int) -> FileLock:
+def build_segment(
+    root: Root, number: int, writer: int | None, lanes: Sequence[int], size: Size
+) -> tuple[SegmentInfo, FileLock]:
     """Make segment ``number`` beside the counters, lock it, and rename it in when it is complete.
 
     The caller holds the store lock. Every array gets its first chunk, without blocks yet.
@@ -81,25 +92,27 @@ def build_segment(root: Root, number: int, writer: int | None, lanes: Sequence[i
     # A writer that died here left one; under the store lock nobody else can be building.
     shutil.rmtree(building, ignore_errors=True)
     try:
-        lock = _build(root, building, number, number if writer is None else writer, lanes, most_rows)
+        info, lock = _build(root, building, number, number if writer is None else writer, lanes, size)
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         raise storage_error(error, path) from error
-    return lock
+    return dataclasses.replace(info, path=path), lock
 
 
-def _build(root: Root, building: Path, number: int, writer: int, lanes: Sequence[int], most_rows: int) -> FileLock:
+def _build(
+    root: Root, building: Path, number: int, writer: int, lanes: Sequence[int], size: Size
+) -> tuple[SegmentInfo, FileLock]:
     shapes = metadata.array_leaves(root.schema)
     fields = root.schema.leaves
     chunk_rows = {
         leaf: layout.chunk_rows(
-            fields[leaf].row_bytes if leaf in fields else 1, len(lanes), root.chunk_bytes, most_rows
+            fields[leaf].row_bytes if leaf in fields else 1, len(lanes), root.chunk_bytes, size.chunk_rows
         )
         for leaf in shapes
     }
     os.mkdir(building)
-    for name, document in metadata.segment_documents(root.templates, root.schema, len(lanes), chunk_rows):
+    for name, document in metadata.segment_documents(root.templates, root.schema, len(lanes), chunk_rows, size.rows):
         folder = f"{building}/{name}"
         os.mkdir(folder)
         _write(f"{folder}/{layout.METADATA}", metadata.dump(document))
@@ -125,7 +138,7 @@ def _build(root: Root, building: Path, number: int, writer: int, lanes: Sequence
         checksums={},
     )
     _write(f"{building}/{layout.METADATA}", metadata.seal_document(root.templates[""], info.attributes()))
-    return lock
+    return info, lock
 
 
 def _write(path: str, data: bytes) -> None:
@@ -170,7 +183,10 @@ def set_rows(root: Root, info: SegmentInfo, leaf: str, rows: int, *, sync: bool 
     """Write the shape of an array: ``rows`` rows a lane."""
     row_shape = root.schema.leaves[leaf].shape if leaf in root.schema.leaves else ()
     document = metadata.array_document(root.templates[leaf], len(info.lanes), rows, info.chunk_rows[leaf], row_shape)
-    metadata.write_document(info.path / leaf / layout.METADATA, document, sync=sync)
+    path = info.path / leaf / layout.METADATA
+    # Reading is ten times cheaper than replacing, and an episode in a segment of its own has its shape from the start.
+    if sync or metadata.read_document(path) != document:
+        metadata.write_document(path, document, sync=sync)
 
 
 def chunk_path(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> str:
@@ -222,8 +238,11 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
     attributes = metadata.parse_document(data, document_path).get("attributes")
     metadata.verify_document(data, document_path)
     try:
+        metadata.check_requires(attributes or {}, document_path)
         return _parse_segment(root, number, path, attributes)
-    except (KeyError, TypeError, ValueError) as error:
+    except FormatError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{document_path}: unusable attributes ({error!r}); restore this file") from None
 
 

@@ -11,7 +11,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.durable import storage_error, sync_file, sync_folder
 from diskreplay.format.layout import WIDE_ROW_BYTES
-from diskreplay.format.mapping import MADV_RANDOM, map_file, open_regular
+from diskreplay.format.mapping import MADV_RANDOM, Mapping, open_regular
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
@@ -19,7 +19,6 @@ from diskreplay.format.segment import (
     chunk_nbytes,
     chunk_path,
     create_chunk,
-    read_segment,
     row_bytes,
 )
 
@@ -55,11 +54,14 @@ class _Column:
             return
         path = chunk_path(self.root, self.info, self.leaf, chunk)
         create_chunk(self.root, self.info, self.leaf, chunk)
-        near = (self.reserved == chunk) & (rows >= row - self.rows // 8)
+        near = (self.reserved == chunk) & (rows >= row - max(1, self.rows // 8))
         near[lane] = True
         lanes = np.flatnonzero(near)
         fd = open_regular(path, chunk_nbytes(self.root, self.info, self.leaf), os.O_RDWR)
         try:
+            # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
+            if not self.wide and chunk not in self.chunks:
+                self._map(chunk, fd)
             lane_bytes = self.rows * self.row_bytes
             for run in np.split(lanes, np.flatnonzero(np.diff(lanes) != 1) + 1):
                 os.posix_fallocate(fd, int(run[0]) * lane_bytes, len(run) * lane_bytes)
@@ -67,12 +69,13 @@ class _Column:
             raise storage_error(error, path) from error
         finally:
             os.close(fd)
-        if not self.wide and chunk not in self.chunks:
-            mapping = map_file(path, chunk_nbytes(self.root, self.info, self.leaf), writable=True)
-            # Without it the first touch of a fresh chunk reads megabytes around it.
-            mapping.advise(MADV_RANDOM)
-            self.chunks[chunk] = mapping.array(self.dtype, (len(self.info.lanes), self.rows, *self.shape))
         self.reserved[lanes] = chunk + 1
+
+    def _map(self, chunk: int, fd: int) -> None:
+        mapping = Mapping(fd, chunk_nbytes(self.root, self.info, self.leaf), writable=True)
+        # Without it the first touch of a fresh chunk reads megabytes around it.
+        mapping.advise(MADV_RANDOM)
+        self.chunks[chunk] = mapping.array(self.dtype, (len(self.info.lanes), self.rows, *self.shape))
 
     def descriptor(self, chunk: int) -> int:
         fd = self.descriptors.get(chunk)
@@ -132,10 +135,9 @@ class SegmentWriter:
     Concurrency: one thread of one process, the one that holds the segment's lock. It never takes that lock itself.
     """
 
-    def __init__(self, root: Root, number: int, lock: FileLock) -> None:
-        self.root, self.number, self.lock = root, number, lock
-        self.info = read_segment(root, number)
-        lanes = len(self.info.lanes)
+    def __init__(self, root: Root, info: SegmentInfo, lock: FileLock) -> None:
+        self.root, self.info, self.number, self.lock = root, info, info.number, lock
+        lanes = len(info.lanes)
         self.columns = {leaf: _Column(root, self.info, leaf) for leaf in array_leaves(root.schema)}
         counters = [map_lane_counter(f"{self.info.path}/{n}", lanes, writable=True) for n in layout.LANE_COUNTERS]
         self.committed, self.observed, self.durable = counters
