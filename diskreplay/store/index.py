@@ -18,7 +18,7 @@ from diskreplay.store.frontier import Frontier
 from diskreplay.store.log import EpisodeLog
 from diskreplay.store.scan import CONTINUES, OPEN, Episodes, scan_lane, to_episodes
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.tables import Tables
+from diskreplay.store.tables import SegmentGone, Tables
 
 # Numbers between the oldest living segment and the newest; far more than any store can hold.
 _MOST_SLOTS = 1 << 22
@@ -27,13 +27,25 @@ _MOST_SLOTS = 1 << 22
 class _Live:
     """The counters of a segment that may still grow, and how far its files were looked at."""
 
-    def __init__(self, info: SegmentInfo) -> None:
+    def __init__(self, root: Root, number: int) -> None:
+        self.metadata = str(root.segment_path(number) / layout.METADATA)
+        # Before the document is read: one that replaces it meanwhile is then seen as news.
+        self.inode = os.stat(self.metadata).st_ino
+        info = read_segment(root, number)
         self.info, self.checked_rows = info, 0
         lanes = len(info.lanes)
         names = (layout.OBSERVED, layout.COMMITTED) if info.shows_live_rows else (layout.DURABLE, layout.DURABLE)
         self.observed, self.committed = (map_lane_counter(str(info.path / name), lanes) for name in names)
-        self.metadata = str(info.path / layout.METADATA)
-        self.inode = os.stat(self.metadata).st_ino
+        self.seen = b""
+
+    def has_news(self) -> bool:
+        """Whether anything differs from what `read` and `may_be_sealed` found last."""
+        if self.observed.tobytes() + self.committed.tobytes() != self.seen:
+            return True
+        try:
+            return os.stat(self.metadata).st_ino != self.inode
+        except FileNotFoundError:
+            return True
 
     def read(self, before: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""
@@ -47,6 +59,7 @@ class _Live:
             or int(committed.max()) > layout.POSITION_MASK // lanes
         ):
             raise FormatError(f"{self.info.path}: committed or observed is damaged; restore the segment")
+        self.seen = observed.tobytes() + committed.tobytes()
         return committed, np.maximum(observed, committed)
 
     def may_be_sealed(self) -> bool:
@@ -68,12 +81,19 @@ class Index:
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._lock = threading.Lock()
-        self._words = counters.read()
+        self._generation = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        """Start from nothing, and look."""
+        self._words = self._counters.read()
+        self._raw = b""
+        self._broken = False
         self._origin = int(self._words[layout.FIRST_LIVE])
-        self._tables = Tables(root)
+        self._tables = Tables(self._root)
         self._live: dict[int, _Live] = {}
-        self._log = EpisodeLog()
-        self._frontier = Frontier(root.capacity)
+        self._log = EpisodeLog(self._generation)
+        self._frontier = Frontier(self._root.capacity)
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
         self._sealed = np.zeros(0, np.bool_)
@@ -84,32 +104,54 @@ class Index:
         self._open_end = np.zeros(0, np.uint8)
         self._lane_slot = np.zeros(0, np.int64)
         self._hidden: set[int] = set()
-        self.snapshot = self._freeze()
+        self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
+
+    def close(self) -> None:
+        """Let go of every mapping; arrays over them, and batches being gathered, keep what they use."""
+        with self._lock:
+            self._live.clear()
+            self._tables.forget()
 
     def refresh(self) -> int:
         """Look again; return how many steps became visible since the snapshot before, evicted ones aside."""
         with self._lock:
-            return self._update(force=False)
+            try:
+                if self._broken:
+                    self._generation = self._log.generation + 1
+                    self._reset()
+                    return len(self.snapshot)
+                return self._update(force=False)
+            except BaseException:
+                # Interrupted halfway: what was taken in already is not known, so the next look starts anew.
+                self._broken = True
+                raise
 
     def _update(self, *, force: bool) -> int:
+        raw = self._counters.raw()
+        if not force and raw == self._raw and not any(live.has_news() for live in self._live.values()):
+            return 0
+        self._raw = raw
         words = self._counters.read()
         changed = force or bool((words != self._words).any())
-        before = self._total_steps()
+        arrived = -self._total_steps()
         if changed:
             self._add_segments(int(words[layout.NEXT_SEGMENT]))
+            arrived += self._total_steps()
             if (
                 words[[layout.STEPS_EVICTED, layout.FIRST_LIVE]]
                 != self._words[[layout.STEPS_EVICTED, layout.FIRST_LIVE]]
             ).any():
-                before -= self._drop_evicted()
+                self._drop_evicted()
             self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
             self._words = words
+            arrived -= self._total_steps()
         for slot in list(self._live):
             changed |= self._follow(slot)
+        arrived += self._total_steps()
         if changed:
             self.snapshot = self._freeze()
-        return max(0, self._total_steps() - before)
+        return arrived
 
     # --- segments that come and go -----------------------------------------------------------------------------------
 
@@ -142,7 +184,7 @@ class Index:
                 if info.sealed:
                     self._read_sealed(slot, info)
                 else:
-                    self._live[slot] = _Live(info)
+                    self._live[slot] = _Live(self._root, info.number)
             except FileNotFoundError as error:
                 self._check_evicted(info, error)
 
@@ -155,13 +197,18 @@ class Index:
                 raise FormatError(f"{path} has no zarr.json; the store is damaged, restore this segment") from None
             return None
 
-    def _check_evicted(self, info: SegmentInfo, error: OSError) -> None:
+    def _check_evicted(self, info: SegmentInfo, error: Exception) -> None:
         """Pass over a segment that is gone as a whole; a missing file in one that is there is damage."""
         if info.path.exists():
-            raise FormatError(f"{error.filename} is missing; the store is damaged, restore this file") from None
+            missing = getattr(error, "filename", info.path)
+            raise FormatError(f"{missing} is missing; the store is damaged, restore this file") from None
 
-    def _drop_evicted(self) -> int:
-        """Forget segments whose folder is gone; return how many steps they had."""
+    def _drop_evicted(self) -> None:
+        """Let go of segments whose folder is gone.
+
+        Their episodes stay in the log, behind the frontier, until they are half of it: a new log costs every sampler
+        a new start.
+        """
         horizon = int(self._counters.read()[layout.HORIZON])
         slots = [
             slot
@@ -169,17 +216,21 @@ class Index:
             if self._lanes[slot] and not self._root.segment_path(self._origin + slot).exists()
         ]
         if not slots:
-            return 0
-        before = self._total_steps()
+            return
         self._lanes = self._lanes.copy()
         self._lanes[slots] = 0
         self._open_start[np.isin(self._lane_slot, slots)] = -1
         for slot in slots:
             self._live.pop(slot, None)
         self._tables = self._tables.without(slots)
-        gone = np.array(slots) + self._origin
+        self._gone.extend(slot + self._origin for slot in slots)
+        behind = np.isin(self._log.view().first >> layout.POSITION_BITS, self._gone)
+        if 2 * np.count_nonzero(behind) >= len(behind):
+            self._compact()
+
+    def _compact(self) -> None:
+        gone, self._gone = np.array(self._gone), []
         self._log.remove(lambda log: np.isin(log.first >> layout.POSITION_BITS, gone))
-        return before - self._total_steps()
 
     def _read_hidden(self, count: int) -> None:
         """Drop the episodes that were evicted by hand."""
@@ -206,10 +257,10 @@ class Index:
         try:
             sealed = False
             if live.may_be_sealed():
-                live = _Live(read_segment(self._root, self._origin + slot))
+                live = _Live(self._root, self._origin + slot)
                 sealed = live.info.sealed
             return self._take_new_rows(slot, live, sealed)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, SegmentGone) as error:
             self._check_evicted(live.info, error)
             self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
             return False
@@ -321,6 +372,9 @@ class Index:
         log, opened = self._log.view(), self._open_episodes()
         total = self._total_steps()
         frontier, hidden = self._frontier.find(log, self._log.generation, opened, total)
+        if self._gone and frontier <= max(self._gone) << layout.POSITION_BITS | layout.POSITION_MASK:
+            self._compact()
+            return self._freeze()
         return Snapshot(
             schema=self._root.schema,
             generation=self._log.generation,

@@ -68,7 +68,8 @@ def _sum_lane(
         first = int(start[group[at]])
         rewards = snapshot.rows("reward", int(episodes.first[group[at]]), int(stop[upto - 1]) - first)
         # Rows between two episodes hold observations only, and a reward of 0.
-        sums = np.add.reduceat(rewards, start[group[at:upto]] - first, dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            sums = np.add.reduceat(rewards, start[group[at:upto]] - first, dtype=np.float64)
         returns[group[at:upto]] = sums
         at = upto
 
@@ -78,6 +79,11 @@ def statistics(values: NDArray[Any]) -> dict[str, float] | None:
     if not len(values):
         return None
     values = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # rewards may be infinite both ways
+        return _describe(values)
+
+
+def _describe(values: NDArray[np.float64]) -> dict[str, float]:
     return {
         "count": len(values),
         "mean": float(values.mean()),

@@ -18,8 +18,8 @@ class EpisodeLog:
     makes new arrays.
     """
 
-    def __init__(self) -> None:
-        self.generation = 0
+    def __init__(self, generation: int = 0) -> None:
+        self.generation = generation
         self.steps = 0
         self._size = 0
         self._columns: list[NDArray[Any]] = [np.zeros(64, dtype) for dtype in _DTYPES]

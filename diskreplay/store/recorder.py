@@ -16,6 +16,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.layout import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.format.root import Root
+from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
@@ -24,10 +25,18 @@ Values = Sequence[NDArray[Any]]
 EpisodeValues = dict[str, NDArray[Any]]
 
 
+# A lane that does not append keeps its segment, and with it the writer's next one, open for so many targets of rows.
+_LATEST = 16
+
+
+# An episode that comes step by step, in a segment of its own.
+_UNKNOWN = Size(256)
+
+
 class Lane:
     """One environment's stream: where it writes next, and what its open episode waits for."""
 
-    __slots__ = ("at", "continues", "number", "open", "pending", "segment")
+    __slots__ = ("at", "continues", "number", "open", "pending", "resumes_at", "segment")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -35,6 +44,7 @@ class Lane:
         self.at = 0  # the lane's index inside the segment
         self.open = False
         self.continues = False  # the next episode continues one that was cut for its length
+        self.resumes_at: list[bytes] | None = None  # where known, the observation that it must begin with
         self.pending: list[bytes] | None = None  # the observation already written for the next row
 
 
@@ -58,6 +68,7 @@ class Recorder:
         self._newest: SegmentWriter | None = None
         self._members: dict[int, set[Lane]] = {}  # lanes that write to a segment, by its number
         self._opened = 0
+        self._left = False  # whether segments were handed over to be sealed since the last flush
         self._warned = False
         self.lanes = [Lane(i) for i in range(lanes)]
 
@@ -74,6 +85,7 @@ class Recorder:
         if lane.open:
             self._cut_if_needed(lane, values)
         if not lane.open:
+            lane.continues &= _same_bytes(values, lane.resumes_at)
             self._settle(lane, 1)
         segment = lane.segment
         assert segment is not None
@@ -116,7 +128,7 @@ class Recorder:
             columns[layout.DONE].put(at, row, flags)
             segment.publish(at, row + 1, row + 2)
             lane.pending = [value.tobytes() for value in next_obs]
-        lane.open, lane.continues = not ended, False
+        lane.open, lane.continues, lane.resumes_at = not ended, False, None
 
     def _put_final(
         self,
@@ -157,12 +169,11 @@ class Recorder:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
         steps = len(values[0])
         self.cut(lane, None, None)
-        lane.continues = False
-        self._settle(lane, steps + 1)
+        marker = final_obs is None and bool(episode) and not (terminated or truncated)
+        self._settle(lane, steps + (final_obs is not None or marker))
         segment, at = lane.segment, lane.at
         assert segment is not None
         row = segment.rows[at]
-        marker = final_obs is None and bool(episode) and not (terminated or truncated)
         segment.reserve_rows(at, row, row + steps + (final_obs is not None or marker))
         flags = np.zeros(steps, np.uint8)
         flags[0] = FIRST
@@ -187,6 +198,7 @@ class Recorder:
 
         The observation after its last step is kept where it is known: the one already visible, else ``final_obs``.
         """
+        lane.continues, lane.resumes_at = False, None
         if not lane.open:
             return False
         segment, at = lane.segment, lane.at
@@ -207,9 +219,7 @@ class Recorder:
 
     def continues_pending(self, lane: Lane, obs: Values) -> bool:
         """Whether ``obs`` is the observation that the lane's last step led to, as far as that is known."""
-        return lane.pending is None or all(
-            value.tobytes() == data for value, data in zip(obs, lane.pending, strict=False)
-        )
+        return _same_bytes(obs, lane.pending)
 
     def warn_discontinuity(self) -> None:
         """Say once that an observation did not continue its episode."""
@@ -229,16 +239,18 @@ class Recorder:
             self.warn_discontinuity()
         elif self._overstays(lane):
             self.cut(lane, obs, None)
-            lane.continues = True
+            lane.continues, lane.resumes_at = True, [value.tobytes() for value in obs]
 
     def _overstays(self, lane: Lane) -> bool:
         """Whether an open episode must be cut because its segment has to end."""
-        segment = lane.segment
+        segment, newest = lane.segment, self._newest
         assert segment is not None
-        if segment.total_rows >= 2 * self._target or self._is_below_horizon(segment):
+        if self._is_below_horizon(segment):
             return True
-        newest = self._newest
-        return newest is not None and segment is not newest and newest.total_rows >= self._target
+        if newest is not None and segment is not newest:
+            return newest.total_rows >= self._target
+        total = segment.total_rows
+        return total >= 2 * self._target and (total >= _LATEST * self._target or not self._older())
 
     def _is_below_horizon(self, segment: SegmentWriter) -> bool:
         return self._root.capacity is not None and segment.number < self._counters.peek(layout.HORIZON)
@@ -250,25 +262,35 @@ class Recorder:
         segment = lane.segment
         if self._per_episode:
             if segment is None or segment.rows[0]:
-                self._move(lane, self._open([lane.number], layout.ceil_power_of_two(rows) if rows > 1 else 256))
-            return
-        if segment is not None and not self._is_full(segment, rows):
+                size = Size(layout.ceil_power_of_two(rows), rows) if rows > 1 else _UNKNOWN
+                self._move(lane, self._open([lane.number], size))
             return
         newest = self._newest
+        if segment is not None and segment is newest and not self._is_full(segment, rows):
+            return
         if newest is None or self._is_full(newest, rows):
-            older = [n for n in self._members if newest is not None and n != newest.number]
-            if newest is not None and older and newest.total_rows < 2 * self._target and rows == 1:
-                # Two segments are open: lanes still in the older one are cut at their next append, then this one ends.
+            older = self._older()
+            if newest is not None and older and self._may_wait(newest):
                 self._move(lane, newest)
                 return
-            for straggler in [other for n in older for other in self._members[n] if other.open]:
+            for straggler in [other for other in older if other.open]:
+                resumes_at = straggler.pending
                 self.cut(straggler, None, None)
-                straggler.continues = True
-            newest = self._newest = self._open([other.number for other in self.lanes], self._most_chunk_rows())
+                straggler.continues, straggler.resumes_at = True, resumes_at
+            newest = self._newest = self._open([other.number for other in self.lanes], Size(self._most_chunk_rows()))
             for other in self.lanes:
                 if not other.open:
                     self._move(other, newest)
         self._move(lane, newest)
+
+    def _older(self) -> list[Lane]:
+        """Return the lanes still in the segment before the newest; none in the layout of one group an episode."""
+        newest = self._newest
+        return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
+
+    def _may_wait(self, newest: SegmentWriter) -> bool:
+        """Whether a full newest segment may go on until the lanes in the one before are cut at their next append."""
+        return newest.total_rows < _LATEST * self._target and not self._is_below_horizon(newest)
 
     def _is_full(self, segment: SegmentWriter, rows: int) -> bool:
         total = segment.total_rows
@@ -280,12 +302,12 @@ class Recorder:
         # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
         return layout.floor_power_of_two(self._target // len(self.lanes) // 4)
 
-    def _open(self, lanes: list[int], most_chunk_rows: int) -> SegmentWriter:
-        number, lock = self._retention.new_segment(self._first_number, lanes, most_chunk_rows)
+    def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
+        info, lock = self._retention.new_segment(self._first_number, lanes, size)
         if self._first_number is None:
-            self._first_number = number
-        segment = SegmentWriter(self._root, number, lock)
-        self._members[number] = set()
+            self._first_number = info.number
+        segment = SegmentWriter(self._root, info, lock)
+        self._members[info.number] = set()
         self._opened += 1
         return segment
 
@@ -298,11 +320,15 @@ class Recorder:
         if left is not None:
             self._leave(lane, left)
 
-    def _leave(self, lane: Lane, segment: SegmentWriter) -> None:
+    def _leave(self, lane: Lane, segment: SegmentWriter, *, seal: bool = True) -> None:
         self._members[segment.number].discard(lane)
         if not self._members[segment.number]:
             del self._members[segment.number]
             segment.close()
+            if not seal:
+                segment.lock.release()
+                return
+            self._left = True
             self._sealer.submit(segment.number, segment.lock)
 
     @property
@@ -313,18 +339,33 @@ class Recorder:
     def close(self) -> None:
         """Cut what is open and hand every segment over to be sealed."""
         full: StorageFull | None = None
-        for lane in self.lanes:
-            try:
-                self.cut(lane, None, None)
-            except StorageFull as error:  # the sealer ends the episode when there is room
-                full = error
-        self.abandon()
+        try:
+            for lane in self.lanes:
+                try:
+                    self.cut(lane, None, None)
+                except StorageFull as error:  # the sealer ends the episode when there is room
+                    full = error
+        finally:
+            self.abandon()
         if full is not None:
             raise full
 
-    def abandon(self) -> None:
-        """Let go of every segment as it is; each is sealed up to what was committed."""
+    def flush(self) -> None:
+        """Put every published step on the platter, those in segments that were left included."""
+        for segment in self.segments:
+            segment.flush()
+        if self._left:
+            self._left = False
+            self._sealer.drain()
+
+    def abandon(self, *, seal: bool = True) -> None:
+        """Let go of every segment as it is; each is sealed up to what was committed, now or by the next process."""
         for lane in self.lanes:
             segment, lane.segment = lane.segment, None
             if segment is not None:
-                self._leave(lane, segment)
+                self._leave(lane, segment, seal=seal)
+
+
+def _same_bytes(values: Values, known: list[bytes] | None) -> bool:
+    """Whether the first values have these bytes; nothing known contradicts nothing."""
+    return known is None or all(value.tobytes() == data for value, data in zip(values, known, strict=False))

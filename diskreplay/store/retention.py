@@ -12,7 +12,10 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import held_lock, is_locked, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, may_seal
-from diskreplay.format.segment import SegmentInfo, build_segment, read_segment, segment_numbers
+from diskreplay.format.segment import SegmentInfo, Size, build_segment, read_segment, segment_numbers
+
+# Each dead segment that waits to be sealed holds a descriptor.
+_AT_ONCE = 64
 
 
 class Retention:
@@ -24,9 +27,10 @@ class Retention:
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._sealed_steps: dict[int, int] = {}
+        self._tried: set[int] = set()  # dead segments that were handed out to be sealed
 
-    def new_segment(self, writer: int | None, lanes: Sequence[int], most_chunk_rows: int) -> tuple[int, FileLock]:
-        """Make the next segment and return its number and its lock, held. Removes old ones first.
+    def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, FileLock]:
+        """Make the next segment and return it with its lock, held. Removes old ones first.
 
         Raises
         ------
@@ -44,9 +48,9 @@ class Retention:
                 number += 1
             if number >= layout.MAX_SEGMENTS:
                 raise ReplayError(f"{self._root.path} has used all {layout.MAX_SEGMENTS} segment numbers")
-            lock = build_segment(self._root, number, writer, lanes, most_chunk_rows)
+            info, lock = build_segment(self._root, number, writer, lanes, size)
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
-        return number, lock
+        return info, lock
 
     def enforce(self) -> None:
         """Remove segments beyond the capacity; nothing else has to succeed first."""
@@ -57,12 +61,15 @@ class Retention:
             self._remove_old()
 
     def dead_segments(self) -> list[tuple[int, FileLock]]:
-        """Lock and return the unsealed segments whose writer is gone and that this machine may seal."""
-        dead = []
+        """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time."""
+        dead: list[tuple[int, FileLock]] = []
         with held_lock(self._root.lock_path):
             self._counters.mend()
+            self._clean_up()
             for info in self._live():
-                if info.sealed or not may_seal(info) or is_locked(info.lock_path):
+                if len(dead) == _AT_ONCE:
+                    break
+                if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
                     continue
                 lock = try_lock(info.lock_path)
                 if lock is None:
@@ -71,8 +78,15 @@ class Retention:
                 if read_segment(self._root, info.number).sealed:
                     lock.release()
                 else:
+                    self._tried.add(info.number)
                     dead.append((info.number, lock))
         return dead
+
+    def _clean_up(self) -> None:
+        """Remove what processes that died left half removed or half made; the caller holds the store lock."""
+        for name in os.listdir(self._root.counters_folder):
+            if name.startswith(("old-", "new-")):
+                shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
 
     def _live(self) -> list[SegmentInfo]:
         """Read the attributes of every segment that is there, lowest number first."""
@@ -91,7 +105,7 @@ class Retention:
             return
         words = self._counters.read()
         numbers = segment_numbers(self._root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
-        steps = self._count(numbers)
+        steps = self._count(numbers, int(words[layout.HORIZON]))
         horizon = self._horizon(steps, capacity)
         if horizon > words[layout.HORIZON]:
             self._counters.set(layout.HORIZON, horizon)
@@ -101,12 +115,13 @@ class Retention:
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
 
-    def _count(self, numbers: Sequence[int]) -> dict[int, int]:
+    def _count(self, numbers: Sequence[int], horizon: int) -> dict[int, int]:
         """Return the steps of each segment that is there; sealed ones are counted once."""
         steps = {}
         for number in numbers:
             if number in self._sealed_steps:
-                if os.path.exists(self._root.segment_path(number)):
+                # Only below the horizon can another process have removed it.
+                if number >= horizon or os.path.exists(self._root.segment_path(number)):
                     steps[number] = self._sealed_steps[number]
                 continue
             try:

@@ -11,7 +11,10 @@ from diskreplay.format.root import Root
 from diskreplay.format.sealing import seal_segments
 
 # Each waiting segment holds the descriptor of its lock.
-_MOST_WAITING = 64
+_MOST_WAITING = 128
+# With a segment for each episode, syncs one after the other would slow down their making: a batch waits for more.
+_ENOUGH = 64
+_PATIENCE_S = 0.5
 
 
 class Sealer:
@@ -25,7 +28,8 @@ class Sealer:
         self._pid = os.getpid()
         self._condition = threading.Condition()
         self._waiting: list[tuple[int, FileLock]] = []
-        self._working = 0
+        self._patience_s = _PATIENCE_S if root.segment_steps == "episode" else 0.0
+        self._hurry = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -39,6 +43,8 @@ class Sealer:
                 # A daemon: an interpreter that ends without close() leaves the segment to the next process.
                 self._thread = threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True)
                 self._thread.start()
+            else:
+                self._condition.notify_all()
 
     def drain(self) -> None:
         """Wait until everything is sealed.
@@ -52,25 +58,43 @@ class Sealer:
         if os.getpid() != self._pid:
             return
         with self._condition:
+            self._hurry = True
+            self._condition.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        self._hurry = False
         error, self._error = self._error, None
         if error is not None:
             raise error
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it belongs to the parent of this forked process."""
+        return os.getpid() != self._pid
+
+    def _seal(self, numbers: list[int]) -> None:
+        try:
+            seal_segments(self._root, numbers)
+        except BaseException:
+            # One of them may be damaged; the others need not wait for it.
+            for number in numbers:
+                try:
+                    seal_segments(self._root, [number])
+                except BaseException as error:
+                    self._error = error
+
     def _run(self) -> None:
         while True:
             with self._condition:
+                self._condition.wait_for(lambda: self._hurry or len(self._waiting) >= _ENOUGH, self._patience_s)
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
                     self._thread = None
                     return
             try:
-                seal_segments(self._root, [number for number, _ in batch])
-            except BaseException as error:
-                self._error = error
+                self._seal([number for number, _ in batch])
             finally:
                 for _, lock in batch:
                     lock.release()

@@ -47,8 +47,9 @@ class Store:
         self._index: Index | None = Index(self._root, self._counters)
 
     def _seal_dead(self) -> None:
-        for number, lock in self._retention.dead_segments():
-            self._sealer.submit(number, lock)
+        while dead := self._retention.dead_segments():
+            for number, lock in dead:
+                self._sealer.submit(number, lock)
 
     def __repr__(self) -> str:
         """Say where the store is and how much this object sees of it."""
@@ -137,6 +138,8 @@ class Store:
         self._open_index()
         if self._mode != "a":
             raise ReadOnlyError(f'{self.path} was opened with mode "r"; open it with mode "a" to write')
+        if self._sealer.is_inherited:
+            self._sealer = Sealer(self._root, self._retention.enforce)  # threads do not survive a fork
         check_durability(durability)
         lanes = 1 if num_envs is None else num_envs
         if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
@@ -155,14 +158,17 @@ class Store:
         """Close the writers it made and wait until their segments are sealed. Closing twice is fine."""
         if self._index is None:
             return
-        # Episodes and batches that are still held keep what they need mapped.
+        self._index.close()
         self._index = None
-        try:
-            for writer in list(self._writers):
-                writer.close()
-            self._sealer.drain()
-        finally:
-            self._counters.close()
+        first: BaseException | None = None
+        for finish in [*(writer.close for writer in list(self._writers)), self._sealer.drain]:
+            try:
+                finish()
+            except Exception as error:
+                first = first or error
+        self._counters.close()
+        if first is not None:
+            raise first
 
     def _open_index(self) -> Index:
         if self._index is None:

@@ -1,6 +1,7 @@
 """Where the rows of each field are in memory: chunk files mapped when they are first needed, addresses in arrays."""
 
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ class LeafTable:
     def __init__(self, tables: "Tables", leaf: str) -> None:
         root = tables.root
         field = root.schema.leaves.get(leaf)
-        self._tables, self.leaf = tables, leaf
+        # No cycle: old tables, and what only they keep mapped, go with the last snapshot and not with the collector.
+        self._tables: Tables = weakref.proxy(tables)
+        self.leaf = leaf
         self.dtype = np.dtype("u1") if field is None else field.dtype
         self.shape: tuple[int, ...] = () if field is None else field.shape
         self.row_bytes = row_bytes(root, leaf)
@@ -99,9 +102,9 @@ class LeafTable:
         old = int(self.first_chunk[slot])
         start = len(self.bases)
         self.bases = np.concatenate([self.bases, self.bases[old : old + have], np.zeros(room - have, np.int64)])
-        for i in range(have):
-            if old + i in self.holder:
-                self.holder[start + i] = self.holder[old + i]
+        # A new dict: whoever uses the old places holds the old one, and only new places are let go with their slot.
+        moved = range(old, old + have)
+        self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
         # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[slot], counts[slot] = start, room
@@ -115,15 +118,20 @@ class LeafTable:
         """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``; a view where one chunk has them."""
         if stop <= first:
             return np.zeros((0, *self.shape), self.dtype)
-        slots = np.array([slot])
-        self.ensure(slots, np.array([first]), np.array([stop - 1]))
+        # One thread at a time: another's chunks may need the room that these have just taken.
+        with self._tables.lock:
+            self.ensure(np.array([slot]), np.array([first]), np.array([stop - 1]))
+            parts = self._blocks(slot, lanes, lane, first, stop)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _blocks(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
         shift = int(self.shift[slot])
         parts = []
         for chunk in range(first >> shift, ((stop - 1) >> shift) + 1):
             block = self.holder[self._place(slot, chunk)].array(self.dtype, (lanes, 1 << shift, *self.shape))
             start = chunk << shift
             parts.append(block[lane, max(first - start, 0) : min(stop - start, 1 << shift)])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return parts
 
 
 class Tables:

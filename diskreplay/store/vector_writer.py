@@ -64,18 +64,19 @@ class VectorWriter(_BaseWriter):
         ended = ends | cuts
         rows = {i: [value[i] for value in values] for i in lanes}
         # Making room for one lane may open a segment that lanes before it move to, so that they need room again.
-        opened = -1
-        while opened != (opened := self._prepare(rows, ended.tolist(), following is not None)):
-            pass
-        for i in lanes:
-            self._recorder.commit(
-                self._recorder.lanes[i],
-                rows[i],
-                None if following is None else [value[i] for value in following],
-                bool(ends[i]),
-                bool(cuts[i]),
-                None if finals is None or not ended[i] else {leaf: value[i] for leaf, value in finals.items()},
-            )
+        with self._recording():
+            opened = -1
+            while opened != (opened := self._prepare(rows, ended.tolist(), following is not None)):
+                pass
+            for i in lanes:
+                self._recorder.commit(
+                    self._recorder.lanes[i],
+                    rows[i],
+                    None if following is None else [value[i] for value in following],
+                    bool(ends[i]),
+                    bool(cuts[i]),
+                    None if finals is None or not ended[i] else {leaf: value[i] for leaf, value in finals.items()},
+                )
         if lanes:
             self._after_step(bool(ended.any()))
 
@@ -112,11 +113,12 @@ class VectorWriter(_BaseWriter):
         final = None if final_obs is None else self._cast("obs", final_obs, (count,))
         values = self._cast_episode(episode, (count,))
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
-        for i in np.flatnonzero(chosen).tolist():
-            end_lane(
-                self._recorder,
-                self._recorder.lanes[i],
-                None if final is None else [value[i] for value in final],
-                None if values is None else {leaf: value[i] for leaf, value in values.items()},
-            )
+        with self._recording():
+            for i in np.flatnonzero(chosen).tolist():
+                end_lane(
+                    self._recorder,
+                    self._recorder.lanes[i],
+                    None if final is None else [value[i] for value in final],
+                    None if values is None else {leaf: value[i] for leaf, value in values.items()},
+                )
         self._after_step(True)

@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import SchemaError, WriterClosed
+from diskreplay.errors import SchemaError, StorageFull, WriterClosed
 from diskreplay.format.schema import Schema
 from diskreplay.store.recorder import EpisodeValues, Lane, Recorder
 
@@ -83,6 +84,21 @@ class _BaseWriter:
         if due:
             self.flush()
 
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Close the writer where a step may have been interrupted between its publishing and our notes of it."""
+        try:
+            yield
+        except StorageFull:
+            raise  # refused as a whole, before anything was written
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        self._closed = True
+        self._recorder.abandon()
+
     def flush(self) -> None:
         """Wait until every published step is on the platter.
 
@@ -95,11 +111,11 @@ class _BaseWriter:
         """
         self._check_usable()
         try:
-            for segment in self._recorder.segments:
-                segment.flush()
+            self._recorder.flush()
         except OSError:
             self._closed = True
-            self._recorder.abandon()
+            # Not sealed here: after a failed sync, a later one that succeeds proves nothing.
+            self._recorder.abandon(seal=False)
             self._on_close(self)
             raise
         self._synced_at = time.monotonic()
@@ -180,8 +196,14 @@ class Writer(_BaseWriter):
         if episode and not ended:
             raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
         finals = self._cast_episode(episode)
-        self._recorder.prepare(self._lane, values, ended or following is not None)
-        self._recorder.commit(self._lane, values, following, terminated, truncated, finals)
+        try:  # as `_recording`, without the microsecond that a context manager takes
+            self._recorder.prepare(self._lane, values, ended or following is not None)
+            self._recorder.commit(self._lane, values, following, terminated, truncated, finals)
+        except StorageFull:
+            raise  # refused as a whole, before anything was written
+        except BaseException:
+            self._give_up()
+            raise
         self._after_step(ended)
 
     def append_episode(
@@ -212,7 +234,8 @@ class Writer(_BaseWriter):
         self._check_usable()
         final = None if final_obs is None else self._cast("obs", final_obs)
         values = self._cast_episode(episode)
-        end_lane(self._recorder, self._lane, final, values)
+        with self._recording():
+            end_lane(self._recorder, self._lane, final, values)
         self._after_step(True)
 
 
@@ -252,7 +275,8 @@ def append_block(
     final = [value[-1] for value in observations] if obs_rows > steps else None
     values = [value[:steps] for value in observations] + rest
     finals = writer._cast_episode(episode)
-    writer._recorder.block(lane, values, final, terminated, truncated, finals)
+    with writer._recording():
+        writer._recorder.block(lane, values, final, terminated, truncated, finals)
 
 
 def _length(value: Any, name: str) -> int:

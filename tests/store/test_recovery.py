@@ -1,0 +1,335 @@
+"""What is left when a writer dies, a disk is full, a machine boots, or a process forks."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.format import segment as segment_module, segment_writer
+from diskreplay.format.durable import is_locked
+from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.store import index as index_module
+from tests.testing.support import REPOSITORY, append_numbered, serial_schema
+
+ENDLESS = """
+import sys
+import numpy as np
+import diskreplay as dr
+writer = dr.open(sys.argv[1], "a").writer(num_envs=int(sys.argv[2]) or None)
+lanes = int(sys.argv[2])
+lead = (lanes,) if lanes else ()
+t = 0
+while True:
+    obs = np.full((*lead, 3), t, np.float32)
+    end = np.full(lead, t % 7 == 6) if lanes else t % 7 == 6
+    number = np.full(lead, t) if lanes else t
+    writer.append(obs, number, number, end, next_obs=obs + 1, serial=number)
+    t += 1
+    print(t, flush=True)
+"""
+
+
+def lock_of(store, number=0):
+    return store.path / "segments" / f"{number:08d}" / "committed" / "lock"
+
+
+def counter(store, name, number=0):
+    return np.fromfile(store.path / "segments" / f"{number:08d}" / name / "c.0", "<i8").tolist()
+
+
+def first_refused(append, first):
+    """Append numbered steps until the disk is full; return the number that was refused."""
+    for number in range(first, first + 5000):
+        try:
+            append(number)
+        except dr.StorageFull:
+            with pytest.raises(dr.StorageFull, match="free some and append again"):
+                append(number)
+            return number
+    raise AssertionError("the disk was never full")
+
+
+@pytest.fixture
+def store(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        yield store
+
+
+@pytest.mark.parametrize("lanes", [0, 3])
+@pytest.mark.parametrize("steps", [1, 10, 300])
+def test_a_killed_writer_loses_nothing_it_committed(store, lanes, steps):
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(store.path), str(lanes)], stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as child:
+        told = 0
+        while told < steps:
+            told = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+    assert not is_locked(lock_of(store))
+
+    with dr.open(store.path, "a") as recovered:
+        recovered.close()
+    with dr.open(store.path) as reader:
+        assert [s["state"] for s in reader.info()["segments"]] == ["sealed"]
+        by_lane = {}
+        for episode in reader.episodes:
+            by_lane.setdefault(episode.lane, []).append(episode)
+        assert sorted(by_lane) == list(range(max(lanes, 1)))
+        for episodes in by_lane.values():
+            serials = np.concatenate([e["serial"] for e in episodes])
+            assert len(serials) >= told
+            assert serials.tolist() == list(range(len(serials)))
+            assert all(len(e.obs) == len(e) + 1 and e.obs[-1][0] == e["serial"][-1] + 1 for e in episodes)
+            assert all(e.terminated != e.cut for e in episodes)
+
+
+def test_a_reader_of_mode_r_leaves_a_dead_writers_segment_alone(store):
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(store.path), "0"], stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as child:
+        child.stdout.readline()
+        child.kill()
+    with dr.open(store.path) as reader:
+        assert [w["state"] for w in reader.info()["writers"]] == ["dead"]
+        assert len(reader) >= 1
+    assert store.refresh() >= 1
+
+
+def test_a_living_writers_segment_is_not_taken_from_it(store):
+    with store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        with dr.open(store.path, "a") as other:
+            assert [w["state"] for w in other.info()["writers"]] == ["alive"]
+        append_numbered(writer, range(3, 5))
+        store.refresh()
+
+        assert [len(e) for e in store.episodes] == [5]
+
+
+def test_a_forked_child_can_neither_append_nor_free_the_lock(store):
+    with store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for call in (lambda: append_numbered(writer, [3]), writer.flush, writer.end_episode):
+                try:
+                    call()
+                except dr.WriterClosed:
+                    refused += 1
+            writer.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert is_locked(lock_of(store))
+        append_numbered(writer, range(3, 5))
+        store.refresh()
+
+        assert [e["serial"].tolist() for e in store.episodes] == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "rename"])
+def test_a_full_disk_refuses_the_row_and_loses_nothing(store, monkeypatch, call):
+    with store.writer() as writer:
+        append_numbered(writer, range(500), end="open")
+        real = getattr(os, call)
+        full = [True]
+
+        def refuse(*args, **kwargs):
+            if full[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, call, refuse)
+        serial = first_refused(lambda serial: append_numbered(writer, [serial], end="open"), 500)
+        store.refresh()
+        assert [len(e) for e in store.episodes] == [serial]
+        with pytest.raises(dr.StorageFull):
+            append_numbered(writer, [serial], end="open")
+        full[0] = False
+        append_numbered(writer, range(serial, serial + 10))
+        store.refresh()
+
+        assert [e["serial"].tolist() for e in store.episodes] == [list(range(serial + 10))]
+        assert not list(store.path.rglob(".new-*"))
+
+
+def test_a_full_disk_refuses_a_new_segment_and_the_writer_goes_on_later(store, monkeypatch):
+    with store.writer() as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            with pytest.raises(dr.StorageFull):
+                append_numbered(writer, [0], end="open")
+        assert not list((store.path / "segments").glob("0*"))
+        assert not list((store.path / "counters").glob("new-*"))
+        append_numbered(writer, range(3))
+        store.refresh()
+
+        assert [len(e) for e in store.episodes] == [3]
+
+
+def test_a_vector_step_on_a_full_disk_is_written_for_no_lane(store, monkeypatch):
+    def step(t):
+        numbers = np.full(4, t)
+        writer.append(np.full((4, 3), t), numbers, numbers, numbers < 0, serial=numbers)
+
+    with store.writer(num_envs=4) as writer:
+        step(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            done = first_refused(step, 1) - 1
+        store.refresh()
+        assert {len(e) for e in store.episodes} == {done + 1}
+        step(done + 1)
+        store.refresh()
+
+        assert {len(e) for e in store.episodes} == {done + 2}
+
+
+def test_a_copy_of_a_store_that_is_written_shows_only_what_was_flushed(store, tmp_path):
+    with store.writer() as writer:
+        append_numbered(writer, range(3))
+        writer.flush()
+        append_numbered(writer, range(3, 8))
+        shutil.copytree(store.path, tmp_path / "copy")
+        with dr.open(tmp_path / "copy") as copy:
+            assert [e["serial"].tolist() for e in copy.episodes] == [[0, 1, 2]]
+            assert len(copy.episodes[0].obs) == 4
+
+
+def test_after_a_boot_only_durable_rows_count_and_are_sealed(store, monkeypatch, tmp_path):
+    writer = store.writer()
+    append_numbered(writer, range(3))
+    writer.flush()
+    append_numbered(writer, range(3, 8), end="open")
+    # The machine goes down: the folder as it is, without a living writer, under another boot id.
+    shutil.copytree(store.path, tmp_path / "after")
+    monkeypatch.setattr(segment_module, "boot_id", lambda: "another boot")
+    with dr.open(tmp_path / "after", "a") as after:
+        after.close()
+    with dr.open(tmp_path / "after") as reader:
+        assert [e["serial"].tolist() for e in reader.episodes] == [[0, 1, 2]]
+        assert reader.info()["segments"][0]["state"] == "sealed"
+    monkeypatch.undo()
+    writer.close()
+
+
+def test_durability_episode_syncs_at_each_end(store):
+    with store.writer(durability="episode") as writer:
+        append_numbered(writer, range(3))
+        assert counter(store, "durable") == [4]
+        append_numbered(writer, range(3, 5), end="open")
+        assert counter(store, "durable") == [4]
+        writer.end_episode()
+        assert counter(store, "durable") == counter(store, "committed") == [7]
+
+
+def test_durability_in_seconds_syncs_at_an_append(store):
+    with store.writer(durability=0.0) as writer:
+        append_numbered(writer, range(3), end="open")
+        assert counter(store, "durable") == counter(store, "committed") == [3]
+    with store.writer(durability=3600.0) as writer:
+        append_numbered(writer, range(3), end="open")
+        assert counter(store, "durable", 1) == [0]
+
+
+def test_a_writer_whose_sync_fails_closes_and_promises_nothing_more(store, monkeypatch):
+    writer = store.writer()
+    append_numbered(writer, range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda fd: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output"):
+            writer.flush()
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [3])
+    store.refresh()
+
+    assert [len(e) for e in store.episodes] == [3]
+
+
+class Interrupt(BaseException):
+    """What a signal handler may raise anywhere."""
+
+
+@pytest.mark.parametrize("at", ["publish", "put"])
+def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was_published(store, monkeypatch, at):
+    writer = store.writer()
+    append_numbered(writer, range(3), end="open")
+    real = getattr(SegmentWriter if at == "publish" else segment_writer._Column, at)
+
+    def interrupted(self, *args):
+        real(self, *args)
+        raise Interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentWriter if at == "publish" else segment_writer._Column, at, interrupted)
+        with pytest.raises(Interrupt):
+            append_numbered(writer, [3])
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [4])
+    store.close()
+    with dr.open(store.path) as reader:
+        (episode,) = reader.episodes
+        assert episode["serial"].tolist() == list(range(4 if at == "publish" else 3))
+        assert len(episode.obs) == len(episode) + 1
+
+
+def test_a_writer_that_cannot_close_does_not_keep_the_others_from_it(store, monkeypatch):
+    writers = [store.writer() for _ in range(3)]
+    for i, writer in enumerate(writers):
+        append_numbered(writer, range(10 * i, 10 * i + 3))
+    bad = writers[1]
+    monkeypatch.setattr(bad, "close", lambda: (_ for _ in ()).throw(dr.StorageFull(errno.ENOSPC, "full")))
+    with pytest.raises(dr.StorageFull):
+        store.close()
+    monkeypatch.undo()
+    bad.close()
+    with dr.open(store.path) as reader:
+        assert [s["state"] for s in reader.info()["segments"]] == ["sealed"] * 3
+
+
+def test_flush_covers_segments_that_the_writer_has_left(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store, store.writer() as writer:
+        for first in range(0, 40, 4):
+            append_numbered(writer, range(first, first + 4))
+        writer.flush()
+        for info in store.info()["segments"]:
+            assert counter(store, "durable", info["number"]) == counter(store, "committed", info["number"])
+
+
+def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
+    with store.writer() as writer, dr.open(store.path) as reader:
+        for i in range(3):
+            append_numbered(writer, range(10 * i, 10 * i + 5))
+        with monkeypatch.context() as patch:
+            patch.setattr(index_module, "scan_lane", lambda *a: (_ for _ in ()).throw(Interrupt))
+            with pytest.raises(Interrupt):
+                reader.refresh()
+        reader.refresh()
+
+        assert [e["serial"][0] for e in reader.episodes] == [0, 10, 20]
+
+
+def test_what_dead_processes_left_half_removed_is_cleaned_up(store):
+    (store.path / "counters" / "old-00000007" / "obs").mkdir(parents=True)
+    with dr.open(store.path, "a"):
+        assert not list((store.path / "counters").glob("old-*"))
+
+
+def test_a_reader_lets_go_of_every_chunk_of_an_evicted_segment(tmp_store):
+    with dr.create(tmp_store, serial_schema(), capacity=100, segment_steps=50, chunk_bytes=64) as store:
+        with store.writer() as writer, dr.open(tmp_store) as reader:
+            for first in range(0, 2000, 5):
+                append_numbered(writer, range(first, first + 5))
+                reader.refresh()
+                assert reader.episodes[0].obs is not None
+        with dr.open(tmp_store, "a"):
+            pass
+        with open("/proc/self/maps") as maps:
+            deleted = sum(str(tmp_store) in line and "deleted" in line for line in maps)
+        assert deleted == 0

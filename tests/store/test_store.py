@@ -1,0 +1,220 @@
+"""Store: create, open, refresh, snapshots."""
+
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from tests.testing.support import append_numbered, digest, run_python, serial_schema
+
+
+def filled(path, episodes=3, steps=4, **kwargs):
+    with dr.create(path, serial_schema(), **kwargs) as store, store.writer() as writer:
+        for first in range(0, episodes * steps, steps):
+            append_numbered(writer, range(first, first + steps))
+
+
+def all_serials(store):
+    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+
+
+def test_a_new_store_is_empty(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store:
+        assert (len(store), store.num_episodes, len(store.episodes)) == (0, 0, 0)
+        assert store.schema == serial_schema()
+        assert str(store.path) == str(tmp_store)
+
+
+def test_a_new_store_may_take_an_empty_folder_that_is_there(tmp_path):
+    with dr.create(tmp_path, serial_schema()) as store:
+        assert len(store) == 0
+
+
+def test_open_shows_what_was_written(tmp_store):
+    filled(tmp_store)
+    with dr.open(tmp_store) as store:
+        assert store.schema == serial_schema()
+        assert (len(store), store.num_episodes) == (12, 3)
+        assert all_serials(store) == list(range(12))
+
+
+def test_a_path_may_be_a_string(tmp_store):
+    filled(str(tmp_store))
+    with dr.open(str(tmp_store)) as store:
+        assert len(store) == 12
+
+
+def test_create_with_exist_ok_opens_what_is_there_for_writing(tmp_store):
+    filled(tmp_store)
+    with dr.create(tmp_store, serial_schema(), exist_ok=True) as store:
+        assert len(store) == 12
+        with store.writer() as writer:
+            append_numbered(writer, range(12, 14))
+        store.refresh()
+        assert len(store) == 14
+
+
+def test_refresh_returns_the_number_of_steps_that_became_visible(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store, dr.open(tmp_store) as reader, store.writer() as writer:
+        assert reader.refresh() == 0
+        append_numbered(writer, range(3))
+        assert (len(reader), reader.refresh(), len(reader)) == (0, 3, 3)
+        append_numbered(writer, range(3, 8), end="open")
+        assert (reader.refresh(), reader.refresh(), len(reader)) == (5, 0, 8)
+
+
+def test_a_snapshot_does_not_change_until_refresh(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store, dr.open(tmp_store) as reader, store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        reader.refresh()
+        episode, episodes = reader.episodes[0], reader.episodes
+        append_numbered(writer, range(3, 9))
+
+        assert (len(reader), len(episodes), len(episode), episode.terminated) == (3, 1, 3, False)
+        assert episode.reward.tolist() == [0, 1, 2]
+        reader.refresh()
+        assert (len(episode), len(reader.episodes[0])) == (3, 9)
+
+
+def test_ids_stay_the_same_across_refresh_reopening_and_new_writers(tmp_store):
+    with dr.create(tmp_store, serial_schema(), segment_steps=8) as store:
+        seen = {}
+        for first in range(0, 60, 6):
+            with store.writer() as writer:
+                append_numbered(writer, range(first, first + 6))
+            store.refresh()
+            now = {int(s): int(i) for e in store.episodes for s, i in zip(e["serial"], e.ids, strict=True)}
+            assert seen.items() <= now.items()
+            seen = now
+    with dr.open(tmp_store) as fresh:
+        assert {int(s): int(i) for e in fresh.episodes for s, i in zip(e["serial"], e.ids, strict=True)} == seen
+    assert len(set(seen.values())) == 60
+
+
+def test_a_store_pickles_as_its_path_and_mode(tmp_store):
+    filled(tmp_store)
+    with dr.open(tmp_store) as store:
+        data = pickle.dumps(store)
+        assert len(data) < 2000
+        with pickle.loads(data) as copy:
+            assert all_serials(copy) == all_serials(store)
+            with pytest.raises(dr.ReadOnlyError):
+                copy.writer()
+
+
+def count_in_process(store, queue):
+    with store:
+        queue.put(len(store))
+
+
+def test_a_store_can_be_handed_to_another_process(tmp_store):
+    filled(tmp_store)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    with dr.open(tmp_store) as store:
+        process = context.Process(target=count_in_process, args=(store, queue))
+        process.start()
+        assert queue.get(timeout=60) == 12
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+    queue.close()
+    queue.join_thread()
+
+
+def test_closing_twice_is_fine(tmp_store):
+    store = dr.create(tmp_store, serial_schema())
+    store.close()
+    store.close()
+
+    assert tmp_store.exists()
+
+
+def test_two_writers_of_one_store_do_not_mix(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as one, store.writer() as two:
+        for t in range(10):
+            for offset, writer in ((0, one), (100, two)):
+                row = np.full(3, offset + t, np.float32)
+                writer.append(row, 0, 0.0, t == 9, next_obs=row + 1, serial=offset + t)
+        store.refresh()
+
+        assert sorted(e["serial"].tolist() for e in store.episodes) == [[*range(10)], [*range(100, 110)]]
+
+
+def test_a_reader_writes_nothing(tmp_store):
+    filled(tmp_store, chunk_bytes=64)
+    before = digest(tmp_store)
+    with dr.open(tmp_store) as store:
+        store.refresh()
+        store.info()
+        assert all_serials(store) == list(range(12))
+
+    assert digest(tmp_store) == before
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 10])
+def test_sampling_changes_no_file(tmp_store, n_step):
+    filled(tmp_store, steps=12)
+    before = digest(tmp_store)
+    with dr.open(tmp_store) as store:
+        sampler = dr.Sampler(store, dr.Transitions(n_step=n_step), batch_size=64, seed=0)
+        rewards = sampler.sample().numpy()["reward"]
+        sampler.close()
+
+    assert np.isfinite(rewards).all()
+    assert digest(tmp_store) == before
+
+
+def test_what_a_killed_writer_committed_is_kept_and_its_episode_becomes_a_cut(tmp_store):
+    dr.create(tmp_store, serial_schema()).close()
+    code = """
+import os, sys, diskreplay as dr
+from tests.testing.support import append_numbered
+writer = dr.open(sys.argv[1], mode="a").writer()
+append_numbered(writer, range(3))
+append_numbered(writer, range(3, 8), end="open")
+os._exit(0)
+"""
+    run_python(code, tmp_store)
+    with dr.open(tmp_store) as reader:
+        assert all_serials(reader) == list(range(8))
+    with dr.open(tmp_store, mode="a") as store:
+        with store.writer() as writer:
+            append_numbered(writer, range(8, 10))
+        store.refresh()
+
+        assert all_serials(store) == list(range(10))
+        assert [episode.cut for episode in store.episodes] == [False, True, False]
+        assert store.episodes[1].obs[-1, 0] == 8
+
+
+def test_rows_are_seen_through_a_mapping_that_was_made_before_they_were_written(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store, dr.open(tmp_store) as reader, store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        reader.refresh()
+        first = reader.episodes[0].obs
+        append_numbered(writer, range(3, 6), end="open")
+        reader.refresh()
+        later = reader.episodes[0].obs
+
+        assert later[:, 0].tolist() == list(range(7))
+        assert np.shares_memory(first, later)
+
+
+def test_info_tells_steps_episodes_and_segments(tmp_store):
+    filled(tmp_store)
+    with dr.open(tmp_store) as store:
+        info = store.info()
+
+    assert (info["steps"], info["episodes"]["total"], len(info["segments"])) == (12, 3, 1)
+
+
+def test_a_corrupt_store_object_cannot_be_used_after_close(tmp_store):
+    filled(tmp_store)
+    store = dr.open(tmp_store, mode="a")
+    store.close()
+
+    with pytest.raises(dr.ReplayError):
+        store.writer()

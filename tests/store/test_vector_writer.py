@@ -1,0 +1,251 @@
+"""VectorWriter: lanes that advance on their own."""
+
+import numpy as np
+import pytest
+import zarr
+
+import diskreplay as dr
+from tests.testing.support import quiet, serial_schema
+
+LANES = 4
+
+
+@pytest.fixture
+def store(tmp_store):
+    schema = serial_schema(
+        obs={"image": dr.Field((2, 2), "uint8"), "state": (dr.Field((), "float64"), dr.Field((3,), "bool"))},
+        episode={"seed": dr.Field((), "int64")},
+    )
+    with dr.create(tmp_store, schema, chunk_bytes=256) as store:
+        yield store
+
+
+def obs(values):
+    """A nested observation of every lane that holds `values`."""
+    values = np.asarray(values)
+    image = np.broadcast_to(values[:, None, None], (*values.shape, 2, 2)).astype(np.uint8)
+    return {"image": image, "state": (values.astype(float), np.zeros((*values.shape, 3), bool))}
+
+
+def append(writer, t, terminated=False, **kwargs):
+    """Step t of every lane: lane i has the serial 100 i + t, and sees 10 i + t."""
+    lanes = np.arange(LANES)
+    ends = np.broadcast_to(terminated, LANES)
+    writer.append(
+        obs(10 * lanes + t),
+        lanes,
+        np.full(LANES, t, float),
+        ends,
+        np.zeros(LANES, bool),
+        serial=100 * lanes + t,
+        **kwargs,
+    )
+
+
+def serials(store):
+    store.refresh()
+    return [episode["serial"].tolist() for episode in store.episodes]
+
+
+def test_each_lane_is_an_episode(store):
+    with store.writer(num_envs=LANES) as writer:
+        for t in range(3):
+            append(writer, t, terminated=t == 2)
+
+    assert sorted(serials(store)) == [[100 * i, 100 * i + 1, 100 * i + 2] for i in range(LANES)]
+    assert {tuple(e.obs["image"][:, 0, 0].tolist()) for e in store.episodes} == {
+        (10 * i, 10 * i + 1, 10 * i + 2) for i in range(LANES)
+    }
+
+
+def test_lanes_end_on_their_own(store):
+    with store.writer(num_envs=LANES) as writer:
+        for t in range(6):
+            append(writer, t, terminated=[t == 1, t == 3, False, t % 2 == 1])
+
+    assert sorted(map(len, serials(store))) == [2, 2, 2, 2, 2, 4, 4, 6]
+    assert sum(episode.cut for episode in store.episodes) == 3
+
+
+def test_a_mask_skips_lanes(store):
+    with store.writer(num_envs=LANES) as writer:
+        append(writer, 0)
+        append(writer, 1, mask=[True, False, True, False])
+        append(writer, 2, mask=np.zeros(LANES, bool))
+        append(writer, 3)
+
+    assert sorted(serials(store)) == [[0, 1, 3], [100, 103], [200, 201, 203], [300, 303]]
+
+
+def test_next_obs_of_an_ended_lane_is_its_final_observation(store):
+    with store.writer(num_envs=LANES) as writer:
+        append(writer, 0, terminated=[True, False, True, False], next_obs=obs([90, 11, 92, 31]))
+        append(writer, 1, next_obs=obs([2, 12, 22, 32]))
+        store.refresh()
+        ended = [episode for episode in store.episodes if episode.terminated]
+
+        assert sorted(episode.obs["image"][-1, 0, 0] for episode in ended) == [90, 92]
+        assert sorted(map(len, store.episodes)) == [1, 1, 1, 1, 2, 2]
+
+
+def test_only_the_lane_that_does_not_continue_is_cut(store):
+    with store.writer(num_envs=LANES) as writer:
+        append(writer, 0, next_obs=obs([1, 11, 77, 31]))
+        append(quiet(writer), 1)
+        store.refresh()
+
+        cut = [episode for episode in store.episodes if episode.cut]
+        assert [episode["serial"].tolist() for episode in cut] == [[200]]
+        assert cut[0].obs["image"][-1, 0, 0] == 77
+
+
+def test_episode_values_belong_to_the_lanes_that_end(store):
+    with store.writer(num_envs=LANES) as writer:
+        append(writer, 0, terminated=[True, False, True, False], episode={"seed": [5, 6, 7, 8]})
+        append(writer, 1, terminated=True, episode={"seed": [1, 2, 3, 4]})
+        store.refresh()
+
+        seeds = {int(episode["serial"][0]): int(episode["seed"]) for episode in store.episodes}
+        assert seeds == {0: 5, 200: 7, 1: 1, 100: 2, 201: 3, 300: 4}
+
+
+def test_end_episode_cuts_the_lanes_of_its_mask(store):
+    with store.writer(num_envs=LANES) as writer:
+        append(writer, 0)
+        writer.end_episode(
+            final_obs=obs([50, 51, 52, 53]), mask=[False, True, False, True], episode={"seed": [1, 2, 3, 4]}
+        )
+        append(writer, 1)
+        store.refresh()
+
+        cut = [episode for episode in store.episodes if episode.cut]
+        assert sorted((int(e["seed"]), int(e.obs["image"][-1, 0, 0])) for e in cut) == [(2, 51), (4, 53)]
+        assert sorted(serials(store)) == [[0, 1], [100], [101], [200, 201], [300], [301]]
+
+
+def test_append_episode_fills_one_lane(store):
+    with store.writer(num_envs=LANES) as writer:
+        append(writer, 0)
+        writer.append_episode(
+            2, obs(np.arange(4)), np.arange(3), np.ones(3), terminated=True, serial=np.arange(700, 703)
+        )
+        append(writer, 1)
+        store.refresh()
+
+        assert sorted(serials(store)) == [[0, 1], [100, 101], [200], [201], [300, 301], [700, 701, 702]]
+
+
+def test_one_lane_has_a_leading_axis_too(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer(num_envs=1) as writer:
+        writer.append(np.zeros((1, 3)), [0], [1.0], [True], [False], serial=[5])
+        store.refresh()
+
+        assert store.episodes[0].obs.shape == (1, 3)
+        assert store.episodes[0].terminated
+
+
+def test_a_thousand_lanes_share_one_set_of_files(tmp_store):
+    lanes, steps = 1000, 5
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=1 << 16) as store:
+        with store.writer(num_envs=lanes) as writer:
+            for t in range(steps):
+                rows = np.arange(lanes)
+                writer.append(
+                    np.broadcast_to(rows[:, None], (lanes, 3)).astype(np.float32),
+                    rows,
+                    rows.astype(float),
+                    np.full(lanes, t == steps - 1),
+                    np.zeros(lanes, bool),
+                    serial=rows * steps + t,
+                )
+        store.refresh()
+
+        assert len(store) == lanes * steps
+        assert {tuple(e["serial"].tolist()) for e in store.episodes} == {
+            tuple(range(i * steps, i * steps + steps)) for i in range(lanes)
+        }
+        assert len(list((tmp_store / "segments").glob("0*"))) == 1
+
+
+def test_lanes_in_the_layout_of_one_group_an_episode(tmp_store):
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        with store.writer(num_envs=3) as writer:
+            for t in range(6):
+                rows = np.arange(3)
+                writer.append(
+                    np.zeros((3, 3)),
+                    rows,
+                    np.ones(3),
+                    [t % 2 == 1, t % 3 == 2, False],
+                    np.zeros(3, bool),
+                    serial=100 * rows + t,
+                )
+        store.refresh()
+
+        assert sorted(map(len, store.episodes)) == [2, 2, 2, 3, 3, 6]
+        assert len({int(episode.ids[0]) >> 35 for episode in store.episodes}) == 6
+
+
+FIRST, CUT = 4, 16
+
+
+def first_flags(store, lane):
+    """The flags of the first row of each of a lane's episodes, oldest first."""
+    store.refresh()
+    flags = []
+    for episode in store.episodes:
+        if episode.lane == lane:
+            done = zarr.open_group(store.path, mode="r")[f"segments/{episode.segment:08d}/done"]
+            flags.append(int(done[lane, int(episode.ids[0] & (2**35 - 1)) // done.shape[0]]))
+    return flags
+
+
+def cut_for_room(store, writer):
+    """Open an episode in lane 0, and fill two segments through lane 1, so that lane 0 has to leave the first."""
+    rows = np.zeros((2, 3), np.float32)
+    common = {"action": [0, 0], "reward": [0.0, 0.0], "terminated": [False] * 2, "truncated": [False] * 2}
+    writer.append(rows, **common, next_obs=rows + 1, mask=[True, False], serial=[0, 0])
+    first = 100
+    store.refresh()
+    while not any(episode.cut for episode in store.episodes):
+        assert first < 3000, "the first segment is never given up"
+        block = {"action": np.zeros(3, int), "reward": np.zeros(3), "serial": np.arange(first, first + 3)}
+        writer.append_episode(1, np.zeros((4, 3)), **block, terminated=True)
+        first += 3
+        store.refresh()
+
+    def go_on(obs):
+        """Append a step of lane 0 that starts from `obs`."""
+        obs = np.full((2, 3), obs, np.float32)
+        quiet(writer).append(obs, **common, next_obs=obs + 1, mask=[True, False], serial=[1, 1])
+
+    return go_on
+
+
+@pytest.fixture
+def rolling(tmp_store):
+    with dr.create(tmp_store, serial_schema(), segment_steps=8) as store:
+        yield store
+
+
+def test_an_episode_that_was_cut_for_room_goes_on_as_a_continuation(rolling):
+    with rolling.writer(num_envs=2) as writer:
+        cut_for_room(rolling, writer)(1)
+
+        assert first_flags(rolling, 0) == [FIRST, FIRST | CUT]
+
+
+def test_an_observation_that_does_not_continue_an_episode_cut_for_room_starts_another(rolling):
+    with rolling.writer(num_envs=2) as writer:
+        cut_for_room(rolling, writer)(50)
+
+        assert first_flags(rolling, 0) == [FIRST, FIRST]
+
+
+def test_what_follows_end_episode_is_no_continuation(rolling):
+    with rolling.writer(num_envs=2) as writer:
+        go_on = cut_for_room(rolling, writer)
+        writer.end_episode(mask=[True, False])
+        go_on(1)
+
+        assert first_flags(rolling, 0) == [FIRST, FIRST]

@@ -1,0 +1,328 @@
+"""Writer: one environment's steps into episodes."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import diskreplay as dr
+from diskreplay.testing import ModelStore, check_store
+from diskreplay.testing.scripts import play
+from diskreplay.testing.strategies import schemas, writer_plans
+from tests.testing.support import append_numbered, quiet, scratch, serial_schema
+
+
+@pytest.fixture
+def store(tmp_store):
+    with dr.create(tmp_store, serial_schema(episode={"seed": dr.Field((), "int64")}), chunk_bytes=256) as store:
+        yield store
+
+
+def obs(value):
+    return np.full(3, value, np.float32)
+
+
+def lengths(store):
+    store.refresh()
+    return [len(episode) for episode in store.episodes]
+
+
+def sampleable(store, n_step=1):
+    """All ids that an n-step view of the store draws."""
+    store.refresh()
+    sampler = dr.Sampler(store, dr.Transitions(n_step=n_step), batch_size=400, seed=0)
+    try:
+        return set(sampler.sample().numpy()["index"].tolist())
+    except dr.NotEnoughData:
+        return set()
+    finally:
+        sampler.close()
+
+
+@settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
+@given(
+    schemas(),
+    st.lists(writer_plans(max_steps=30), min_size=1, max_size=3),
+    st.sampled_from((256, 1024, 4096)),
+    st.none() | st.integers(1, 100) | st.just("episode"),
+)
+def test_every_episode_equals_the_model_and_a_fresh_reader_finds_the_same(schema, plans, chunk_bytes, segment_steps):
+    with scratch() as folder:
+        path, model, writers, serial = Path(folder) / "store", ModelStore(), [], 0
+        with dr.create(path, schema, chunk_bytes=chunk_bytes, segment_steps=segment_steps) as store:
+            for plan in plans:
+                writers.append((store.writer(plan.num_envs), model.writer(plan.num_envs)))
+                serial = play(plan, schema, [quiet(writers[-1][0]), writers[-1][1]], serial)
+            store.refresh()
+            ids = check_store(store, model, length_cuts=segment_steps is not None)
+            for pair in writers:
+                for writer in pair:
+                    writer.close()
+        with dr.open(path) as reader:
+            assert check_store(reader, model) == ids
+
+
+def test_a_step_with_next_obs_is_sampleable_at_once(store):
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, False, next_obs=obs(1), serial=0)
+
+        assert lengths(store) == [1]
+        assert sampleable(store) == {int(store.episodes[0].ids[0])}
+        assert store.episodes[0].obs.tolist() == [[0] * 3, [1] * 3]
+
+
+def test_a_step_without_next_obs_is_sampleable_when_the_following_one_is_there(store):
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, False, serial=0)
+        assert lengths(store) == [1]
+        assert sampleable(store) == set()
+
+        writer.append(obs(1), 0, 1.0, False, serial=1)
+        assert lengths(store) == [2]
+        assert sampleable(store) == {int(store.episodes[0].ids[0])}
+
+
+def test_a_terminated_step_is_sampleable_without_a_final_observation(store):
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, True, serial=0)
+
+    assert sampleable(store) == set(store.episodes[0].ids.tolist())
+
+
+def test_a_truncated_last_step_without_final_observation_is_not_sampleable(store):
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, False, serial=0)
+        writer.append(obs(1), 0, 1.0, False, True, serial=1)
+
+    assert lengths(store) == [2]
+    assert sampleable(store) == {int(store.episodes[0].ids[0])}
+
+
+@pytest.mark.parametrize(
+    ("flags", "ends"),
+    [((True, False), (True, False, False)), ((False, True), (False, True, False)), ((True, True), (True, True, False))],
+)
+def test_an_episode_says_how_it_ended(store, flags, ends):
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, *flags, next_obs=obs(1), serial=0)
+        store.refresh()
+        episode = store.episodes[0]
+
+        assert (episode.terminated, episode.truncated, episode.cut) == ends
+
+
+def test_close_cuts_what_is_open_and_keeps_the_newest_observation(store):
+    writer = store.writer()
+    append_numbered(writer, range(3), end="open")
+    store.refresh()
+    assert not store.episodes[0].cut
+    writer.close()
+    store.refresh()
+
+    (episode,) = store.episodes
+    assert (episode.terminated, episode.truncated, episode.cut) == (False, True, True)
+    assert episode.obs[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_end_episode_takes_a_final_observation_and_values(store):
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, False, serial=0)
+        writer.end_episode(final_obs=obs(9), episode={"seed": 7})
+        store.refresh()
+        (episode,) = store.episodes
+
+        assert episode.cut
+        assert episode.obs[-1].tolist() == [9, 9, 9]
+        assert episode["seed"] == 7
+
+
+def test_end_episode_takes_values_without_a_final_observation(store):
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, False, serial=0)
+        writer.end_episode(episode={"seed": 7})
+        append_numbered(writer, range(1, 3))
+        store.refresh()
+
+        assert lengths(store) == [1, 2]
+        assert [episode["seed"] for episode in store.episodes] == [7, None]
+        assert store.episodes[0].obs.shape == (1, 3)
+
+
+def test_end_episode_does_nothing_when_none_is_open(store):
+    with store.writer() as writer:
+        writer.end_episode()
+        append_numbered(writer, range(2))
+        writer.end_episode(final_obs=obs(0), episode={"seed": 1})
+
+        assert lengths(store) == [2]
+        assert not store.episodes[0].cut
+        assert store.episodes[0]["seed"] is None
+
+
+def test_an_observation_that_does_not_continue_cuts_the_episode_and_warns_once(store):
+    with store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        with pytest.warns(UserWarning, match=r"differs from the next_obs.*cut"):
+            writer.append(obs(50), 0, 1.0, False, next_obs=obs(51), serial=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            writer.append(obs(60), 0, 1.0, True, next_obs=obs(61), serial=4)
+
+        assert lengths(store) == [3, 1, 1]
+        assert [episode.cut for episode in store.episodes] == [True, True, False]
+        assert [episode.obs[-1, 0] for episode in store.episodes] == [3, 51, 61]
+
+
+def test_info_counts_the_cuts(store):
+    with store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        append_numbered(quiet(writer), range(10, 12))
+        store.refresh()
+
+        assert store.info()["episodes"]["cut"] == 1
+
+
+def test_a_continuation_is_compared_by_bytes_so_nan_continues(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        for t in range(3):
+            writer.append(obs(np.nan), 0, 0.0, False, next_obs=obs(np.nan), serial=t)
+
+        assert lengths(store) == [3]
+
+
+def test_an_array_that_the_caller_reuses_does_not_change_what_was_stored(store):
+    buffer = np.zeros(3, np.float32)
+    with store.writer() as writer:
+        for t in range(4):
+            buffer[:] = t
+            writer.append(buffer, t, float(t), t == 3, serial=t)
+        store.refresh()
+
+        assert store.episodes[0].obs[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_reused_next_obs_array_that_changed_in_between_does_not_pass_as_its_continuation(store):
+    buffer = np.ones(3, np.float32)
+    with store.writer() as writer:
+        writer.append(obs(0), 0, 1.0, False, next_obs=buffer, serial=0)
+        buffer[:] = 7
+        quiet(writer).append(buffer, 0, 1.0, True, serial=1)
+        store.refresh()
+
+        assert [episode.obs[:, 0].tolist() for episode in store.episodes] == [[0, 1], [7]]
+
+
+def test_append_episode_with_and_without_final_observation(store):
+    with store.writer() as writer:
+        arrays = {"action": np.arange(5), "reward": np.arange(5.0)}
+        rows = np.arange(18, dtype=np.float32).reshape(6, 3)
+        writer.append_episode(rows, **arrays, terminated=False, truncated=True, serial=np.arange(5))
+        writer.append_episode(rows[:5], **arrays, terminated=True, episode={"seed": 3}, serial=np.arange(5, 10))
+        writer.append_episode(rows, **arrays, terminated=False, serial=np.arange(10, 15))
+        store.refresh()
+
+        assert [len(episode.obs) for episode in store.episodes] == [6, 5, 6]
+        assert [episode.cut for episode in store.episodes] == [False, False, True]
+        assert [episode["seed"] for episode in store.episodes] == [None, 3, None]
+        assert store.episodes[1].reward.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_append_episode_cuts_the_open_one_first(store):
+    with store.writer() as writer:
+        append_numbered(writer, range(2), end="open")
+        writer.append_episode(np.zeros((4, 3)), np.zeros(3, int), np.zeros(3), terminated=True, serial=np.arange(2, 5))
+
+        assert lengths(store) == [2, 3]
+        assert [episode.cut for episode in store.episodes] == [True, False]
+
+
+def test_values_enter_by_the_casting_rules(store):
+    torch = pytest.importorskip("torch")
+    with store.writer() as writer:
+        writer.append([0, 1, 2], np.uint8(3), 1, np.bool_(False), next_obs=torch.ones(3, requires_grad=True), serial=0)
+        writer.append(torch.ones(3), torch.tensor(4), torch.tensor(2.0, requires_grad=True), True, serial=np.int8(1))
+        store.refresh()
+        (episode,) = store.episodes
+
+        assert episode.obs.tolist() == [[0, 1, 2], [1, 1, 1]]
+        assert episode.action.tolist() == [3, 4]
+        assert episode.reward.tolist() == [1, 2]
+
+
+def test_lane_sized_episodes_fill_many_segments_in_order(tmp_store):
+    with dr.create(tmp_store, serial_schema(), segment_steps=20, chunk_bytes=64) as store:
+        with store.writer() as writer:
+            for first in range(0, 500, 5):
+                append_numbered(writer, range(first, first + 5))
+        store.refresh()
+
+        ids = np.concatenate([episode.ids for episode in store.episodes])
+        assert [int(s) for episode in store.episodes for s in episode["serial"]] == list(range(500))
+        assert (np.diff(ids) > 0).all()
+        assert len(np.unique(ids >> 35)) > 10
+
+
+def test_an_endless_episode_is_cut_so_that_segments_end(tmp_store):
+    with dr.create(tmp_store, serial_schema(), segment_steps=20, chunk_bytes=64) as store, store.writer() as writer:
+        append_numbered(writer, range(300), end="open")
+        store.refresh()
+
+        assert [int(s) for episode in store.episodes for s in episode["serial"]] == list(range(300))
+        assert all(episode.cut for episode in store.episodes[:-1])
+        assert len(store.episodes) > 3
+        # Every cut kept the observation it goes on from: all steps are sampleable.
+        assert len(sampleable(store)) > 0.7 * 300
+        assert all(len(episode.obs) == len(episode) + 1 for episode in store.episodes)
+
+
+def test_one_group_an_episode(tmp_store):
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        with store.writer() as writer:
+            for first in range(0, 60, 3):
+                append_numbered(writer, range(first, first + 3))
+        store.refresh()
+
+        assert len({int(episode.ids[0]) >> 35 for episode in store.episodes}) == 20
+        assert lengths(store) == [3] * 20
+
+
+def test_flush_may_be_called_at_any_time(store):
+    with store.writer() as writer:
+        writer.flush()
+        append_numbered(writer, range(3), end="open")
+        writer.flush()
+        append_numbered(writer, range(3, 6))
+        writer.flush()
+
+        assert lengths(store) == [6]
+
+
+@pytest.mark.parametrize("durability", ["none", "episode", 0.01])
+def test_every_durability_stores_the_same(tmp_store, durability):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer(durability=durability) as writer:
+        append_numbered(writer, range(5))
+        append_numbered(writer, range(5, 8))
+
+        assert lengths(store) == [5, 3]
+
+
+def test_close_may_be_repeated_and_the_store_can_be_closed_first(tmp_store):
+    store = dr.create(tmp_store, serial_schema())
+    writer = store.writer()
+    append_numbered(writer, range(3), end="open")
+    store.close()
+    writer.close()
+    writer.close()
+
+    with dr.open(tmp_store) as reader:
+        assert [len(episode) for episode in reader.episodes] == [3]
+        assert reader.episodes[0].cut
+
+
+def test_a_writer_that_is_only_opened_stores_nothing(store):
+    store.writer().close()
+
+    assert lengths(store) == []
+    assert len(store) == 0
