@@ -1,0 +1,112 @@
+"""How kernels are compiled, and the few instructions on raw addresses that Python cannot write.
+
+The only module that imports numba. Importing it costs a third of a second, so nothing imports this module before a
+reader is built. `DISKREPLAY_KERNELS=plain` leaves numba alone and selects the plain twins.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+COMPILED = os.environ.get("DISKREPLAY_KERNELS", "").strip().lower() != "plain"
+if COMPILED:
+    try:
+        import numba
+        from llvmlite import ir  # type: ignore[import-untyped]
+        from numba.core import cgutils, types
+        from numba.extending import intrinsic
+    except ImportError as error:
+        COMPILED = False
+        warnings.warn(f"numba cannot be imported ({error}): sampling uses the slow plain kernels", RuntimeWarning, 2)
+
+if COMPILED:
+    _BYTE_POINTER = ir.IntType(8).as_pointer()
+
+    def _load_byte(typing_context: Any, address: Any) -> Any:
+        """Read the byte at an address."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(builder.inttoptr(args[0], _BYTE_POINTER))
+
+        return types.uint8(types.int64), generate
+
+    def _copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+        """Copy `count` bytes from one address to another; the ranges do not overlap."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            to, origin = (builder.inttoptr(a, _BYTE_POINTER) for a in args[:2])
+            cgutils.raw_memcpy(builder, to, origin, args[2], 1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), generate
+
+    def _load_int(typing_context: Any, address: Any) -> Any:
+        """Read the int64 at an address."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+        return types.int64(types.int64), generate
+
+    def _zero_bytes(typing_context: Any, target: Any, count: Any) -> Any:
+        """Set `count` bytes from an address on to zero."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            cgutils.memset(builder, builder.inttoptr(args[0], _BYTE_POINTER), args[1], 0)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    def _prefetch(typing_context: Any, address: Any) -> Any:
+        """Start to load the cache line of an address; it need not be mapped."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            number = ir.IntType(32)
+            signature = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, number, number, number])
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE_POINTER], signature)
+            for_reading, keep_in_all_caches, data = number(0), number(3), number(1)
+            builder.call(prefetch, [builder.inttoptr(args[0], _BYTE_POINTER), for_reading, keep_in_all_caches, data])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    # Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
+    load_byte: Any = intrinsic(_load_byte)
+    load_int: Any = intrinsic(_load_int)
+    copy_bytes: Any = intrinsic(_copy_bytes)
+    zero_bytes: Any = intrinsic(_zero_bytes)
+    prefetch: Any = intrinsic(_prefetch)
+
+    # Inputs are typed read-only, which accepts writable arrays too: one compiled version serves both.
+    _TYPES: dict[str, Any] = {
+        "int": types.int64,
+        "float": types.float64,
+        "none": types.void,
+        "ints": types.Array(types.int64, 1, "C", readonly=True),
+        "ints2": types.Array(types.int64, 2, "C", readonly=True),
+        "bools": types.Array(types.boolean, 1, "C", readonly=True),
+        "bytes": types.Array(types.uint8, 1, "C", readonly=True),
+        "floats2": types.Array(types.float64, 2, "C", readonly=True),
+        "out_ints": types.Array(types.int64, 1, "C"),
+        "out_ints2": types.Array(types.int64, 2, "C"),
+        "out_bytes": types.Array(types.uint8, 1, "C"),
+        "out_bytes2": types.Array(types.uint8, 2, "C"),
+        "out_floats": types.Array(types.float64, 1, "C"),
+        "out_floats32": types.Array(types.float32, 1, "C"),
+        "out_bools": types.Array(types.boolean, 1, "C"),
+    }
+
+
+def kernel(result: str, *arguments: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function for one signature, cached on disk; without numba, leave it as it is (nobody calls it then)."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not COMPILED:
+            return function
+        signature = _TYPES[result](*(_TYPES[a] for a in arguments))
+        # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
+        compiled: Callable[..., Any] = numba.njit(signature, nogil=True, cache=True)(function)
+        return compiled
+
+    return decorate

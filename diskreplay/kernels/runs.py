@@ -1,0 +1,36 @@
+"""Ids in arithmetic runs: the form in which views hand their ids to distributions. Plain numpy, no compiled code."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEGMENT_SHIFT = 35
+WITHIN_SEGMENT = (1 << SEGMENT_SHIFT) - 1
+
+
+class IdRuns(NamedTuple):
+    """Runs of ids: run `i` is `first[i] + j * stride[i]` for `0 <= j < count[i]`; three int64 arrays of one length."""
+
+    first: NDArray[np.int64]
+    stride: NDArray[np.int64]
+    count: NDArray[np.int64]  # type: ignore[assignment]  # nobody counts the elements of this tuple
+
+
+def after_frontier(runs: IdRuns, frontier: int) -> IdRuns:
+    """Drop from each run the ids below `frontier`; a run that lies below it whole keeps its place with count 0."""
+    first, stride, count = runs
+    if not len(first) or frontier <= int(first.min()):
+        return runs
+    hidden = np.clip(-((first - frontier) // stride), 0, count)
+    return IdRuns(first + hidden * stride, stride, count - hidden)
+
+
+def keep(runs: IdRuns, where: NDArray[np.bool_]) -> IdRuns:
+    """Select the runs at which `where` is true."""
+    return IdRuns(runs.first[where], runs.stride[where], runs.count[where])
+
+
+def joined(parts: list[IdRuns]) -> IdRuns:
+    """Concatenate several sets of runs."""
+    return IdRuns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

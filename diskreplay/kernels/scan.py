@@ -1,0 +1,232 @@
+"""Find the window of every id among the flags of its lane: where it starts, how many steps it has, how it ends.
+
+Bounds are derived from `done`, one byte a row around the step: the flags are the only record of where episodes start
+and end, so no second table can disagree with them.
+"""
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels import jit
+from diskreplay.kernels.gather import row_address
+from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
+
+if jit.COMPILED:
+    from diskreplay.kernels.jit import load_byte, prefetch
+
+Ints = NDArray[np.int64]
+
+# Rows of `windows`, one column an id.
+SLOT, LANE, ROW = 0, 1, 2
+FLOOR = 3  # the oldest row that a stack may show: the episode's first, or the first that retention has left
+AFTER = 4  # the row k steps later
+OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
+STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
+K = 7  # the steps of the window
+WINDOW_ROWS = 8
+
+TERMINATED, TRUNCATED, FIRST, OBSERVATION_ONLY, CUT, END_MARKER = 1, 2, 4, 8, 16, 32
+NO_STEP = OBSERVATION_ONLY | END_MARKER
+
+
+@jit.kernel(
+    "int", "ints", "int", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "bools",
+    "ints", "ints", "ints", "ints", "out_ints2", "out_bytes",
+)  # fmt: skip
+def scan(
+    ids: Ints,
+    n: int,
+    stack: int,
+    whole: int,
+    origin: int,
+    frontier: int,
+    lanes: Ints,
+    lane_base: Ints,
+    committed: Ints,
+    observed: Ints,
+    sealed: NDArray[np.bool_],
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    bases: Ints,
+    windows: Ints,
+    ends: NDArray[np.uint8],
+) -> int:
+    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id.
+
+    `stack` rows up to the step's own are looked at for the episode's start. With `whole`, row AFTER of an open episode
+    must be a step and not only an observation. `ends` gets bit 1 where the window reaches the end of a terminated
+    episode, bit 2 of a truncated or cut one. Returns the first id that has no such window or whose flags are not
+    mapped, or -1.
+    """
+    # No helper takes arrays here: numba would count references to each of them in every round.
+    located = 0
+    while located < ids.size:
+        slot = (ids[located] >> SEGMENT_SHIFT) - origin
+        if ids[located] < frontier or slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
+            break
+        position = ids[located] & WITHIN_SEGMENT
+        row = position // lanes[slot]
+        lane = position - row * lanes[slot]
+        c = first_chunk[slot] + (row >> shift[slot])
+        if row >= committed[lane_base[slot] + lane] or c < 0 or c >= bases.size:
+            break
+        prefetch(bases[c] + (lane << shift[slot]) + (row & ((1 << shift[slot]) - 1)))
+        windows[SLOT, located], windows[LANE, located], windows[ROW, located] = slot, lane, row
+        located += 1
+
+    for i in range(located):
+        slot, lane, row = windows[SLOT, i], windows[LANE, i], windows[ROW, i]
+        stop = committed[lane_base[slot] + lane]
+        bits, mask = shift[slot], (1 << shift[slot]) - 1
+        first, count = first_chunk[slot], min(chunks[slot], bases.size - first_chunk[slot])
+        chunk = row >> bits
+        if chunk >= count or bases[first + chunk] == 0:
+            return i
+        base = bases[first + chunk] + (lane << bits)
+        flags = load_byte(base + (row & mask))
+        if flags & NO_STEP:
+            return i
+
+        kept = 0
+        if ids[i] >> SEGMENT_SHIFT == frontier >> SEGMENT_SHIFT:
+            kept = ((frontier & WITHIN_SEGMENT) - lane + lanes[slot] - 1) // lanes[slot]
+        floor, at_floor = row, flags
+        while floor > kept and row - floor < stack - 1 and not at_floor & FIRST:
+            floor -= 1
+            if floor >> bits != chunk:
+                chunk = floor >> bits
+                if bases[first + chunk] == 0:
+                    return i
+                base = bases[first + chunk] + (lane << bits)
+            at_floor = load_byte(base + (floor & mask))
+
+        if chunk != row >> bits:
+            chunk = row >> bits
+            base = bases[first + chunk] + (lane << bits)
+        k = 1
+        final = False
+        while True:
+            after = row + k
+            following = 0
+            if after < stop:
+                if after >> bits != chunk:
+                    chunk = after >> bits
+                    if chunk >= count or bases[first + chunk] == 0:
+                        return i
+                    base = bases[first + chunk] + (lane << bits)
+                following = load_byte(base + (after & mask))
+            if flags & (TERMINATED | TRUNCATED):
+                end, final = flags, following & OBSERVATION_ONLY != 0
+                break
+            if after >= stop and not sealed[slot]:
+                if k != n or whole or after >= observed[lane_base[slot] + lane]:
+                    return i
+                end, final = 0, True
+                break
+            if following & NO_STEP:
+                end, final = following | (following & CUT) >> 3, following & OBSERVATION_ONLY != 0
+                break
+            if after >= stop or following & FIRST:
+                end = TRUNCATED
+                break
+            if k == n:
+                end, final = 0, True
+                break
+            flags = following
+            k += 1
+
+        at_end = end & (TERMINATED | TRUNCATED)
+        if at_end and not final and not at_end & TERMINATED:
+            # There is nothing to bootstrap from behind the last step: the window ends at that step's observation.
+            k -= 1
+            if k == 0:
+                return i
+            at_end, final = 0, True
+            after -= 1
+        windows[FLOOR, i] = floor
+        windows[AFTER, i] = after
+        windows[OBS_STOP, i] = after + 1 if final else 0
+        windows[STEP_STOP, i] = after + 1 if not at_end and after < stop else 0
+        windows[K, i] = k
+        ends[i] = at_end
+    return -1 if located == ids.size else located
+
+
+def scan_plain(
+    ids: Ints,
+    n: int,
+    stack: int,
+    whole: int,
+    origin: int,
+    frontier: int,
+    lanes: Ints,
+    lane_base: Ints,
+    committed: Ints,
+    observed: Ints,
+    sealed: NDArray[np.bool_],
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    bases: Ints,
+    windows: Ints,
+    ends: NDArray[np.uint8],
+) -> int:
+    """Do what `scan` does: find the whole episode around each step first, then cut the window out of it."""
+    for i, step_id in enumerate(ids.tolist()):
+        slot, position = (step_id >> SEGMENT_SHIFT) - origin, step_id & WITHIN_SEGMENT
+        if step_id < frontier or not 0 <= slot < len(lanes) or lanes[slot] <= 0:
+            return i
+        row, lane = divmod(position, int(lanes[slot]))
+        stop, seen = int(committed[lane_base[slot] + lane]), int(observed[lane_base[slot] + lane])
+        same_segment = frontier >> SEGMENT_SHIFT == step_id >> SEGMENT_SHIFT
+        hidden = (frontier & WITHIN_SEGMENT) if same_segment else 0
+        kept = sum(1 for r in range(min(row, hidden)) if r * int(lanes[slot]) + lane < hidden)
+        oldest, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
+        flags: dict[int, int] = {}
+        for r in range(oldest, max(newest, row + 1)):
+            address = row_address(slot, lane, r, first_chunk, chunks, shift, lanes, bases, 1)
+            if r < stop and address:
+                flags[r] = ctypes.string_at(address, 1)[0]
+        if row not in flags or flags[row] & NO_STEP:
+            return i
+        floor = row
+        while floor > oldest and not flags[floor] & FIRST:
+            floor -= 1
+            if floor not in flags:
+                return i
+
+        steps = [row]  # the episode's steps from `row` on, as far as they are needed
+        while not flags[steps[-1]] & (TERMINATED | TRUNCATED):
+            r = steps[-1] + 1
+            if r not in flags or flags[r] & (NO_STEP | FIRST) or (n > 0 and len(steps) == n + 1):
+                break
+            steps.append(r)
+        behind = steps[-1] + 1
+        if behind < newest and behind not in flags:
+            return i
+        longer = 0 < n < len(steps)
+        over = flags.get(behind, 0) if behind < stop else None
+        if longer:
+            end, k, final = 0, n, True
+        elif flags[steps[-1]] & (TERMINATED | TRUNCATED):
+            end, k, final = flags[steps[-1]] & 3, len(steps), bool((over or 0) & OBSERVATION_ONLY)
+        elif over is None and not sealed[slot]:
+            if n != len(steps) or whole or behind >= seen:
+                return i
+            end, k, final = 0, n, True
+        elif over is not None and over & NO_STEP:
+            end = (over & 3) | (TRUNCATED if over & CUT else 0)
+            k, final = len(steps), bool(over & OBSERVATION_ONLY)
+        else:
+            end, k, final = TRUNCATED, len(steps), False
+        if end and not end & TERMINATED and not final:
+            end, k, final = 0, k - 1, True
+        if k == 0:
+            return i
+        after = row + k
+        windows[:, i] = slot, lane, row, floor, after, after + 1 if final else 0, after + 1 if after in steps else 0, k
+        ends[i] = end
+    return -1

@@ -1,0 +1,26 @@
+"""Every kernel beside its plain twin. The twin is the oracle in tests, and the fallback where numba is missing."""
+
+from collections.abc import Callable
+from typing import Any
+
+from diskreplay.kernels import jit
+from diskreplay.kernels.gather import gather, gather_plain
+from diskreplay.kernels.gather_leaves import gather_leaves, gather_leaves_plain
+from diskreplay.kernels.nstep import nstep, nstep_plain
+from diskreplay.kernels.pick import pick, pick_plain
+from diskreplay.kernels.scan import scan, scan_plain
+
+Kernel = Callable[..., Any]
+
+KERNELS: dict[str, tuple[Kernel, Kernel]] = {
+    "gather": (gather, gather_plain),
+    "gather_leaves": (gather_leaves, gather_leaves_plain),
+    "nstep": (nstep, nstep_plain),
+    "pick": (pick, pick_plain),
+    "scan": (scan, scan_plain),
+}
+
+
+def chosen(name: str) -> Kernel:
+    """Return the compiled kernel, or its twin where nothing is compiled."""
+    return KERNELS[name][0 if jit.COMPILED else 1]

@@ -1,0 +1,119 @@
+"""Memory for batches, used again and again, but never while a tensor of an earlier batch is alive.
+
+A slot's arrays are made once, and each batch's tensors are made of them. A tensor made of an array holds a reference to
+it, and so, through the tensor's storage, does every view of the tensor and every array made of one. When the arrays are
+referenced as often as they were before, nobody can see the memory any more. A lease object as the owner of each batch's
+memory would tell the same, at the cost of new arrays for each batch: 20 of the 140 microseconds of a small one.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diskreplay.views.base import ALIGNMENT, Block, Leaf, offsets
+
+Memory = NDArray[np.uint8]
+
+POISON = 0xFF  # NaN in every float dtype, -1 in every signed one
+
+
+def ordinary_memory(nbytes: int) -> Memory:
+    """Return fresh memory that starts at a cache line."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+class Slot:
+    """One piece of memory and the block laid out in it."""
+
+    def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
+        self.memory = memory
+        self.poisoned = True
+        self.lay_out(leaves, size)
+
+    def lay_out(self, leaves: Sequence[Leaf], size: int) -> None:
+        """Divide the memory anew; only while the slot is free."""
+        self.block = Block(leaves, size, self.memory)
+        self._references_when_free = self._references()
+
+    def _references(self) -> int:
+        return sum(map(sys.getrefcount, self.block.arrays))
+
+    @property
+    def free(self) -> bool:
+        """Whether no tensor of the last batch is left."""
+        return self._references() == self._references_when_free
+
+    def lend(self) -> list[torch.Tensor]:
+        """Return the block's arrays as tensors; the slot is free again when all of them are gone."""
+        return list(map(torch.from_numpy, self.block.arrays))
+
+
+class Ring:
+    """Slots, as many as batches are alive at once. Not thread-safe: one sampler, under its lock.
+
+    Parameters
+    ----------
+    allocate : callable
+        Returns uint8 memory of a size in bytes; pinned memory has the same form.
+    spare : int
+        Free slots that are kept.
+    debug : bool
+        Overwrite the memory of dead batches, so that a pointer that outlived its tensor reads NaN.
+    """
+
+    def __init__(
+        self, allocate: Callable[[int], Memory] = ordinary_memory, spare: int = 2, debug: bool = False
+    ) -> None:
+        self._allocate = allocate
+        self._spare = spare
+        self._debug = debug
+        self._slots: list[Slot] = []
+
+    def __len__(self) -> int:
+        """Count the slots, lent and free."""
+        return len(self._slots)
+
+    def take(self, leaves: Sequence[Leaf], size: int) -> Slot:
+        """Return a free slot laid out for `size` items; its contents are arbitrary."""
+        free = [slot for slot in self._slots if slot.free]
+        if self._debug:
+            _poison(free)
+        chosen: Slot | None = None
+        for slot in free:
+            if slot.block.size == size and slot.block.leaves is leaves:
+                chosen = slot
+                break
+        if chosen is None:
+            chosen = self._lay_out(free, leaves, size)
+        free = [slot for slot in free if slot is not chosen]
+        for slot in free[self._spare :]:
+            self._slots.remove(slot)
+        chosen.poisoned = False
+        return chosen
+
+    def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
+        """Return a new slot, in the memory of a free one where it is large enough."""
+        _, nbytes = offsets(leaves, size)
+        for slot in free:
+            if nbytes <= len(slot.memory) <= 2 * nbytes:
+                slot.lay_out(leaves, size)
+                return slot
+        slot = Slot(self._allocate(max(nbytes, 1)), leaves, size)
+        self._slots.append(slot)
+        return slot
+
+    def clear(self) -> None:
+        """Let go of all memory; batches that are alive keep theirs."""
+        self._slots.clear()
+
+
+def _poison(slots: list[Slot]) -> None:
+    for slot in slots:
+        if not slot.poisoned:
+            slot.memory.fill(POISON)
+            slot.poisoned = True

@@ -1,0 +1,47 @@
+"""Which episodes a sampler's `where` lets in."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.sampling.columns import OPEN, Columns
+
+
+class Admission:
+    """Asks about episodes: once about an ended one, at every look about an open one.
+
+    What it was told outlives the population: the ids of steps are stable, so a sampler keeps it when its view changes.
+
+    Parameters
+    ----------
+    ask : callable or None
+        Tells whether the episode that begins at an id counts: `ask(snapshot, first_id)`. None: all count.
+    """
+
+    def __init__(self, ask: Callable[[Any, int], bool] | None = None) -> None:
+        self._ask = ask
+        self._ended: dict[int, bool] = {}
+
+    def admit(self, snapshot: Any, episodes: Columns) -> Columns:
+        """Keep the episodes that count; those that are hidden whole are dropped unasked."""
+        if self._ask is None or not len(episodes.first):
+            return episodes
+        last = episodes.first + (episodes.steps - 1) * episodes.stride
+        asked = np.flatnonzero(last >= snapshot.frontier)
+        admitted = np.zeros(len(episodes.first), bool)
+        for i in asked:
+            first = int(episodes.first[i])
+            if first not in self._ended:
+                admitted[i] = self._ask(snapshot, first)
+                if not episodes.end[i] & OPEN:
+                    self._ended[first] = bool(admitted[i])
+            else:
+                admitted[i] = self._ended[first]
+        return episodes.select(admitted)
+
+    def keep_only(self, first_ids: NDArray[np.int64]) -> None:
+        """Forget the answers for episodes that are not among these."""
+        alive = set(first_ids.tolist())
+        self._ended = {first: answer for first, answer in self._ended.items() if first in alive}

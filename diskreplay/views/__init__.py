@@ -1,0 +1,1 @@
+"""Views: what an id means. They know nothing of probabilities."""

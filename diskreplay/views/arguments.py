@@ -1,0 +1,48 @@
+"""Arguments that several views share: each function returns the value in its plain form or raises ValueError."""
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def positive(name: str, value: Any, otherwise: str = "") -> int:
+    """Return an int of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be an int of at least 1{f', {otherwise}' if otherwise else ''}, not {value!r}")
+    return int(value)
+
+
+def fraction(name: str, value: Any) -> float:
+    """Return a float of 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
+    return float(value)
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """Return distinct names; a lone string is refused, since it would be taken letter by letter."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f'{name} must be a sequence of field names, such as ("action",), not {value!r}')
+    if len(set(value)) != len(value):
+        raise ValueError(f"{name} names a field twice: {value!r}")
+    return tuple(value)
+
+
+def frame_stack_argument(value: Any) -> int | dict[str, int]:
+    """Return a depth, or depths by leaf."""
+    if not isinstance(value, Mapping):
+        return positive("frame_stack", value, "or a dict of them by observation leaf")
+    return {str(leaf): positive(f"frame_stack[{leaf!r}]", depth) for leaf, depth in value.items()}
+
+
+def reward_argument(value: Any) -> dict[str, float] | None:
+    """Return weights by field, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(f'reward must be None or weights by field, such as {{"reward": 1.0}}, not {value!r}')
+    for field, weight in value.items():
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+            raise ValueError(f"reward[{field!r}] must be a finite number, not {weight!r}")
+    return {str(field): float(weight) for field, weight in value.items()}

@@ -1,0 +1,147 @@
+"""What every view has: the runs of its ids, and a reader that gathers them. Also what views need of a snapshot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels.runs import IdRuns
+
+Ints = NDArray[np.int64]
+Path = tuple[str, ...]
+
+ALIGNMENT = 64  # a cache line, and what a copy to a device likes
+
+
+class EpisodeColumns(Protocol):
+    """Episodes as arrays of one length: see `IdRuns` for `first` and `stride`; `end` holds the bits below."""
+
+    first: Ints
+    stride: Ints
+    steps: Ints
+    end: NDArray[np.uint8]
+    obs_rows: Ints
+
+
+TERMINATED, FINAL_OBSERVATION, OPEN = 1, 8, 128
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a batch by name: ("obs",) or ("obs", "image")."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one item."""
+        return int(self.dtype.itemsize * prod(self.shape))
+
+
+class Block:
+    """The arrays of one batch of `size` items, laid out one after the other in `memory`.
+
+    `arrays[i]` is (size, *shape) of leaf i; `raw[i]` are the same bytes, (size, nbytes) uint8.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
+        self.leaves = leaves
+        self.size = size
+        self.memory = memory
+        self.offsets, self.nbytes = offsets(leaves, size)
+        self.addresses = np.array(self.offsets, np.int64) + memory.ctypes.data
+        self.raw = [
+            memory[at : at + size * leaf.nbytes].reshape(size, leaf.nbytes)
+            for leaf, at in zip(leaves, self.offsets, strict=True)
+        ]
+        self.arrays = [
+            np.ndarray((size, *leaf.shape), leaf.dtype, memory, at)
+            for leaf, at in zip(leaves, self.offsets, strict=True)
+        ]
+
+
+def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
+    """Return where each leaf of a batch starts in its memory, and the bytes of the whole."""
+    found, end = [], 0
+    for leaf in leaves:
+        found.append(end)
+        end += -(-size * leaf.nbytes // ALIGNMENT) * ALIGNMENT
+    return found, end
+
+
+class Reader(Protocol):
+    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory."""
+
+    leaves: Sequence[Leaf]
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather the items of these ids into the block, everything but their weights."""
+
+    def check(self, snapshot: Any, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
+
+
+class View(Protocol):
+    """What an id means. Immutable; any thread may use it."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What its ids are ids of: views of one kind share one table of priorities."""
+
+    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
+        """Return the ids that can be drawn, those below `frontier` left out."""
+
+    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+        """Bind the view to a schema; `fields` names what a batch holds, None all."""
+
+
+class LeafTable(Protocol):
+    """Where the rows of one leaf lie: chunk c of segment slot s is mapped at bases[first_chunk[s] + c], 0 if not."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    row_bytes: int
+    first_chunk: Ints
+    chunks: Ints
+    shift: Ints
+    bases: Ints
+    holder: Any
+
+    def ensure(self, slot: Ints, first_row: Ints, last_row: Ints) -> None:
+        """Map every chunk that these rows lie in."""
+
+
+def select(leaves: list[Leaf], fields: Sequence[str] | None, always: Sequence[str] = ("index", "weight")) -> list[Leaf]:
+    """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone.
+
+    Raises
+    ------
+    ValueError
+        A name is none of the batch's.
+    """
+    if fields is None:
+        return leaves
+    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+        raise ValueError(f"fields must be a sequence of names, not {fields!r}")
+    chosen = [tuple(name.split("/")) for name in (*fields, *always)]
+    for path in chosen:
+        if not any(leaf.path[: len(path)] == path for leaf in leaves):
+            known = sorted({leaf.path[0] for leaf in leaves})
+            raise ValueError(f"fields names {'/'.join(path)!r}, and a batch has {', '.join(known)}")
+    return [leaf for leaf in leaves if any(leaf.path[: len(path)] == path for path in chosen)]
+
+
+def nested(paths: Sequence[Path], values: Sequence[Any]) -> dict[str, Any]:
+    """Return the values as nested dicts by path."""
+    tree: dict[str, Any] = {}
+    for path, value in zip(paths, values, strict=True):
+        below = tree
+        for key in path[:-1]:
+            below = below.setdefault(key, {})
+        below[path[-1]] = value
+    return tree

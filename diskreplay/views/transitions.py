@@ -1,0 +1,87 @@
+"""The view of n-step transitions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diskreplay.kernels.runs import IdRuns, after_frontier
+from diskreplay.views.arguments import fraction, frame_stack_argument, names, positive, reward_argument
+from diskreplay.views.base import FINAL_OBSERVATION, OPEN, TERMINATED, EpisodeColumns, Reader
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """n-step transitions: an id is that of the step they start at.
+
+    Immutable: any thread may use it, and several samplers may share it.
+
+    Parameters
+    ----------
+    n_step : int or None
+        Steps of the return. Fewer are summed where the episode ends first. None sums to the episode's end (the
+        Monte-Carlo return); then only ended episodes are sampled.
+    gamma : float
+        Discount a step, 0 to 1.
+    frame_stack : int or dict
+        Frames of each observation, oldest first, (batch, frame_stack, *shape); before the episode's start its first
+        frame repeats. An int stacks every observation leaf, a dict names leaves ("image", "camera/left"); 1 adds no
+        axis.
+    reward : dict or None
+        What is summed: weights by name, over "reward" and scalar extra fields. None is {"reward": 1.0}.
+    next_fields : sequence of str
+        Step fields of which a batch also holds the value n steps later, as next_<name>; zeros at an episode's end.
+
+    Raises
+    ------
+    ValueError
+        An argument is none of these.
+    """
+
+    n_step: int | None = 1
+    gamma: float = 0.99
+    frame_stack: int | Mapping[str, int] = 1
+    reward: Mapping[str, float] | None = None
+    next_fields: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.n_step is not None:
+            object.__setattr__(self, "n_step", positive("n_step", self.n_step, "or None for the return to the end"))
+        object.__setattr__(self, "gamma", fraction("gamma", self.gamma))
+        object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))
+        object.__setattr__(self, "reward", reward_argument(self.reward))
+        object.__setattr__(self, "next_fields", names("next_fields", self.next_fields))
+        if "obs" in self.next_fields:
+            raise ValueError("next_fields must not name 'obs': a batch always has next_obs")
+
+    @property
+    def kind(self) -> tuple[str]:
+        """All transitions share one table of priorities, whatever n and gamma."""
+        return ("transitions",)
+
+    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
+        """Return one run an episode: the steps whose window is known, those below `frontier` left out."""
+        end, steps = episodes.end, episodes.steps
+        # Without a final observation the last step has nothing to bootstrap from, unless it terminated.
+        ended = steps - ((end & (TERMINATED | FINAL_OBSERVATION)) == 0)
+        if self.n_step is None:
+            still_open = np.zeros_like(steps)
+        else:
+            reached = steps if self.next_fields else episodes.obs_rows
+            still_open = np.maximum(reached - self.n_step, 0)
+        count = np.where(end & OPEN, still_open, ended)
+        return after_frontier(IdRuns(episodes.first, episodes.stride, count), frontier)
+
+    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+        """Bind the view to a schema; `fields` names what a batch holds, None all.
+
+        Raises
+        ------
+        ValueError
+            The view or `fields` names something that the schema has not.
+        """
+        # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
+        from diskreplay.views.transitions_reader import TransitionsReader
+
+        return TransitionsReader(self, schema, fields)

@@ -1,0 +1,231 @@
+"""How n-step transitions are gathered: find the windows, copy the leaves, sum the rewards."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels import scan as rows
+from diskreplay.kernels.table import chosen
+from diskreplay.views.base import Block, Ints, Leaf, select
+from diskreplay.views.windows import Bundle, Windows, refuse
+
+if TYPE_CHECKING:
+    from diskreplay.views.transitions import Transitions
+
+_nstep = chosen("nstep")
+
+# Rewards are summed this many steps at a time, so that a return over a long episode needs no memory of its length.
+TILE_STEPS = 256
+
+FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
+SCALARS = {"reward": FLOAT32, "terminated": BOOL, "truncated": BOOL, "discount": FLOAT32}
+
+
+class Copy(NamedTuple):
+    """A leaf of the store that fills a leaf of the batch, at the window's first step or (`following`) behind it."""
+
+    source: str
+    target: int
+    stack: int
+    observation: bool
+    following: bool
+
+
+class TransitionsReader:
+    """Gathers `Transitions`. Not thread-safe: it owns scratch memory."""
+
+    def __init__(self, view: "Transitions", schema: Any, fields: Sequence[str] | None) -> None:
+        self._view = view
+        self._n = -1 if view.n_step is None else view.n_step
+        self._weights = _reward_leaves(schema, view.reward)
+        sources, leaves = _plan(view, schema)
+        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields))
+        place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
+        self._copies = [Copy(source, place[path], *how) for path, (source, *how) in sources.items() if path in place]
+        self._scalars = {name: place.get((name,), -1) for name in SCALARS}
+        self._sums = place.keys() & {(name,) for name in SCALARS}
+        self._index, self._k = place[("index",)], place.get(("n_steps",), -1)
+        self._stack = max((copy.stack for copy in self._copies), default=1)
+        self._rewards_fused = bool(self._sums) and 0 < self._n <= TILE_STEPS
+        parts = [_part(copy) for copy in self._copies]
+        if self._rewards_fused:
+            parts += [(leaf, rows.ROW, rows.AFTER, 0, self._n) for leaf, _, _ in self._weights]
+        self._bundle = Bundle(parts)
+        self._targets = np.array([copy.target for copy in self._copies], np.int64)
+        self._outputs = np.zeros(len(parts), np.int64)
+        self._prepare(0)
+
+    def _prepare(self, size: int) -> None:
+        """Make scratch memory for batches of this size."""
+        self._scratch = _Scratch(size)
+        if self._rewards_fused:
+            for number, (_, dtype, _) in enumerate(self._weights):
+                raw = self._scratch.raw(number, self._n * dtype.itemsize)
+                self._outputs[len(self._copies) + number] = raw.ctypes.data
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather the transitions of these ids into the block, everything but their weights.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is not sampleable.
+        """
+        if self._scratch.size != len(ids):
+            self._prepare(len(ids))
+        windows = self._scratch.windows
+        self._find(snapshot, ids, windows)
+        fused = self._fused(snapshot, windows, block)
+        for copy in () if fused else self._copies:
+            row = windows.after if copy.following else windows.row
+            stop = windows.after
+            if copy.following:
+                stop = windows.obs_stop if copy.observation else windows.step_stop
+            windows.gather(snapshot, copy.source, row, stop, 1 - copy.stack, copy.stack, block.raw[copy.target])
+        if self._sums:
+            self._sum(snapshot, windows, block, gathered=fused and self._rewards_fused)
+        block.arrays[self._index][:] = ids
+        if self._k >= 0:
+            block.arrays[self._k][:] = windows.k
+
+    def _fused(self, snapshot: Any, windows: Windows, block: Block) -> bool:
+        """Gather all leaves, and the rewards of windows of a known width, in one call where all is mapped."""
+        if not len(self._outputs):
+            return False
+        self._outputs[: len(self._copies)] = block.addresses[self._targets]
+        return self._bundle.gather(snapshot, windows, self._outputs)
+
+    def check(self, snapshot: Any, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
+        self._find(snapshot, ids, Windows(len(ids)))
+
+    def _find(self, snapshot: Any, ids: Ints, windows: Windows) -> None:
+        bad = windows.find(snapshot, ids, self._n, self._stack, bool(self._view.next_fields))
+        if bad >= 0:
+            raise refuse(snapshot, int(ids[bad]), self._view)
+
+    def _sum(self, snapshot: Any, windows: Windows, block: Block, gathered: bool) -> None:
+        """Write reward, discount, terminated and truncated; the rewards may be gathered already."""
+        scratch = self._scratch
+        arrays = block.arrays
+        out = [arrays[i] if i >= 0 else scratch.unwanted[name] for name, i in self._scalars.items()]
+        reward, terminated, truncated, discount = out
+        longest = self._n if 0 < self._n <= TILE_STEPS else int(windows.k.max(initial=1))
+        width = min(longest, TILE_STEPS)
+        for start in range(0, longest, width):
+            r = scratch.rewards(width)
+            for number, (leaf, dtype, weight) in enumerate(self._weights):
+                raw = scratch.raw(number, width * dtype.itemsize)
+                if not gathered:
+                    windows.gather(snapshot, leaf, windows.row, windows.after, start, width, raw)
+                if number == 0:
+                    np.multiply(raw.view(dtype), weight, out=r)
+                else:
+                    r += raw.view(dtype) * weight
+            _nstep(
+                r, start, windows.k, windows.ends, self._view.gamma, scratch.total, scratch.scale,
+                reward, discount, terminated, truncated,
+            )  # fmt: skip
+
+
+def _part(copy: Copy) -> tuple[str, int, int, int, int]:
+    """Return what `Bundle` is told of a leaf; the same windows that `fill` names."""
+    if not copy.following:
+        return copy.source, rows.ROW, rows.AFTER, 1 - copy.stack, copy.stack
+    stop = rows.OBS_STOP if copy.observation else rows.STEP_STOP
+    return copy.source, rows.AFTER, stop, 1 - copy.stack, copy.stack
+
+
+class _Scratch:
+    """Memory for `size` windows."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.windows = Windows(size)
+        self.total, self.scale = np.empty(size), np.empty(size)
+        self.unwanted = {name: np.empty(size, dtype) for name, dtype in SCALARS.items()}
+        self._rewards = np.empty((size, 0))
+        self._raw: dict[int, NDArray[np.uint8]] = {}
+
+    def rewards(self, width: int) -> NDArray[np.float64]:
+        """Return (size, width) float64."""
+        if self._rewards.shape[1] != width:
+            self._rewards = np.empty((self.size, width))
+        return self._rewards
+
+    def raw(self, number: int, width: int) -> NDArray[np.uint8]:
+        """Return (size, width) bytes for the field of this number."""
+        if number not in self._raw or self._raw[number].shape[1] != width:
+            self._raw[number] = np.empty((self.size, width), np.uint8)
+        return self._raw[number]
+
+
+def _reward_leaves(schema: Any, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
+    """Return path, dtype and weight of each field that is summed."""
+    found = []
+    for name, weight in (weights or {"reward": 1.0}).items():
+        path = "reward" if name == "reward" else f"extra/{name}"
+        field = schema.leaves.get(path)
+        if field is None or field.shape != ():
+            scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
+            known = ", ".join(["reward"] + [leaf.removeprefix("extra/") for leaf in scalars])
+            what = "is not scalar" if field is not None else "is no extra field"
+            raise ValueError(f"reward names {name!r}, which {what}; the scalar fields of this store are {known}")
+        # A numpy scalar: beside a Python float, numpy would multiply in the field's own precision.
+        found.append((path, field.dtype, np.float64(weight)))
+    return found
+
+
+def _plan(view: "Transitions", schema: Any) -> tuple[dict[tuple[str, ...], tuple[Any, ...]], list[Leaf]]:
+    """Return how each leaf that is copied is filled, and all leaves of a batch in order."""
+    steps = {path: field for path, field in schema.leaves.items() if not path.startswith("episode/")}
+    parts: dict[str, dict[tuple[str, ...], Any]] = {}
+    for source in steps:
+        part = tuple(source.split("/"))
+        # An extra field stands under its own name in a batch.
+        name = part[1:] if part[0] == "extra" else part
+        parts.setdefault(name[0], {})[name] = source
+    unknown = [name for name in view.next_fields if name not in parts]
+    if unknown:
+        known = ", ".join(name for name in parts if name != "obs")
+        raise ValueError(f"next_fields names {unknown[0]!r}; the step fields of this store are {known}")
+    stacks = _stacks(view, parts["obs"])
+    copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    leaves: list[Leaf] = []
+
+    def add(name: str, following: bool) -> None:
+        for path, source in parts[name].items():
+            stack = stacks.get(path, 1)
+            shape = (stack, *steps[source].shape) if stack > 1 else steps[source].shape
+            target = (f"next_{path[0]}", *path[1:]) if following else path
+            copies[target] = (source, stack, name == "obs", following)
+            leaves.append(Leaf(target, steps[source].dtype, tuple(shape)))
+
+    add("obs", False)
+    add("action", False)
+    leaves.append(Leaf(("reward",), FLOAT32))
+    add("obs", True)
+    leaves += [Leaf((name,), dtype) for name, dtype in SCALARS.items() if name != "reward"]
+    leaves += [Leaf(("n_steps",), INT64), Leaf(("index",), INT64), Leaf(("weight",), FLOAT32)]
+    for extra in parts:
+        if extra not in ("obs", "action", "reward"):
+            add(extra, False)
+    for following in view.next_fields:
+        add(following, True)
+    return copies, leaves
+
+
+def _stacks(view: "Transitions", observations: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], int]:
+    """Return the depth of each observation leaf."""
+    if isinstance(view.frame_stack, int):
+        return dict.fromkeys(observations, view.frame_stack)
+    known = {"/".join(path[1:]): path for path in observations}
+    for name in view.frame_stack:
+        if not name or name not in known:
+            if "" in known:
+                raise ValueError(f"frame_stack names {name!r}, but the observation is one array: give an int")
+            leaves = ", ".join(map(repr, known))
+            raise ValueError(f"frame_stack names {name!r}; the observation leaves of this store are {leaves}")
+    return {known[name]: depth for name, depth in view.frame_stack.items()}

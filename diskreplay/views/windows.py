@@ -1,0 +1,174 @@
+"""Windows of steps, found for a batch of ids and gathered leaf by leaf: what all readers of windows share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, InvalidIndex
+from diskreplay.kernels import gather_leaves as many, scan as rows
+from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
+from diskreplay.kernels.table import chosen
+from diskreplay.views.base import Ints, LeafTable
+
+_scan = chosen("scan")
+_gather = chosen("gather")
+_gather_leaves = chosen("gather_leaves")
+
+# Mapped chunks may be forgotten by another thread that needs room for its own before they are used.
+ATTEMPTS = 8
+
+
+class Windows:
+    """The windows of `size` ids: int64 arrays, one number an id; see kernels.scan for each."""
+
+    def __init__(self, size: int) -> None:
+        self.table = np.empty((rows.WINDOW_ROWS, size), np.int64)
+        self.ends = np.empty(size, np.uint8)
+        self.slot, self.lane, self.row = self.table[rows.SLOT], self.table[rows.LANE], self.table[rows.ROW]
+        self.floor, self.after = self.table[rows.FLOOR], self.table[rows.AFTER]
+        self.obs_stop, self.step_stop = self.table[rows.OBS_STOP], self.table[rows.STEP_STOP]
+        self.k = self.table[rows.K]
+
+    def find(self, snapshot: Any, ids: Ints, n: int, stack: int, whole: bool) -> int:
+        """Find the window of each id; returns the place of the first id that has none, or -1."""
+        done = snapshot.leaf("done")
+        bad = self._scan(snapshot, done, ids, n, stack, whole)
+        for _ in range(ATTEMPTS):
+            if bad < 0 or not _map_flags(snapshot, done, ids, n, stack):
+                break
+            bad = self._scan(snapshot, done, ids, n, stack, whole)
+        return bad
+
+    def _scan(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
+        _held, chunks, first_chunk, bases = addresses(done)
+        place: int = _scan(
+            ids, n, stack, whole, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
+            snapshot.committed, snapshot.observed, snapshot.sealed,
+            first_chunk, chunks, done.shift, bases, self.table, self.ends,
+        )  # fmt: skip
+        return place
+
+    def gather(
+        self, snapshot: Any, leaf: str, row: Ints, stop: Ints, offset: int, length: int, out: NDArray[np.uint8]
+    ) -> None:
+        """Copy rows row + offset, ... of a leaf, `length` an id, into `out`; zeros from `stop` on."""
+        table: LeafTable = snapshot.leaf(leaf)
+        bad = self._gather(table, snapshot.lanes, row, stop, offset, length, out)
+        for _ in range(ATTEMPTS):
+            if bad < 0:
+                return
+            first = np.maximum(row + offset, self.floor)
+            last = np.minimum(np.maximum(first, row + offset + length - 1), stop - 1)
+            real = last >= first
+            table.ensure(self.slot[real], first[real], last[real])
+            bad = self._gather(table, snapshot.lanes, row, stop, offset, length, out)
+        if bad >= 0:
+            segment = self.slot[bad] + snapshot.origin
+            raise FormatError(
+                f"segment {segment} has no chunk of {leaf} for row {row[bad]} of lane {self.lane[bad]}; "
+                "run `diskreplay verify` on the store"
+            )
+
+    def _gather(
+        self,
+        table: LeafTable,
+        lanes: Ints,
+        row: Ints,
+        stop: Ints,
+        offset: int,
+        length: int,
+        out: NDArray[np.uint8],
+    ) -> int:
+        # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
+        _held, chunks, first_chunk, bases = addresses(table)
+        place: int = _gather(
+            self.slot, self.lane, row, self.floor, stop, offset, length,
+            first_chunk, chunks, table.shift, lanes, bases, table.row_bytes, out,
+        )  # fmt: skip
+        return place
+
+
+class Bundle:
+    """Leaves that are gathered in one call: what of each, and where its table was seen last.
+
+    `parts` names, for each leaf, the row and the stop of its windows (rows of `Windows.table`), the offset of the first
+    row, and their number. Not thread-safe.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int, int, int, int]]) -> None:
+        self._leaves = [leaf for leaf, *_ in parts]
+        self._sources = np.empty((len(parts), 0), np.int64)
+        self._plan = np.zeros((len(parts), many.PLAN_COLUMNS), np.int64)
+        for line, (_, *window) in zip(self._plan, parts, strict=True):
+            line[many.ROW], line[many.STOP], line[many.OFFSET], line[many.LENGTH] = window
+        # Arrays and not their addresses alone: a new array may lie where an old one was.
+        self._seen: list[tuple[Any, ...]] = [(None, None, None)] * len(parts)
+        self._shifts: list[Any] = [None] * len(parts)
+
+    def gather(self, snapshot: Any, windows: Windows, outputs: Ints) -> bool:
+        """Copy all leaves to these addresses, or return False where something has to be mapped first."""
+        held = []
+        for number, leaf in enumerate(self._leaves):
+            table = snapshot.leaf(leaf)
+            holder, chunks, first_chunk, bases = addresses(table)
+            held.append(holder)
+            seen = self._seen[number]
+            if bases is not seen[2] or first_chunk is not seen[1] or chunks is not seen[0]:
+                self._look(number, table, chunks, first_chunk, bases)
+        size = windows.table.shape[1]
+        if self._sources.shape[1] != size:
+            self._sources = np.empty((len(self._leaves), size), np.int64)
+        self._plan[:, many.OUT] = outputs
+        done: bool = _gather_leaves(windows.table, snapshot.lanes, self._plan, self._sources) < 0
+        return done
+
+    def _look(self, number: int, table: LeafTable, chunks: Ints, first_chunk: Ints, bases: Ints) -> None:
+        shift = np.ascontiguousarray(table.shift)
+        line = self._plan[number]
+        line[many.FIRST_CHUNK], line[many.CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
+        line[many.SHIFT], line[many.BASES] = shift.ctypes.data, bases.ctypes.data
+        line[many.SLOTS] = min(len(first_chunk), len(chunks), len(shift))
+        line[many.BASES_SIZE], line[many.ROW_BYTES] = len(bases), table.row_bytes
+        self._seen[number] = (chunks, first_chunk, bases)
+        self._shifts[number] = shift
+
+
+def addresses(table: LeafTable) -> tuple[Any, Ints, Ints, Ints]:
+    """Return a table's holder, chunks, first_chunk and bases as of one moment.
+
+    Another thread may be mapping chunks, so the order of reading matters: the holder first, which keeps alive what
+    `bases` names; then the length of a slot's chunks, their start, the addresses, against the order in which a table
+    that grows replaces them, so that what is read later reaches at least as far.
+    """
+    return table.holder, table.chunks, table.first_chunk, table.bases
+
+
+def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) -> bool:
+    """Map the flags that the windows of these ids may need; False where an id is none of the snapshot's."""
+    slot, position = (ids >> SEGMENT_SHIFT) - snapshot.origin, ids & WITHIN_SEGMENT
+    if ((slot < 0) | (slot >= len(snapshot.lanes))).any() or (snapshot.lanes[slot] <= 0).any():
+        return False
+    row, lane = np.divmod(position, snapshot.lanes[slot])
+    last = snapshot.committed[snapshot.lane_base[slot] + lane] - 1
+    if (row > last).any():
+        return False
+    done.ensure(slot, np.maximum(row - stack + 1, 0), last if n < 0 else np.minimum(row + n, last))
+    return True
+
+
+def refuse(snapshot: Any, step_id: int, view: Any) -> InvalidIndex:
+    """Return the error that says why an id is none of the view's."""
+    slot, position = (step_id >> SEGMENT_SHIFT) - snapshot.origin, step_id & WITHIN_SEGMENT
+    if step_id < 0 or slot >= len(snapshot.lanes):
+        return InvalidIndex(f"id {step_id} never existed")
+    if slot < 0 or step_id < snapshot.frontier or snapshot.lanes[slot] <= 0:
+        return InvalidIndex(f"id {step_id} is not in the store: it was evicted, or never existed")
+    row, lane = divmod(position, int(snapshot.lanes[slot]))
+    if row >= snapshot.committed[snapshot.lane_base[slot] + lane]:
+        return InvalidIndex(f"id {step_id} never existed, or is newer than this snapshot; call refresh() first")
+    return InvalidIndex(
+        f"id {step_id} cannot be sampled as {view}: its window is not complete yet, the episode ended without a final "
+        "observation at this step, or the id is no step's"
+    )

@@ -1,0 +1,187 @@
+"""Every kernel does what its plain twin does."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import diskreplay
+from diskreplay.kernels import jit, scan as rows
+from diskreplay.kernels.table import KERNELS, chosen
+from tests.views.fakes import Snapshot
+from tests.views.strategies import snapshots
+
+ROOT = Path(diskreplay.__file__).parents[1]
+seeds = st.integers(0, 2**32 - 1)
+
+
+def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) -> list[tuple[Any, ...]]:
+    """Call a kernel and its twin on copies of the outputs; return each one's result and outputs."""
+    found = []
+    for function in KERNELS[name]:
+        own = tuple(array.copy() for array in outputs)
+        found.append((function(*inputs, *own), *own))
+    return found
+
+
+compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+
+
+@compiled
+def test_every_kernel_has_a_twin() -> None:
+    assert set(KERNELS) == {"gather", "gather_leaves", "nstep", "pick", "scan"}
+    for fast, plain in KERNELS.values():
+        assert hasattr(fast, "signatures")
+        assert not hasattr(plain, "signatures")
+
+
+def table_arrays(snapshot: Snapshot, leaf: str, mapped: float, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Return the arrays of a leaf's table, that share of its chunks mapped."""
+    table = snapshot.leaf(leaf)
+    bases = np.array([block.ctypes.data if rng.random() < mapped else 0 for block in table.holder], np.int64)
+    return table.first_chunk, table.chunks, table.shift, bases
+
+
+@compiled
+@given(
+    snapshots(), st.integers(1, 9) | st.just(-1), st.integers(1, 5), st.booleans(), st.sampled_from((1.0, 0.8)), seeds
+)
+def test_scan(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = table_arrays(snapshot, "done", mapped, rng)
+    candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model)]
+    ids = rng.choice(np.array(candidates, np.int64), 20)
+    inputs = (
+        n, stack, whole, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
+        snapshot.committed, snapshot.observed, snapshot.sealed, *arrays,
+    )  # fmt: skip
+    # One by one, so that the ids behind the first bad one are compared too.
+    for step_id in ids:
+        out = np.zeros((rows.WINDOW_ROWS, 1), np.int64), np.zeros(1, np.uint8)
+        fast, plain = both("scan", (np.array([step_id]), *inputs), out)
+        assert fast[0] == plain[0]
+        if fast[0] < 0:
+            np.testing.assert_array_equal(fast[1], plain[1])
+            np.testing.assert_array_equal(fast[2], plain[2])
+    out = np.zeros((rows.WINDOW_ROWS, len(ids)), np.int64), np.zeros(len(ids), np.uint8)
+    fast, plain = both("scan", (ids, *inputs), out)
+    assert fast[0] == plain[0]
+
+
+@compiled
+@given(snapshots(), st.sampled_from(("obs/image", "reward", "action/0")), st.sampled_from((1.0, 0.8)), seeds)
+def test_gather(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = snapshot.leaf(leaf)
+    arrays = table_arrays(snapshot, leaf, mapped, rng)
+    size, length, offset = 6, int(rng.integers(1, 7)), int(rng.integers(-4, 3))
+    slots = len(snapshot.lanes)
+    slot = rng.integers(0, slots, size) if rng.random() < 0.9 else rng.integers(-1, slots + 1, size)
+    lane = rng.integers(0, np.maximum(snapshot.lanes[np.clip(slot, 0, slots - 1)], 1) + (rng.random() < 0.1))
+    row = rng.integers(0, 20, size)
+    floor, stop = row - rng.integers(0, 4, size), row + rng.integers(-3, 8, size)
+    inputs = (slot, lane, row, floor, stop, offset, length, *arrays[:3], snapshot.lanes, arrays[3], table.row_bytes)
+    out = np.full((size, length * table.row_bytes), 0xAB, np.uint8)
+    fast, plain = both("gather", inputs, (out,))
+    assert fast[0] == plain[0]
+    good = size if fast[0] < 0 else fast[0]
+    np.testing.assert_array_equal(fast[1][:good], plain[1][:good])
+
+
+@compiled
+def test_gather_forms_no_address_of_a_row_before_the_first_or_behind_the_last_chunk() -> None:
+    block = np.arange(64, dtype=np.uint8).reshape(2, 4, 8)
+    one = np.array([0])
+    table = (one, np.array([1]), np.array([2]), np.array([2]), np.array([block.ctypes.data]), 8)
+    for row, floor, lane, good in (
+        (-1, -1, 0, False),
+        (4, 0, 0, False),
+        (0, 0, 2, False),
+        (0, 0, -1, False),
+        (3, 0, 1, True),
+    ):
+        inputs = (one, np.array([lane]), np.array([row]), np.array([floor]), np.array([9]), 0, 1, *table)
+        fast, plain = both("gather", inputs, (np.zeros((1, 8), np.uint8),))
+        assert fast[0] == plain[0] == (-1 if good else 0)
+        np.testing.assert_array_equal(fast[1][0], block[1, 3] if good else 0)
+
+
+@compiled
+@given(st.integers(1, 30), st.integers(1, 12), st.sampled_from((0.0, 0.9, 0.99, 1.0)), seeds)
+def test_nstep(size: int, width: int, gamma: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    k = rng.integers(1, 2 * width + 2, size)
+    ends = rng.integers(0, 4, size).astype(np.uint8)
+    r = rng.standard_normal((size, 2 * width)) * 10.0 ** rng.integers(-3, 30)
+    state = np.full(size, 7.0), np.full(size, 7.0)
+    out = (*state, *(np.zeros(size, np.float32) for _ in range(2)), *(np.zeros(size, bool) for _ in range(2)))
+    for start in (0, width):
+        part = np.ascontiguousarray(r[:, start : start + width])
+        fast, plain = both("nstep", (part, start, k, ends, gamma), out)
+        for one, other in zip(fast, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
+        out = fast[1:]
+
+
+@compiled
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), seeds)
+def test_pick(counts: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    low = int(rng.integers(0, len(counts)))
+    before = np.concatenate([[0], np.cumsum(counts)])
+    first, stride = rng.integers(0, 1000, len(counts)), rng.integers(1, 5, len(counts))
+    size = before[-1] - before[low]
+    ids = [first[i] + stride[i] * j for i in range(low, len(counts)) for j in range(counts[i])]
+    positions = np.arange(size)
+    inputs = (positions, low, len(counts), before, first, stride)
+    fast, plain = both("pick", inputs, (np.zeros(size, np.int64),))
+    assert fast[1].tolist() == plain[1].tolist() == ids
+
+
+@compiled
+def test_read_only_inputs_need_no_second_compilation() -> None:
+    fast = KERNELS["pick"][0]
+    arrays = [np.zeros(3, np.int64) for _ in range(4)]
+    for array in arrays:
+        array.flags.writeable = False
+    fast(arrays[0], 0, 3, np.arange(4), *arrays[1:3], np.zeros(3, np.int64))
+    assert len(fast.signatures) == 1
+
+
+def run_python(code: str, **environment: str) -> str:
+    environment = {"PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_environment_chooses_the_plain_kernels() -> None:
+    code = (
+        "import sys; from diskreplay.kernels import table; "
+        "print('numba' in sys.modules, table.chosen('gather').__name__, table.chosen('scan').__name__)"
+    )
+    assert run_python(code, DISKREPLAY_KERNELS="plain") == "False gather_plain scan_plain"
+
+
+def test_without_numba_the_plain_kernels_are_used_with_a_warning() -> None:
+    code = (
+        "import sys, warnings; sys.modules['numba'] = None; warnings.simplefilter('ignore')\n"
+        "from diskreplay.kernels import table; print(table.chosen('gather').__name__)"
+    )
+    assert run_python(code) == "gather_plain"
+
+
+def test_making_a_view_loads_no_compiled_code() -> None:
+    code = "import sys, diskreplay; diskreplay.Transitions(n_step=3); print({'numba', 'torch'} & set(sys.modules))"
+    assert run_python(code) == "set()"
+
+
+@compiled
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_the_chosen_kernel_is_the_compiled_one(name: str) -> None:
+    assert chosen(name) is KERNELS[name][0]

@@ -1,0 +1,190 @@
+"""The sampler on real stores: while they are written, while they are evicted, by several threads."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.errors import ReplayError
+from diskreplay.store.snapshot import SegmentGone
+
+SCHEMA = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"), episode={"seed": dr.Field((), "int64")})
+
+
+def row(serial: int) -> np.ndarray:
+    return np.full(3, serial, np.float32)
+
+
+def append_steps(writer: Any, first: int, steps: int, end: bool = True, **kwargs: Any) -> None:
+    """Append steps that are numbered by their action; the observation holds the number too."""
+    for serial in range(first, first + steps):
+        last = end and serial == first + steps - 1
+        extra = kwargs if last else {}
+        writer.append(row(serial), serial, float(serial), last, next_obs=row(serial + 1), **extra)
+
+
+def check(batch: dr.Batch) -> None:
+    """Check what every batch of numbered steps must hold."""
+    fields = batch.numpy()
+    np.testing.assert_array_equal(fields["obs"], fields["action"][:, None] * np.ones(3))
+    np.testing.assert_array_equal(fields["next_obs"], fields["obs"] + fields["n_steps"][:, None])
+    going_on = ~fields["terminated"]
+    np.testing.assert_allclose(fields["discount"][going_on], 0.9 ** fields["n_steps"][going_on], rtol=1e-6, atol=1e-30)
+
+
+def test_the_newest_step_is_sampled_at_once(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=64, seed=0)
+        for serial in range(20):
+            append_steps(writer, serial, 1, end=False)
+            batch = sampler.sample()
+            assert len(store) == serial + 1
+            assert set(batch.action.tolist()) <= set(range(serial + 1))
+        assert batch.action.max() == 19
+
+
+@pytest.mark.parametrize("segment_steps", [50, "episode"])
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_old_steps_leave_while_new_ones_come(tmp_store: Path, segment_steps: Any, prefetch: int) -> None:
+    store = dr.create(tmp_store, SCHEMA, capacity=200, segment_steps=segment_steps)
+    with store, store.writer() as writer:
+        sampler = dr.Sampler(store, dr.Transitions(3, gamma=0.9), batch_size=32, seed=0, prefetch=prefetch)
+        serial, rng = 0, np.random.default_rng(0)
+        for _ in range(60):
+            steps = int(rng.integers(1, 20))
+            append_steps(writer, serial, steps)
+            serial += steps
+            batch = sampler.sample()
+            check(batch)
+            oldest = batch.action.min().item()
+            assert oldest >= serial - 200 - 20 * (prefetch + 1)
+        assert len(store) == 200
+        whole = sampler.sample(4000).action
+        assert whole.min() == serial - 200
+        assert whole.max() == serial - 1
+
+
+def test_a_reader_that_meets_evicted_segments_draws_again(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, capacity=300, segment_steps=60) as store, dr.open(tmp_store) as reader:
+        writer = store.writer()
+        append_steps(writer, 0, 30)
+        reader.refresh()
+        # It has mapped nothing yet, looks for nothing new, and all that it knows of is evicted.
+        sampler = dr.Sampler(reader, dr.Transitions(gamma=0.9), batch_size=16, refresh=False)
+        for i in range(1, 40):
+            append_steps(writer, 30 * i, 30)
+        batch = sampler.sample()
+        check(batch)
+        assert batch.action.min() >= 600
+        with pytest.raises(dr.InvalidIndex, match="^id 0 is not in the store: it was evicted, or never existed$"):
+            sampler.gather([0])
+
+
+def test_where_chooses_by_what_an_episode_says(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        asked: list[int] = []
+
+        def where(episode: dr.Episode) -> bool:
+            asked.append(len(episode))
+            return episode["seed"] is not None and int(episode["seed"]) % 2 == 1
+
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=200, seed=0, where=where)
+        for seed in range(6):
+            append_steps(writer, 100 * seed, 5 + seed, episode={"seed": seed})
+        assert {int(a) // 100 for a in sampler.sample().action} == {1, 3, 5}
+        assert sorted(asked) == [5, 6, 7, 8, 9, 10]
+        append_steps(writer, 700, 9, end=False)
+        sampler.sample()
+        sampler.sample()
+        assert asked[6:] == [9]
+        append_steps(writer, 709, 2, episode={"seed": 7})
+        assert {int(a) // 100 for a in sampler.sample().action} == {1, 3, 5, 7}
+        assert asked[6:] == [9, 11]
+        with pytest.raises(dr.NotEnoughData, match="^the store has 56 steps, 0 of them sampleable as "):
+            dr.Sampler(store, dr.Transitions(), where=lambda episode: False).sample()
+
+
+def test_where_is_asked_of_a_newer_store_after_an_eviction(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        append_steps(writer, 0, 5)
+        store.refresh()
+        gone = [True, True]
+
+        def where(episode: dr.Episode) -> bool:
+            if gone and gone.pop():
+                raise SegmentGone("gone")
+            return True
+
+        assert len(dr.Sampler(store, dr.Transitions(), batch_size=7, where=where).sample()) == 7
+        assert not gone
+
+
+def test_vector_writers_and_several_writers_are_sampled_alike(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, segment_steps=64) as store:
+        vector, single = store.writer(num_envs=3), store.writer()
+        for t in range(80):
+            serial = np.array([1000, 2000, 3000]) + t
+            obs, following = (np.stack([row(int(s) + d) for s in serial]) for d in (0, 1))
+            vector.append(obs, serial, np.ones(3), serial % 10 == 9, next_obs=following)
+            append_steps(single, 5000 + t, 1, end=t % 7 == 6)
+        sampler = dr.Sampler(store, dr.Transitions(4, gamma=0.9), batch_size=4000, seed=0)
+        batch = sampler.sample()
+        check(batch)
+        assert {int(a) // 1000 for a in batch.action} == {1, 2, 3, 5}
+        assert len(set(batch.index.tolist())) > 280
+        again = sampler.gather(batch.index)
+        assert again.obs.equal(batch.obs)
+
+
+def test_batches_outlive_their_store(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store:
+        with store.writer() as writer:
+            append_steps(writer, 0, 50)
+        batch = dr.Sampler(store, dr.Transitions(gamma=0.9), batch_size=32, seed=0).sample()
+    check(batch)
+    with pytest.raises(ReplayError, match="closed"):
+        dr.Sampler(store, dr.Transitions()).sample()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_sample_while_a_thread_writes(tmp_store: Path, shared: bool) -> None:
+    store = dr.create(tmp_store, SCHEMA, capacity=150, segment_steps=40, chunk_bytes=256)
+    with store, store.writer() as writer:
+        append_steps(writer, 0, 50)
+        one = dr.Sampler(store, dr.Transitions(3, gamma=0.9), batch_size=32)
+        failures: list[BaseException] = []
+        over = threading.Event()
+
+        def sample() -> None:
+            sampler = one if shared else dr.Sampler(store, dr.Transitions(3, gamma=0.9), batch_size=32)
+            try:
+                while not over.is_set():
+                    check(sampler.sample())
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=sample) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for i in range(1, 12):
+            append_steps(writer, 50 * i, 50)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+def test_returns_over_a_long_episode_of_many_chunks_equal_the_sum(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, chunk_bytes=256) as store, store.writer() as writer:
+        writer.append_episode(
+            np.arange(901)[:, None] * np.ones(3), np.arange(900), np.ones(900), terminated=False, truncated=True
+        )
+        batch = dr.Sampler(store, dr.Transitions(None, gamma=0.9), batch_size=900, seed=0).sample()
+        check(batch)
+        left = 900 - batch.action.numpy()
+        np.testing.assert_allclose(batch.reward, (1 - 0.9**left) / 0.1, rtol=1e-6)
+        assert batch.truncated.all()
+        assert (batch.n_steps.numpy() == left).all()

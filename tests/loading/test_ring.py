@@ -1,0 +1,152 @@
+"""Memory is used again only when nobody can see it any more."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from diskreplay.loading.ring import POISON, Ring, ordinary_memory
+from diskreplay.views.base import Leaf
+
+LEAVES = (
+    Leaf(("obs",), np.dtype("float32"), (3,)),
+    Leaf(("done",), np.dtype("bool")),
+    Leaf(("none",), np.dtype("int8"), (0,)),
+)
+
+
+def address(slot: object) -> int:
+    return slot.memory.ctypes.data
+
+
+def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
+    ring = Ring()
+    first = ring.take(LEAVES, 8)
+    tensors = first.lend()
+    assert not first.free
+    assert ring.take(LEAVES, 8) is not first
+    del tensors
+    assert first.free
+    assert ring.take(LEAVES, 8) is first
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda t: t[0][2:5],
+        lambda t: t[0].numpy(),
+        lambda t: t[0].numpy()[1:, 0],
+        lambda t: t[1].view(torch.uint8),
+        lambda t: t[0].T.reshape(3, 8),
+        lambda t: t[0].untyped_storage(),
+        lambda t: memoryview(t[0].numpy()),
+        lambda t: np.asarray(t[0]).view("i4"),
+    ],
+)
+def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
+    ring = Ring()
+    slot = ring.take(LEAVES, 8)
+    slot.block.arrays[0][:] = 7.0
+    view = keep(slot.lend())
+    gc.collect()
+    assert not slot.free
+    for _ in range(3):
+        other = ring.take(LEAVES, 8)
+        other.block.arrays[0][:] = 9.0
+        assert address(other) != address(slot)
+    del view
+    assert slot.free
+
+
+def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
+    ring = Ring()
+    slot = ring.take(LEAVES, 4)
+    weight = torch.ones(3, requires_grad=True)
+    loss = (slot.lend()[0] * weight).sum()
+    assert not slot.free
+    loss.backward()
+    del loss
+    assert slot.free
+
+
+def test_tensors_have_the_shapes_and_see_the_memory() -> None:
+    slot = Ring().take(LEAVES, 5)
+    obs, done, none = slot.lend()
+    slot.block.arrays[0][:] = np.arange(15).reshape(5, 3)
+    assert obs.tolist() == np.arange(15).reshape(5, 3).tolist()
+    assert (obs.dtype, done.dtype) == (torch.float32, torch.bool)
+    assert none.shape == (5, 0)
+    assert obs.data_ptr() % 64 == done.data_ptr() % 64 == 0
+
+
+def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones() -> None:
+    ring = Ring(spare=2)
+    batches = []
+    for _ in range(10):
+        batches.append(ring.take(LEAVES, 8).lend())
+    assert len(ring) == 10
+    batches.clear()
+    ring.take(LEAVES, 8)
+    assert len(ring) == 3
+
+
+def test_memory_serves_another_layout_of_about_its_size_only() -> None:
+    ring = Ring()
+    large = ring.take(LEAVES, 1000)
+    assert ring.take(LEAVES, 900) is large
+    assert ring.take(LEAVES, 10) is not large
+    assert large.block.size == 900
+
+
+def test_memory_comes_from_the_function_given() -> None:
+    asked = []
+
+    def allocate(nbytes: int) -> np.ndarray:
+        asked.append(nbytes)
+        return ordinary_memory(nbytes)
+
+    ring = Ring(allocate)
+    ring.take(LEAVES, 8)
+    ring.take(LEAVES, 8)
+    assert asked == [192]
+
+
+def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
+    ring = Ring(debug=True)
+    slot = ring.take(LEAVES, 4)
+    slot.block.arrays[0][:] = 1.0
+    tensors = slot.lend()
+    ring.take(LEAVES, 4)
+    assert tensors[0].eq(1.0).all()
+    del tensors
+    ring.take(LEAVES, 4)
+    assert np.isnan(slot.block.arrays[0]).all()
+    assert set(slot.memory[:48].tolist()) == {POISON}
+
+
+def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
+    ring = Ring()
+    slot = ring.take(LEAVES, 4)
+    slot.block.arrays[0][:] = 3.0
+    memory, tensors = weakref.ref(slot.memory.base), slot.lend()
+    ring.clear()
+    del slot
+    gc.collect()
+    assert memory() is not None
+    assert tensors[0].eq(3.0).all()
+    del tensors
+    gc.collect()
+    assert memory() is None
+
+
+def test_a_batch_may_die_in_another_thread() -> None:
+    ring = Ring()
+    slot = ring.take(LEAVES, 4)
+    held = [slot.lend()]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert slot.free

@@ -1,0 +1,311 @@
+"""The sampler over fake stores: arguments, draws, snapshots, prefetching, evictions, threads."""
+
+import gc
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import diskreplay as dr
+from diskreplay.loading.sampler import Sampler
+from diskreplay.sampling.base import Draw
+from diskreplay.sampling.uniform import Uniform
+from diskreplay.store.snapshot import SegmentGone
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Store, episode
+
+
+def snapshot_of(lengths: list[int], schema: dr.Schema = FLAT_SCHEMA, **kwargs: Any) -> Snapshot:
+    rng = np.random.default_rng(0)
+    return Snapshot(
+        schema, [Segment([[episode(schema, steps, "terminated", True, rng) for steps in lengths]])], **kwargs
+    )
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store(snapshot_of([5, 30, 12]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an int of at least 1, not 0"),
+        ({"batch_size": 2.0}, "batch_size must be an int of at least 1, not 2.0"),
+        ({"batch_size": True}, "batch_size must be an int of at least 1, not True"),
+        ({"prefetch": -1}, "prefetch must be an int of at least 0, not -1"),
+        ({"rank": 2, "world_size": 2}, "rank must be less than world_size, 2, not 2"),
+        ({"world_size": 0}, "world_size must be an int of at least 1, not 0"),
+        ({"where": 3}, "where must be a function of an episode, not 3"),
+        ({"distribution": "uniform"}, "distribution must be one such as Uniform(), not 'uniform'"),
+        ({"view": 5}, "view must be a view such as Transitions(), not 5"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused(store: Store, arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Sampler(store, **{"view": Transitions(), **arguments})
+
+
+def test_a_batch_holds_what_the_steps_of_its_index_are(store: Store) -> None:
+    batch = Sampler(store, Transitions(3, gamma=0.5), batch_size=500, seed=0).sample()
+    for i, step_id in enumerate(batch.index.tolist()):
+        made, t = store.snapshot.model[step_id]
+        k = min(3, len(made.steps) - t)
+        assert batch.obs[i].tolist() == made.frame(t)["obs"].tolist()
+        assert batch.next_obs[i].tolist() == made.frame(t + k)["obs"].tolist()
+        assert batch.action[i].item() == made.steps[t].action["action"]
+        assert batch.n_steps[i].item() == k
+        assert batch.discount[i].item() == (0 if t + k == len(made.steps) else 0.5**k)
+        assert batch.terminated[i].item() is (t + k == len(made.steps))
+    assert set(batch.index.tolist()) == set(store.snapshot.model)
+    assert batch.weight.tolist() == [1.0] * 500
+    assert not batch.truncated.any()
+
+
+def test_nested_spaces_give_nested_dicts() -> None:
+    batch = Sampler(
+        Store(snapshot_of([6], SCHEMA)), Transitions(frame_stack={"image": 3}), batch_size=4, seed=0
+    ).sample()
+    assert batch.obs["image"].shape == batch.next_obs["image"].shape == (4, 3, 2, 3)
+    assert batch.obs["state"].shape == (4, 3)
+    assert batch.action["1"].shape == (4, 2)
+    assert batch.hidden["h"].dtype == torch.float16
+    assert batch.bonus.dtype == torch.float64
+
+
+def test_fields_choose_what_a_batch_holds(store: Store) -> None:
+    sampler = Sampler(store, Transitions(), fields=("reward",), batch_size=3)
+    assert list(sampler.sample().keys()) == ["reward", "index", "weight"]
+    with pytest.raises(ValueError, match=r"^fields names 'rewards', and a batch has "):
+        Sampler(store, Transitions(), fields=("rewards",))
+
+
+def test_the_seed_makes_the_draws(store: Store) -> None:
+    def draws(seed: int | None) -> list[int]:
+        sampler = Sampler(store, Transitions(), batch_size=20, seed=seed)
+        return [i for _ in range(3) for i in sampler.sample().index.tolist()]
+
+    assert draws(3) == draws(3)
+    assert draws(3) != draws(4)
+    assert draws(None) != draws(None)
+
+
+def test_a_batch_of_another_size_may_be_asked_for(store: Store) -> None:
+    sampler = Sampler(store, Transitions(), batch_size=4)
+    assert [len(sampler.sample(size)) for size in (None, 1, 700, None)] == [4, 1, 700, 4]
+    for size in (0, -3, 1.0, "2", True):
+        with pytest.raises(ValueError, match="^batch_size must be an int of at least 1"):
+            sampler.sample(size)
+
+
+def test_beta_means_nothing_to_uniform_draws(store: Store) -> None:
+    with pytest.raises(ValueError, match=r"^beta means nothing to Uniform\(\), whose weights are all 1: leave it out$"):
+        Sampler(store, Transitions()).sample(beta=0.5)
+
+
+def test_weights_are_those_of_the_distribution(store: Store) -> None:
+    class Halves(Uniform):
+        weighted = True
+
+        def weigh(self, draw: Draw, beta: float | None) -> np.ndarray:
+            return np.full(len(draw.ids), 0.5 if beta is None else beta, np.float32)
+
+    sampler = Sampler(store, Transitions(), Halves(), batch_size=3)
+    assert sampler.sample().weight.tolist() == [0.5] * 3
+    assert sampler.sample(beta=0.25).weight.tolist() == [0.25] * 3
+
+
+def test_an_empty_store_is_not_enough_data() -> None:
+    sampler = Sampler(Store(Snapshot(FLAT_SCHEMA, [])), Transitions())
+    message = f"the store has 0 steps, 0 of them sampleable as {Transitions()}; 1 is needed"
+    with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
+        sampler.sample()
+
+
+def test_steps_that_are_not_sampleable_yet_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    store = Store(Snapshot(FLAT_SCHEMA, [Segment([[episode(FLAT_SCHEMA, 3, "open", True, rng)]])]))
+    with pytest.raises(dr.NotEnoughData, match="^the store has 3 steps, 0 of them sampleable as "):
+        Sampler(store, Transitions(4)).sample()
+    assert Sampler(store, Transitions(3), batch_size=2).sample().n_steps.tolist() == [3, 3]
+
+
+def test_one_sampleable_step_is_enough_for_any_batch() -> None:
+    assert len(Sampler(Store(snapshot_of([1])), Transitions(), batch_size=64).sample()) == 64
+
+
+def test_gather_gives_exactly_these_ids_in_their_order(store: Store) -> None:
+    sampler = Sampler(store, Transitions(2), batch_size=8, seed=0)
+    batch = sampler.sample()
+    for ids in (batch.index, batch.index.numpy(), batch.index.tolist(), batch.index.numpy().astype("u8")):
+        again = sampler.gather(ids)
+        for name in batch.keys():  # noqa: SIM118  (a batch iterates over its names too)
+            assert again[name].equal(batch[name])
+    assert len(sampler.gather([])) == 0
+    assert sampler.gather(sorted(store.snapshot.model)[3:5]).index.tolist() == sorted(store.snapshot.model)[3:5]
+
+
+@pytest.mark.parametrize("ids", [[5], [-1], [[2 << 35]], [0.5], np.array([2**64 - 1], np.uint64), ["a"]])
+def test_gather_refuses_what_is_no_id(store: Store, ids: Any) -> None:
+    with pytest.raises(dr.InvalidIndex):
+        Sampler(store, Transitions()).gather(ids)
+
+
+def test_the_view_is_changed_at_run_time(store: Store) -> None:
+    sampler = Sampler(store, Transitions(1), batch_size=64, seed=0)
+    assert sampler.sample().n_steps.max() == 1
+    sampler.view = Transitions(5)
+    assert sampler.view == Transitions(5)
+    assert sampler.sample().n_steps.max() == 5
+    with pytest.raises(ValueError, match="^frame_stack names 'image'"):
+        sampler.view = Transitions(frame_stack={"image": 2})
+    assert sampler.view == Transitions(5)
+    sampler.distribution = Uniform()
+    assert sampler.sample().n_steps.max() == 5
+
+
+def test_each_batch_looks_for_new_steps_unless_told_not_to() -> None:
+    def grown() -> Store:
+        return Store(snapshot_of([3]), [snapshot_of([3, 40])])
+
+    assert Sampler(grown(), Transitions(), batch_size=500).sample().index.max() > (2 << 35) + 3
+    store = grown()
+    sampler = Sampler(store, Transitions(), batch_size=500, refresh=False)
+    assert sampler.sample().index.max() <= (2 << 35) + 2
+    store.refresh()
+    assert sampler.sample().index.max() > (2 << 35) + 3
+
+
+def test_ranks_share_the_steps(store: Store) -> None:
+    seen = [
+        set(Sampler(store, Transitions(), batch_size=2000, rank=rank, world_size=3).sample().index.tolist())
+        for rank in range(3)
+    ]
+    assert set().union(*seen) == set(store.snapshot.model)
+    assert sum(map(len, seen)) == len(store.snapshot.model)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_batch_is_what_it_was_planned_from(prefetch: int) -> None:
+    rng = np.random.default_rng(0)
+    growing = [episode(FLAT_SCHEMA, 5 * (i + 1), "open", True, rng) for i in range(12)]
+    snapshots = [Snapshot(FLAT_SCHEMA, [Segment([[made]])]) for made in growing]
+    store = Store(snapshots[0], snapshots[1:])
+    sampler = Sampler(store, Transitions(), batch_size=2000, prefetch=prefetch, seed=0)
+    for i in range(6):
+        batch = sampler.sample()
+        assert store.snapshot is snapshots[1 + i + prefetch]
+        # Batch i was drawn after refresh i, and holds what the store held then.
+        assert batch.index.max() == (2 << 35) + 5 * (i + 2) - 1
+        assert set(batch.action.tolist()) == {int(step.action["action"]) for step in growing[i + 1].steps}
+
+
+def test_prefetching_changes_no_draw(store: Store) -> None:
+    draws = [
+        [i for batch in zip(range(5), Sampler(store, Transitions(), batch_size=9, prefetch=p, seed=1), strict=False)
+         for i in batch[1].index.tolist()]
+        for p in (0, 1, 4)
+    ]  # fmt: skip
+    assert draws[0] == draws[1] == draws[2]
+
+
+def test_changing_the_view_drops_what_was_planned() -> None:
+    lane = [episode(FLAT_SCHEMA, 9, "open", True, np.random.default_rng(0))]
+    sampler = Sampler(
+        Store(Snapshot(FLAT_SCHEMA, [Segment([lane])])), Transitions(1), batch_size=64, prefetch=4, seed=0
+    )
+    assert sampler.sample().index.max() == (2 << 35) + 8
+    sampler.view = Transitions(9)
+    # Of what was drawn ahead, only the first step has a window of nine.
+    assert set(sampler.sample().index.tolist()) == {2 << 35}
+
+
+class Vanishing(Snapshot):
+    """Its segment files are gone: nothing can be mapped."""
+
+    def leaf(self, path: str) -> Any:
+        raise SegmentGone("gone")
+
+
+def test_a_batch_whose_segment_is_gone_is_drawn_again() -> None:
+    gone, left = Vanishing(FLAT_SCHEMA, snapshot_of([4]).segments), snapshot_of([9])
+    store = Store(gone, [gone, gone, left])
+    assert len(Sampler(store, Transitions(), batch_size=5, refresh=False).sample()) == 5
+    assert store.snapshot is left
+
+
+def test_gather_of_an_id_whose_segment_is_gone_is_an_invalid_index() -> None:
+    gone = Vanishing(FLAT_SCHEMA, snapshot_of([4]).segments)
+    store = Store(gone, [gone, Snapshot(FLAT_SCHEMA, [None])])
+    with pytest.raises(dr.InvalidIndex, match=f"^id {2 << 35} is not in the store: it was evicted, or never existed$"):
+        Sampler(store, Transitions()).gather([2 << 35])
+
+
+def test_batches_stay_valid_while_any_tensor_of_them_is_held(store: Store) -> None:
+    sampler = Sampler(store, Transitions(2), batch_size=16, seed=0, debug=True)
+    held, copies = [], []
+    for i in range(60):
+        batch = sampler.sample()
+        if i % 3 == 0:
+            held.append((batch.obs[3:], batch.reward if i % 2 else None, batch.index.numpy()))
+            copies.append((batch.obs[3:].clone(), batch.reward.clone(), batch.index.numpy().copy()))
+        if i == 30:
+            held, copies = held[5:], copies[5:]
+    gc.collect()
+    for (obs, reward, index), (was_obs, was_reward, was_index) in zip(held, copies, strict=True):
+        assert obs.equal(was_obs)
+        assert reward is None or reward.equal(was_reward)
+        assert index.tolist() == was_index.tolist()
+
+
+def test_threads_may_share_a_sampler(store: Store) -> None:
+    sampler = Sampler(store, Transitions(3), batch_size=32, seed=0)
+    wrong: list[int] = []
+
+    def work() -> None:
+        for _ in range(50):
+            batch = sampler.sample()
+            for i, step_id in enumerate(batch.index.tolist()):
+                made, t = store.snapshot.model[step_id]
+                if batch.obs[i].tolist() != made.frame(t)["obs"].tolist():
+                    wrong.append(step_id)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert sampler.stats()["batches"] == 200
+
+
+def test_stats_count_batches_and_steps(store: Store) -> None:
+    sampler = Sampler(store, Transitions(), batch_size=10)
+    assert sampler.stats()["steps_per_second"] == 0.0
+    for _ in range(4):
+        sampler.sample()
+    stats = sampler.stats()
+    assert (stats["batches"], stats["steps"], stats["replay_ratio"]) == (4, 40, 40 / 47)
+    assert stats["steps_per_second"] > 0
+    assert stats["seconds_planning"] > 0
+    assert stats["seconds_gathering"] > 0
+    assert stats["seconds_copying"] == 0
+
+
+def test_a_device_gets_copies(store: Store) -> None:
+    sampler = Sampler(store, Transitions(), batch_size=4, device="meta")
+    assert sampler.sample().obs.device.type == "meta"
+
+
+def test_a_closed_sampler_refuses_and_its_batches_stay(store: Store) -> None:
+    with Sampler(store, Transitions(), batch_size=4, seed=0) as sampler:
+        batch = sampler.sample()
+        was = batch.obs.clone()
+    for call in (sampler.sample, lambda: sampler.gather([2 << 35])):
+        with pytest.raises(ValueError, match="^this sampler is closed$"):
+            call()
+    assert batch.obs.equal(was)
+    sampler.close()

@@ -1,0 +1,99 @@
+"""Transitions gathered in bytes equal the reference loop, every field of every sampleable step."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from diskreplay.testing.model import ModelEpisode
+from diskreplay.testing.reference import transition
+from diskreplay.views.base import Block, offsets
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import SCHEMA, Snapshot
+from tests.views.strategies import snapshots
+
+REWARDS = (None, {"reward": 2.0, "bonus": -0.3}, {"bonus": 1.0})
+NEXT_FIELDS = ((), ("action",), ("bonus", "hidden", "reward"))
+
+
+def gathered(view: Transitions, snapshot: Snapshot, ids: Any, fields: Any = None) -> dict[tuple[str, ...], np.ndarray]:
+    reader = view.reader(snapshot.schema, fields)
+    memory = np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8)
+    block = Block(reader.leaves, len(ids), memory)
+    reader.fill(snapshot, np.array(ids, np.int64), block)
+    return {leaf.path: array for leaf, array in zip(block.leaves, block.arrays, strict=True)}
+
+
+def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str, ...], Any]:
+    """Ask the reference loop; weighted rewards and next fields are added to what it knows."""
+    deepest = view.frame_stack if isinstance(view.frame_stack, int) else max(view.frame_stack.values(), default=1)
+    found = transition(episode, t, view.n_step, view.gamma, deepest)
+    if not isinstance(view.frame_stack, int):
+        for leaf in ("image", "state"):
+            depth = view.frame_stack.get(leaf, 1)
+            for name in (f"obs/{leaf}", f"next_obs/{leaf}"):
+                frames = found[name] if deepest > 1 else found[name][None]
+                found[name] = frames[-depth:] if depth > 1 else frames[-1]
+    k = found["n_steps"]
+    weights = {"reward": 1.0} if view.reward is None else view.reward
+    found["reward"] = sum(
+        view.gamma**i * weight * (step.reward if name == "reward" else float(step.extra[name]))
+        for i, step in enumerate(episode.steps[t : t + k])
+        for name, weight in weights.items()
+    )
+    for name in view.next_fields:
+        step = episode.steps[t + k] if t + k < len(episode.steps) else None
+        like = episode.steps[t]
+        for part in ("action", "extra"):
+            for leaf, value in getattr(like, part).items():
+                if leaf.split("/")[0] == name:
+                    found[f"next_{leaf}"] = getattr(step, part)[leaf] if step else np.zeros_like(value)
+        if name == "reward":
+            found["next_reward"] = step.reward if step else 0.0
+    return {tuple(name.split("/")): value for name, value in found.items()}
+
+
+@given(
+    snapshots(),
+    st.integers(1, 20) | st.none(),
+    st.sampled_from((0.0, 0.9, 1.0)),
+    st.integers(1, 5) | st.dictionaries(st.sampled_from(("image", "state")), st.integers(1, 5)),
+    st.sampled_from(REWARDS),
+    st.sampled_from(NEXT_FIELDS),
+)
+def test_every_field_of_every_step_equals_the_reference_loop(
+    snapshot: Snapshot, n: Any, gamma: float, stack: Any, reward: Any, next_fields: Any
+) -> None:
+    view = Transitions(n, gamma, stack, reward, next_fields)
+    ids = sorted(snapshot.sampleable(n, bool(next_fields)))
+    batch = gathered(view, snapshot, ids)
+    assert batch.pop(("index",)).tolist() == ids
+    batch.pop(("weight",))
+    for i, step_id in enumerate(ids):
+        want = expected(view, *snapshot.model[step_id])
+        assert want.keys() == batch.keys()
+        for path, value in want.items():
+            exact = path not in (("reward",), ("discount",))
+            np.testing.assert_allclose(batch[path][i], value, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+
+
+@given(snapshots(), st.integers(1, 20) | st.none(), st.sampled_from(NEXT_FIELDS))
+def test_the_runs_are_exactly_the_steps_that_can_be_gathered(snapshot: Snapshot, n: Any, next_fields: Any) -> None:
+    view = Transitions(n, next_fields=next_fields)
+    runs = [view.runs(episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
+    ids = [first + stride * j for run in runs for first, stride, count in zip(*run, strict=True) for j in range(count)]
+    assert sorted(ids) == sorted(snapshot.sampleable(n, bool(next_fields)))
+
+
+def test_a_return_over_an_episode_longer_than_one_tile_is_summed_whole() -> None:
+    from tests.views.fakes import Segment, episode
+
+    rng = np.random.default_rng(0)
+    snapshot = Snapshot(SCHEMA, [Segment([[episode(SCHEMA, 700, "terminated", True, rng)]], chunk_rows=64)])
+    view = Transitions(n_step=None, gamma=0.999, reward={"reward": 0.5, "bonus": 2.0})
+    ids = sorted(snapshot.model)
+    batch = gathered(view, snapshot, ids)
+    want = [expected(view, *snapshot.model[i])[("reward",)] for i in ids]
+    np.testing.assert_allclose(batch[("reward",)], want, rtol=1e-5, atol=1e-5)
+    assert batch[("n_steps",)].tolist() == list(range(700, 0, -1))
+    assert not batch[("discount",)].any()

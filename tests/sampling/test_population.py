@@ -1,0 +1,221 @@
+"""A population offers exactly the ids of its view, however the store grew."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from diskreplay.kernels.runs import IdRuns, after_frontier
+from diskreplay.sampling import population as module
+from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.population import Population
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode
+
+
+def everything(population: Population) -> list[int]:
+    return population.take(np.arange(population.size)).tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 4), st.integers(0, 8)), max_size=12), st.integers(0, 100))
+def test_a_frontier_takes_exactly_the_ids_below_it(rows: list[tuple[int, int, int]], frontier: int) -> None:
+    runs = IdRuns(*np.array(rows, np.int64).reshape(-1, 3).T)
+    left = after_frontier(runs, frontier)
+    for (first, stride, count), *after in zip(rows, *left, strict=True):
+        want = [i for i in range(first, first + stride * count, stride) if i >= frontier]
+        assert list(range(after[0], after[0] + after[1] * after[2], after[1])) == want
+
+
+class FakeStore:
+    """Lanes of segments that grow by whole episodes, an episode log in order of discovery, and a frontier."""
+
+    def __init__(self) -> None:
+        self.lanes: list[int] = []
+        self.next_row: list[list[int]] = []
+        self.open: list[list[int]] = []
+        self.log: list[tuple[int, int, int, int, int]] = []
+        self.frontier = 0
+        self.generation = 0
+
+    def snapshot(self) -> Any:
+        snapshot = type("Snapshot", (), {})()
+        snapshot.origin, snapshot.frontier, snapshot.generation = 0, self.frontier, self.generation
+        snapshot.lanes = np.array(self.lanes, np.int64)
+        snapshot.log = Columns.of(self.log)
+        rows = [
+            (self.id(s, lane, self.next_row[s][lane]), self.lanes[s], steps, steps, 128)
+            for s in range(len(self.lanes))
+            for lane, steps in enumerate(self.open[s])
+            if steps
+        ]
+        snapshot.open = Columns.of(rows)
+        return snapshot
+
+    def id(self, segment: int, lane: int, row: int) -> int:
+        return segment << 35 | (row * self.lanes[segment] + lane)
+
+
+class Growth(RuleBasedStateMachine):
+    """Grow a fake store and compare the population with a plain list after every change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = FakeStore()
+        self.population = Population(Transitions(2).runs, Admission(lambda _, first: first % 5 != 3))
+
+    @rule(lanes=st.integers(1, 3))
+    def add_segment(self, lanes: int) -> None:
+        self.store.lanes.append(lanes)
+        self.store.next_row.append([0] * lanes)
+        self.store.open.append([0] * lanes)
+
+    @rule(data=st.data(), steps=st.integers(1, 6))
+    def append(self, data: st.DataObject, steps: int) -> None:
+        if self.store.lanes:
+            segment = data.draw(st.integers(0, len(self.store.lanes) - 1))
+            self.store.open[segment][data.draw(st.integers(0, self.store.lanes[segment] - 1))] += steps
+
+    @rule(order=st.randoms(use_true_random=False), share=st.floats(0, 1))
+    def end_episodes(self, order: Any, share: float) -> None:
+        ended = []
+        for s, lanes in enumerate(self.store.lanes):
+            for lane in range(lanes):
+                steps = self.store.open[s][lane]
+                if steps and order.random() < share:
+                    ended.append((self.store.id(s, lane, self.store.next_row[s][lane]), lanes, steps, steps + 1, 9))
+                    self.store.next_row[s][lane] += steps + 1
+                    self.store.open[s][lane] = 0
+        order.shuffle(ended)
+        self.store.log += ended
+
+    @rule(share=st.floats(0, 1))
+    def hide(self, share: float) -> None:
+        ids = sorted(first + stride * j for first, stride, steps, *_ in self.store.log for j in range(steps))
+        if ids:
+            self.store.frontier = max(self.store.frontier, ids[int(share * (len(ids) - 1))])
+
+    @rule()
+    def compact(self) -> None:
+        self.store.generation += 1
+        self.store.log = [e for e in self.store.log if e[0] + e[1] * (e[2] - 1) >= self.store.frontier]
+
+    @invariant()
+    def holds_exactly_the_ids_of_the_view(self) -> None:
+        compare(self.store, self.population)
+
+
+def compare(store: FakeStore, population: Population) -> None:
+    """Compare a population of two-step transitions, every fifth episode left out, with plain lists."""
+    snapshot = store.snapshot()
+    population.refresh(snapshot)
+    admitted = [e for e in store.log if e[0] % 5 != 3]
+    still_open = [e for e in zip(*vars(snapshot.open).values(), strict=True) if e[0] % 5 != 3]
+    want = [f + s * j for f, s, steps, *_ in admitted for j in range(steps)]
+    want += [int(f + s * j) for f, s, steps, *_ in still_open for j in range(steps - 2)]
+    want = sorted(i for i in want if i >= store.frontier)
+    found = everything(population)
+    assert sorted(found) == want
+    assert population.find(np.array(found, np.int64)).tolist() == list(range(len(found)))
+    others = [i for f, s, steps, *_ in store.log for i in (f + s * steps, f - s, f + 1)]
+    others += [-1, 1 << 50, store.frontier - 1]
+    inside = set(want)
+    positions = population.find(np.array(others, np.int64))
+    assert [(at >= 0, at >= -1) for at in positions] == [(i in inside, True) for i in others]
+    assert population.contains(np.array(others, np.int64)).tolist() == [i in inside for i in others]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_frontier_that_moves_step_by_step_through_interleaved_lanes_hides_exactly_what_is_below(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    store = FakeStore()
+    store.lanes, store.next_row, store.open = [3], [[0, 0, 0]], [[0, 0, 0]]
+    population = Population(Transitions(2).runs, Admission(lambda _, first: first % 5 != 3))
+    for _ in range(150):
+        for lane in range(3):
+            store.open[0][lane] += int(rng.integers(0, 4))
+            # Lane 0 has long episodes, which end when the frontier is in the middle of them.
+            if store.open[0][lane] and rng.random() < (0.4 if lane else 0.03):
+                steps = store.open[0][lane]
+                store.log.append((store.id(0, lane, store.next_row[0][lane]), 3, steps, steps + 1, 9))
+                store.next_row[0][lane] += steps + 1
+                store.open[0][lane] = 0
+        store.frontier = max(store.frontier, 3 * (min(store.next_row[0][1:]) - 40) + int(rng.integers(0, 9)))
+        compare(store, population)
+    assert population.epoch > 2
+
+
+@pytest.fixture(autouse=True)
+def sort_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL", 3)
+
+
+TestGrowth = Growth.TestCase
+TestGrowth.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+def ended_snapshot(plans: list[tuple[int, str]], previous: Snapshot | None = None, **kwargs: Any) -> Snapshot:
+    rng = np.random.default_rng(0)
+    return Snapshot(FLAT_SCHEMA, [Segment([[episode(FLAT_SCHEMA, n, end, True, rng) for n, end in plans]])], **kwargs)
+
+
+def test_a_predicate_is_asked_once_of_an_ended_episode_and_each_time_of_an_open_one() -> None:
+    asked: list[int] = []
+
+    def ask(snapshot: Snapshot, first: int) -> bool:
+        steps = len(snapshot.episode(first).steps)
+        asked.append(steps)
+        return steps != 4
+
+    population = Population(Transitions().runs, Admission(ask))
+    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (5, "open")]))
+    assert asked == [3, 4, 5]
+    assert population.size == 8
+    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (6, "open")]))
+    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (6, "terminated")]))
+    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (6, "terminated")], generation=7))
+    assert asked == [3, 4, 5, 6, 6]
+    assert population.size == 9
+
+
+def test_a_hidden_episode_is_not_asked() -> None:
+    asked: list[int] = []
+    population = Population(
+        Transitions().runs, Admission(lambda s, first: asked.append(len(s.episode(first).steps)) or True)
+    )
+    snapshot = ended_snapshot([(3, "terminated"), (4, "terminated")])
+    population.refresh(replace(snapshot, frontier=sorted(snapshot.model)[5]))
+    assert asked == [4]
+    assert population.size == 2
+
+
+def test_a_predicate_that_raises_changes_nothing() -> None:
+    patience = [True]
+
+    def ask(snapshot: Snapshot, first: int) -> bool:
+        if len(snapshot.episode(first).steps) == 4 and patience.pop():
+            raise RuntimeError("not now")
+        return True
+
+    population = Population(Transitions().runs, Admission(ask))
+    population.refresh(ended_snapshot([(3, "terminated")]))
+    grown = ended_snapshot([(3, "terminated"), (4, "terminated")])
+    with pytest.raises(RuntimeError, match="not now"):
+        population.refresh(grown)
+    assert population.size == 3
+    patience.append(False)
+    population.refresh(grown)
+    assert population.size == 7
+
+
+def test_a_refresh_that_brings_nothing_new_sorts_nothing() -> None:
+    population = Population(Transitions().runs)
+    population.refresh(ended_snapshot([(3, "terminated")] * 40))
+    epoch = population.epoch
+    for _ in range(5):
+        population.refresh(ended_snapshot([(3, "terminated")] * 40))
+    population.refresh(ended_snapshot([(3, "terminated")] * 42))
+    assert population.epoch == epoch
+    assert population.size == 126

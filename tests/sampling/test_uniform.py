@@ -1,0 +1,64 @@
+"""Uniform draws are uniform, by themselves and shared among ranks."""
+
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import diskreplay as dr
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.share import belongs, draw_share
+from diskreplay.sampling.uniform import Uniform
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
+
+
+def population_of(lengths: list[list[int]]) -> Population:
+    rng = np.random.default_rng(0)
+    lanes = [[episode(FLAT_SCHEMA, steps, "terminated", True, rng) for steps in lane] for lane in lengths]
+    population = Population(Transitions().runs)
+    population.refresh(Snapshot(FLAT_SCHEMA, [Segment(lanes)]))
+    return population
+
+
+def test_every_id_is_drawn_equally_often() -> None:
+    population = population_of([[1, 9, 3], [40], [7, 7]])
+    drawn = Uniform().draw(population, 67_000, np.random.default_rng(0)).ids
+    ids, counts = np.unique(drawn, return_counts=True)
+    assert sorted(ids) == sorted(population.take(np.arange(population.size)))
+    assert stats.chisquare(counts).pvalue > 0.001
+
+
+def test_a_seed_makes_the_draws() -> None:
+    population = population_of([[20]])
+    one, same, other = (Uniform().draw(population, 50, np.random.default_rng(seed)).ids for seed in (1, 1, 2))
+    assert one.tolist() == same.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_ranks_share_the_ids_without_overlap_and_each_draws_its_own_equally_often(world_size: int) -> None:
+    population = population_of([[10, 30], [25], [8, 8]])
+    seen = []
+    for rank in range(world_size):
+        rng = np.random.default_rng(rank)
+        draw = draw_share(Uniform(), population, 20_000, rng, rank, world_size)
+        assert len(draw.ids) == 20_000
+        assert belongs(draw.ids, rank, world_size).all()
+        ids, counts = np.unique(draw.ids, return_counts=True)
+        assert stats.chisquare(counts).pvalue > 0.001
+        seen += ids.tolist()
+    assert sorted(seen) == sorted(population.take(np.arange(population.size)).tolist())
+
+
+def test_a_rank_without_any_id_is_not_enough_data() -> None:
+    population = population_of([[3]])
+    message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
+    with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
+        draw_share(Uniform(), population, 4, np.random.default_rng(0), 5, 6)
+
+
+def test_a_rank_with_one_id_of_many_gets_it() -> None:
+    population = population_of([[200]])
+    draw = draw_share(Uniform(), population, 3, np.random.default_rng(0), 150, 200)
+    assert len(set(draw.ids.tolist())) == 1

@@ -1,0 +1,217 @@
+"""A snapshot over plain arrays: segments are written out from the model's episodes, in chunks of a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import diskreplay as dr
+from diskreplay.testing.model import ModelEpisode, ModelStep, flat
+
+SCHEMA = dr.Schema(
+    obs={"image": dr.Field((2, 3), "uint8"), "state": dr.Field((3,), "float32")},
+    action=(dr.Field((), "int64"), dr.Field((2,), "float32")),
+    reward=dr.Field((), "float32"),
+    extra={"bonus": dr.Field((), "float64"), "hidden": {"h": dr.Field((2,), "float16")}},
+)
+FLAT_SCHEMA = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))
+
+
+@dataclass
+class Segment:
+    """What the lanes of a segment hold; None in a list of segments is an evicted one."""
+
+    lanes: list[list[ModelEpisode]]
+    sealed: bool = False
+    chunk_rows: int = 4
+
+
+@dataclass
+class Columns:
+    """Episodes as a snapshot offers them."""
+
+    first: np.ndarray
+    stride: np.ndarray
+    steps: np.ndarray
+    obs_rows: np.ndarray
+    end: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int, int, int]]) -> Columns:
+        table = np.array(rows, np.int64).reshape(-1, 5).T
+        return cls(*(np.ascontiguousarray(column) for column in table[:4]), table[4].astype(np.uint8))
+
+
+class Table:
+    """One leaf of all segments; chunks are mapped when `ensure` asks for them."""
+
+    def __init__(self, field: dr.Field) -> None:
+        self.dtype, self.shape = field.dtype, field.shape
+        self.row_bytes = field.row_bytes
+        self.first_chunk = self.chunks = self.shift = self.bases = np.zeros(0, np.int64)
+        self.holder: list[np.ndarray] = []
+        self.ensured = 0
+
+    def add(self, rows: list[list[np.ndarray]], chunk_rows: int, room: int) -> None:
+        """Add a segment: the rows of each lane, and so many rows more than there are, full of rubbish."""
+        count = -(-room // chunk_rows)
+        self.first_chunk = np.append(self.first_chunk, len(self.holder))
+        self.chunks = np.append(self.chunks, count)
+        self.shift = np.append(self.shift, chunk_rows.bit_length() - 1)
+        rubbish = np.random.default_rng(0)
+        for chunk in range(count):
+            block = rubbish.integers(0, 255, (len(rows), chunk_rows, self.row_bytes), np.uint8, endpoint=True)
+            for lane, values in enumerate(rows):
+                for i, value in enumerate(values[chunk * chunk_rows : (chunk + 1) * chunk_rows]):
+                    block[lane, i] = np.frombuffer(np.asarray(value, self.dtype).tobytes(), np.uint8)
+            self.holder.append(block)
+        self.bases = np.zeros(len(self.holder), np.int64)
+
+    def ensure(self, slot: np.ndarray, first_row: np.ndarray, last_row: np.ndarray) -> None:
+        self.ensured += 1
+        for s, first, last in zip(slot.tolist(), first_row.tolist(), last_row.tolist(), strict=True):
+            for chunk in range(first >> self.shift[s], (last >> self.shift[s]) + 1):
+                assert 0 <= chunk < self.chunks[s], f"chunk {chunk} of slot {s}"
+                place = self.first_chunk[s] + chunk
+                self.bases[place] = self.holder[place].ctypes.data
+
+
+@dataclass
+class Snapshot:
+    """As the store's: see `diskreplay.store.snapshot`. `model` gives the episode and step of every step's id."""
+
+    schema: dr.Schema
+    segments: list[Segment | None]
+    frontier: int = 0
+    origin: int = 2
+    generation: int = 0
+    discovery: np.random.Generator | None = None
+    tables: dict[str, Table] | None = None
+    model: dict[int, tuple[ModelEpisode, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lanes = np.array([len(s.lanes) if s else 0 for s in self.segments], np.int64)
+        self.lane_base = np.cumsum(self.lanes) - self.lanes
+        self.sealed = np.array([bool(s and s.sealed) for s in self.segments])
+        self.committed = np.zeros(self.lanes.sum(), np.int64)
+        self.observed = np.zeros(self.lanes.sum(), np.int64)
+        fields = {"done": dr.Field((), "uint8"), **self.schema.leaves}
+        self._tables = {leaf: Table(f) for leaf, f in fields.items() if not leaf.startswith("episode/")}
+        ended, still_open = [], []
+        for slot, segment in enumerate(self.segments):
+            if segment is None:
+                for table in self._tables.values():
+                    table.add([], 1, 0)
+                continue
+            rows = [self._write(slot, lane, episodes, ended, still_open) for lane, episodes in enumerate(segment.lanes)]
+            room = max((len(r) for r in rows), default=0) + 1
+            for leaf, table in self._tables.items():
+                # Rows that are no steps hold zeros in the format; no reader should need them to.
+                rubbish = np.full(table.shape, 77, table.dtype)
+                table.add([[row.get(leaf, rubbish) for row in lane] for lane in rows], segment.chunk_rows, room)
+        if self.discovery is not None:
+            self.discovery.shuffle(ended)
+        self.log, self.open = Columns.of(ended), Columns.of(still_open)
+        for step_id, (episode, t) in self.model.items():
+            if step_id < self.frontier:
+                episode.hidden = max(episode.hidden, t + 1)
+        self.steps = sum(step_id >= self.frontier for step_id in self.model)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def _write(
+        self, slot: int, lane: int, episodes: list[ModelEpisode], ended: list[Any], still_open: list[Any]
+    ) -> list[dict[str, Any]]:
+        """Write one lane; committed rows first, then what is only observed."""
+        rows: list[dict[str, Any]] = []
+        lanes, base = int(self.lanes[slot]), (slot + self.origin) << 35
+        observed_only = 0
+        for number, episode in enumerate(episodes):
+            first = len(rows)
+            episode.hidden = 0
+            for t, step in enumerate(episode.steps):
+                self.model[base | ((first + t) * lanes + lane)] = episode, t
+                extra = {f"extra/{leaf}": x for leaf, x in step.extra.items()}
+                rows.append({**step.obs, **step.action, "reward": step.reward, **extra, "done": 4 if t == 0 else 0})
+            bits = episode.terminated | (episode.truncated << 1) | (episode.cut << 4)
+            if episode.ended and not episode.cut:
+                rows[-1]["done"] |= bits
+            if episode.ended and episode.final is not None:
+                rows.append({**episode.final, "done": 8 | (bits if episode.cut else 0)})
+            elif episode.cut and (episode.values or (number == len(episodes) - 1 and not self.sealed[slot])):
+                rows.append({"done": 32 | bits})
+            elif not episode.ended and episode.final is not None:
+                observed_only = 1
+                rows.append({**episode.final, "done": 255})
+            bits |= 8 if episode.final is not None and episode.ended else 0
+            bits |= 128 if not episode.ended else 0
+            column = (base | (first * lanes + lane), lanes, len(episode.steps), episode.num_frames, bits)
+            (ended if episode.ended else still_open).append(column)
+        self.committed[self.lane_base[slot] + lane] = len(rows) - observed_only
+        self.observed[self.lane_base[slot] + lane] = len(rows)
+        return rows
+
+    def leaf(self, path: str) -> Table:
+        return self._tables[path]
+
+    def episode(self, first_id: int) -> ModelEpisode:
+        return self.model[first_id][0]
+
+    def sampleable(self, n_step: int | None, whole: bool = False) -> set[int]:
+        """The ids of all steps that a view of `n_step` offers; `whole`: what next_fields need must be there too."""
+        found = set()
+        for step_id, (episode, t) in self.model.items():
+            allowed = t in episode.sampleable(n_step)
+            if allowed and whole and not episode.ended:
+                allowed = t + (n_step or 0) < len(episode.steps)
+            if allowed:
+                found.add(step_id)
+        return found
+
+
+@dataclass
+class Store:
+    """A store that shows one snapshot after the other, one at each refresh."""
+
+    snapshot: Snapshot
+    coming: list[Snapshot] = field(default_factory=list)
+
+    @property
+    def schema(self) -> dr.Schema:
+        return self.snapshot.schema
+
+    def refresh(self) -> int:
+        if self.coming:
+            self.snapshot = self.coming.pop(0)
+        return 0
+
+
+def random_leaf(f: dr.Field, rng: np.random.Generator) -> np.ndarray:
+    if f.dtype.kind == "f":
+        return rng.standard_normal(f.shape).astype(f.dtype)
+    return rng.integers(0, 200, f.shape).astype(f.dtype)
+
+
+def episode(schema: dr.Schema, steps: int, end: str, final: bool, rng: np.random.Generator) -> ModelEpisode:
+    """Make an episode of random values. `end`: terminated, truncated, both, cut, marked (a cut with values) or open."""
+
+    def part(name: str) -> dict[str, np.ndarray]:
+        return {leaf: random_leaf(f, rng) for leaf, f in schema.leaves.items() if leaf.split("/")[0] == name}
+
+    made = ModelEpisode()
+    for _ in range(steps):
+        extra = {leaf.removeprefix("extra/"): value for leaf, value in part("extra").items()}
+        made.steps.append(ModelStep(part("obs"), part("action"), np.float32(rng.normal()).item(), extra))
+    made.final = part("obs") if final else None
+    if end != "open":
+        made.end(terminated=end in ("terminated", "both"), truncated=end in ("truncated", "both"), cut=end in CUTS)
+    made.values = flat(1, "seed") if end == "marked" else {}
+    return made
+
+
+CUTS = ("cut", "marked")
+ENDS = ("terminated", "truncated", "both", *CUTS)
