@@ -1,0 +1,1 @@
+"""Adapters between a store and other libraries, written on public names only."""

@@ -1,0 +1,347 @@
+"""Gymnasium wrappers that append every step of an environment, or of a vector of environments, to a store."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+
+from diskreplay import ReplayError
+from diskreplay.interop.step_values import StepValues, as_numpy
+
+if TYPE_CHECKING:
+    from diskreplay import Store, VectorWriter, Writer
+
+__all__ = ["RecordEpisodes", "RecordVectorEpisodes"]
+
+_NOT_RESET = "call reset() before step(): no episode is running, or an error left it in an unknown state"
+
+
+class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+    """Append every step of an environment to a store.
+
+    Each step is given to the store with the observation that it led to, so it can be sampled at once. ``reset`` in
+    the middle of an episode, ``close``, and an error of the environment end the episode at its last observation, as
+    a cut. Observations are copied: an environment may use its arrays again. Inside ``gymnasium.wrappers.Autoreset``
+    or around it: the step that only resets is not recorded.
+
+    Concurrency: as the environment, one thread at a time. A copy, by pickle or ``copy.deepcopy``, appends through a
+    writer of its own.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        The environment.
+    store : Store
+        Where the steps go; opened with mode "a". It stays open when the environment is closed.
+    info_fields : iterable of str
+        Names of the schema's extra fields whose values are in each step's info, and of its episode fields whose
+        values are in the info of an episode's last step.
+    durability : str or float
+        As in ``Store.writer``.
+
+    Raises
+    ------
+    SchemaError
+        If an info field is in neither ``extra`` nor ``episode`` of the schema.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        store: "Store",
+        *,
+        info_fields: Iterable[str] = (),
+        durability: str | float = "none",
+    ) -> None:
+        super().__init__(env)
+        self._values = StepValues(store.schema, info_fields)
+        self._store, self._durability = store, durability
+        self._resets_itself = _has_autoreset(env)
+        self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
+        self._idle = False  # the next step only resets
+        self._writer: Writer | None = None
+        self._open_writer()
+
+    def set_extra(self, **fields: Any) -> None:
+        """Set extra fields of the next step, and of that one only.
+
+        Raises
+        ------
+        SchemaError
+            If the schema has no such extra field, or it is copied from info.
+        """
+        self._values.set(fields)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; an open episode is cut at its last observation."""
+        writer = self._open_writer()
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+            writer.end_episode()
+            self._obs, self._idle = self._values.own("obs", obs), False
+        except BaseException:
+            self._lose_track()
+            raise
+        self._values.clear()
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment and append the step.
+
+        Raises
+        ------
+        SchemaError
+            If a value does not fit the schema, or an extra field is missing. Where that can be told beforehand, the
+            environment is not stepped; otherwise the episode is cut.
+        gymnasium.error.ResetNeeded
+            Before the first reset, and after the end of an episode or an error.
+        """
+        if self._obs is None:
+            raise ResetNeeded(_NOT_RESET)
+        writer = self._open_writer()
+        own_action = self._values.own("action", action)
+        extra = self._values.take()
+        try:
+            result = self.env.step(action)
+            self._record(writer, own_action, result, extra)
+        except BaseException:
+            self._lose_track()
+            raise
+        return result
+
+    def close(self) -> None:
+        """Cut an open episode, close the writer, and close the environment."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            super().close()
+
+    def _record(
+        self, writer: "Writer", action: dict[str, np.ndarray], result: tuple[Any, ...], extra: dict[str, Any]
+    ) -> None:
+        obs, reward, terminated, truncated, info = result
+        ended = bool(terminated or truncated)
+        values, next_obs = self._values, self._values.own("obs", obs)
+        if not self._idle:
+            assert self._obs is not None
+            infos, episode = values.from_info(info, ended)
+            writer.append(
+                values.nest("obs", self._obs),
+                values.nest("action", action),
+                reward,
+                bool(terminated),
+                bool(truncated),
+                next_obs=values.nest("obs", next_obs),
+                episode=episode or None,
+                **extra,
+                **infos,
+            )
+        self._idle = ended and self._resets_itself
+        self._obs = next_obs if self._idle or not ended else None
+
+    def _lose_track(self) -> None:
+        # How far the environment got is unknown, so no step may follow on the last observation.
+        self._obs = None
+        if self._writer is not None:
+            with suppress(ReplayError):
+                self._writer.end_episode()
+
+    def _open_writer(self) -> "Writer":
+        if self._writer is None:
+            self._writer = self._store.writer(durability=self._durability)
+        return self._writer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writer": None}
+
+
+class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
+    """Append every step of a vector of environments to a store.
+
+    Every autoreset mode is recorded exactly: what the environments would have given one by one. NEXT_STEP, which is
+    also meant where the metadata name no mode: the call after an episode's end only resets that lane and is not
+    recorded for it. SAME_STEP: the final observation and the ended lanes' info fields are taken from info. DISABLED:
+    a lane that ended is left out until it is reset; ``reset(options={"reset_mask": mask})`` concerns those lanes only.
+
+    ``reset`` in the middle of an episode, ``close``, and an error of the environments end open episodes at their
+    last observation, as a cut. Observations are copied: the environments may use their arrays again.
+
+    Concurrency: as the environments, one thread at a time. A copy, by pickle or ``copy.deepcopy``, appends through a
+    writer of its own.
+
+    Parameters
+    ----------
+    env : gymnasium.vector.VectorEnv
+        The environments.
+    store : Store
+        Where the steps go; opened with mode "a". It stays open when the environments are closed.
+    info_fields : iterable of str
+        Names of the schema's extra fields whose values are in each step's info, and of its episode fields whose
+        values are in the info of an episode's last step.
+    durability : str or float
+        As in ``Store.writer``.
+
+    Raises
+    ------
+    SchemaError
+        If an info field is in neither ``extra`` nor ``episode`` of the schema.
+    ValueError
+        If the metadata name an autoreset mode that gymnasium does not know.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        store: "Store",
+        *,
+        info_fields: Iterable[str] = (),
+        durability: str | float = "none",
+    ) -> None:
+        super().__init__(env)
+        self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._values = StepValues(store.schema, info_fields, (env.num_envs,))
+        self._store, self._durability = store, durability
+        self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
+        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
+        self._writer: VectorWriter | None = None
+        self._open_writer()
+
+    def set_extra(self, **fields: Any) -> None:
+        """Set extra fields of the next step, and of that one only; all have a leading axis of num_envs.
+
+        Raises
+        ------
+        SchemaError
+            If the schema has no such extra field, or it is copied from info.
+        """
+        self._values.set(fields)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environments, or those in ``options["reset_mask"]``; their open episodes are cut."""
+        writer = self._open_writer()
+        mask = None
+        if options is not None:
+            # The environments take the mask out of the dict; the caller's stays whole.
+            options = dict(options)
+            mask = None if options.get("reset_mask") is None else np.array(options["reset_mask"], bool)
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+            writer.end_episode(mask=mask)
+            self._begin(self._values.own("obs", obs), mask)
+        except BaseException:
+            self._lose_track()
+            raise
+        self._values.clear()
+        return obs, info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step the environments and append the step of every lane that is in an episode.
+
+        Raises
+        ------
+        SchemaError
+            If a value does not fit the schema, or an extra field is missing. Where that can be told beforehand, the
+            environments are not stepped; otherwise all open episodes are cut.
+        gymnasium.error.ResetNeeded
+            Before the first reset, and after an error.
+        """
+        if self._obs is None:
+            raise ResetNeeded(_NOT_RESET)
+        writer = self._open_writer()
+        own_actions = self._values.own("action", actions)
+        extra = self._values.take()
+        try:
+            result = self.env.step(actions)
+            self._record(writer, own_actions, result, extra)
+        except BaseException:
+            self._lose_track()
+            raise
+        return result
+
+    def close(self, **kwargs: Any) -> None:
+        """Cut open episodes, close the writer, and close the environments."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            super().close(**kwargs)
+
+    def _begin(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
+        if mask is None:
+            self._obs, self._idle = obs, np.zeros_like(self._idle)
+        elif self._obs is None:
+            self._obs, self._idle = obs, ~mask
+        else:
+            self._idle &= ~mask
+            for path, rows in self._obs.items():
+                rows[mask] = obs[path][mask]
+
+    def _record(
+        self, writer: "VectorWriter", actions: dict[str, np.ndarray], result: tuple[Any, ...], extra: dict[str, Any]
+    ) -> None:
+        assert self._obs is not None
+        obs, reward, terminated, truncated, info = result
+        terminated, truncated = as_numpy(terminated).astype(bool), as_numpy(truncated).astype(bool)
+        ended = terminated | truncated
+        values, after = self._values, self._values.own("obs", obs)
+        live = ~self._idle
+        if live.any():
+            next_obs, infos, episode = self._ends(after, info, live, ended & live)
+            writer.append(
+                values.nest("obs", self._obs),
+                values.nest("action", actions),
+                reward,
+                terminated,
+                truncated,
+                next_obs=values.nest("obs", next_obs),
+                mask=None if live.all() else live,
+                episode=episode or None,
+                **extra,
+                **infos,
+            )
+        self._obs = after
+        if self._mode is AutoresetMode.DISABLED:
+            self._idle = self._idle | ended
+        else:
+            self._idle = ended if self._mode is AutoresetMode.NEXT_STEP else np.zeros_like(ended)
+
+    def _ends(
+        self, after: dict[str, np.ndarray], info: dict[str, Any], live: np.ndarray, ended: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any] | None]:
+        """Find the true next observations and the info fields, extra and episode ones."""
+        lanes, ends = np.flatnonzero(live), np.flatnonzero(ended)
+        if self._mode is not AutoresetMode.SAME_STEP or not ends.size:
+            return after, *self._values.from_infos([(info, lanes)], [(info, ends)])
+        last = (info.get("final_info"), ends)
+        infos = self._values.from_infos([(info, np.flatnonzero(live & ~ended)), last], [last])
+        return self._values.with_final(after, info, ended), *infos
+
+    def _lose_track(self) -> None:
+        # How far each environment got is unknown, so no step may follow on the last observations.
+        self._obs = None
+        if self._writer is not None:
+            with suppress(ReplayError):
+                self._writer.end_episode()
+
+    def _open_writer(self) -> "VectorWriter":
+        if self._writer is None:
+            self._writer = self._store.writer(self.num_envs, durability=self._durability)
+        return self._writer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writer": None}
+
+
+def _has_autoreset(env: gym.Env[Any, Any]) -> bool:
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.Autoreset):
+            return True
+        env = env.env
+    return False
