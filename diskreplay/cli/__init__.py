@@ -1,0 +1,1 @@
+"""The command line: `main` starts it, then one module a command."""

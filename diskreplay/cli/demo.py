@@ -1,0 +1,28 @@
+"""`diskreplay demo`: four processes play CartPole into one store while this one learns from it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NOT_LEARNT = 1
+
+
+def demo(
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the network, the games and the draws.")] = 0,
+    path: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Make the store here and keep it; otherwise it is removed.")
+    ] = None,
+    max_seconds: Annotated[float, typer.Option(min=0, help="Give up after so many seconds.")] = 300.0,
+) -> None:
+    """See a store at work: learn CartPole-v1 while four processes fill the store.
+
+    Each of four collectors appends what it plays with the newest policy. The trainer samples 5-step transitions from
+    the growing store and learns a DQN, until the greedy policy's mean return over 20 episodes is 475 or more. Then it
+    prints what `inspect` prints. The exit code is 1 where it did not learn in time.
+    """
+    # Here and not above: gymnasium and multiprocessing would slow the start of every other command.
+    from diskreplay.cli import demo_run
+
+    if not demo_run.run(seed, path, max_seconds):
+        raise typer.Exit(NOT_LEARNT)

@@ -1,0 +1,217 @@
+"""The trainer's process of the demo: starts and stops the collectors, runs the learner, shows how far it is."""
+
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+import diskreplay as dr
+from diskreplay.cli import console, demo_collector, text
+from diskreplay.cli.inspect import inspect
+
+if TYPE_CHECKING:
+    from diskreplay.cli.demo_learner import Progress
+
+COLLECTORS = 4
+ENOUGH_RETURN = 475.0
+CHUNK_BYTES = 1 << 20  # 65,536 observations of CartPole; a chunk takes its whole size while it is written
+JOIN_SECONDS = 10.0
+LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal to draw on
+
+
+def run(seed: int, path: Path | None, max_seconds: float) -> bool:
+    """Play, learn and tell what the store holds; return whether it was learnt, having said why if not."""
+    started = time.monotonic()
+    with ExitStack() as stack:
+        stack.enter_context(_signals_unwind())
+        folder = Path(tempfile.mkdtemp(prefix="diskreplay-demo-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        store_path = path or folder / "store"
+        kept = "" if path is None else f"; the store is kept at {text.clean(path)}"
+        try:
+            last = _learn(store_path, folder, seed, started, max_seconds)
+        except CollectorDied as error:
+            console.complain(f"{error}{kept}")
+            return False
+        verdict = (
+            f"a mean return of {text.number(last.greedy_return)} over 20 episodes after {text.count(last.steps)} steps"
+            f" and {text.count(last.updates)} updates in {time.monotonic() - started:.1f} s"
+        )
+        if not is_enough(last):
+            console.complain(f"not learnt: {verdict}{kept}")
+            return False
+        console.emit(f"learnt: {verdict}\n")
+        inspect(store_path)
+        if path is None:
+            console.emit("The store is removed; --path keeps it.")
+        return True
+
+
+def is_enough(progress: "Progress") -> bool:
+    """Tell whether the greedy policy plays well enough to stop."""
+    return progress.greedy_return is not None and progress.greedy_return >= ENOUGH_RETURN
+
+
+def _learn(path: Path, folder: Path, seed: int, started: float, max_seconds: float) -> "Progress":
+    """Run collectors and learner until it is learnt or time is up; return the last progress."""
+    with (
+        dr.create(path, demo_collector.schema(), chunk_bytes=CHUNK_BYTES) as store,
+        Display(started) as display,
+        Collectors(path, folder, seed) as collectors,
+    ):
+        # Here and not above: torch takes seconds to load, in which the collectors start.
+        from diskreplay.cli.demo_learner import Progress, learn
+
+        progress = Progress()
+        for progress in learn(store, collectors.policy_file, seed, COLLECTORS):
+            display.show(progress)
+            if is_enough(progress) or time.monotonic() - started > max_seconds:
+                break
+            collectors.check()
+    return progress
+
+
+class CollectorDied(Exception):
+    """A collector ended although nobody stopped it."""
+
+
+class Collectors:
+    """The collector processes; leaving the context stops them and waits for them, whatever happened."""
+
+    def __init__(self, store_path: Path, folder: Path, seed: int) -> None:
+        self.policy_file = folder / "policy.npz"
+        self._complaints = [folder / f"collector-{number}.txt" for number in range(COLLECTORS)]
+        context = get_context("spawn")
+        self._their_end, self._our_end = context.Pipe(duplex=False)
+        self._processes = [
+            context.Process(
+                target=demo_collector.run,
+                args=(store_path, self.policy_file, self._their_end, seed * COLLECTORS + number, complaint),
+                name=f"diskreplay-collector-{number}",
+                daemon=True,
+            )
+            for number, complaint in enumerate(self._complaints)
+        ]
+
+    def __enter__(self) -> Self:
+        try:
+            with _interrupts_ignored():
+                for process in self._processes:
+                    process.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Raise CollectorDied, with what it left to say, if a collector is gone."""
+        for number, (process, complaint) in enumerate(zip(self._processes, self._complaints, strict=True)):
+            if process.exitcode is not None:
+                reason = complaint.read_text() if complaint.exists() else f"exit code {process.exitcode}"
+                raise CollectorDied(f"collector {number} died: {text.clean(' '.join(reason.split()))}")
+
+    def stop(self) -> None:
+        """Ask all to finish; end those that do not."""
+        self._our_end.close()
+        started = [process for process in self._processes if process.pid is not None]
+        deadline = time.monotonic() + JOIN_SECONDS
+        for process in started:
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in started:
+            if process.is_alive():
+                process.kill()
+            process.join()
+            process.close()
+        self._their_end.close()
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Let processes started in the block ignore Ctrl-C from their birth: the trainer stops them in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """Make the signals that end a process raise in the block, so that nothing stays behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    previous = [(number, signal.signal(number, leave)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in previous:
+            signal.signal(number, handler)
+
+
+class Display:
+    """Numbers drawn over and over on a terminal, or a line now and then elsewhere; always on stderr."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._progress: Progress | None = None
+        console_ = Console(stderr=True)
+        self._live = Live(get_renderable=self._draw, console=console_, transient=True) if console_.is_terminal else None
+        self._next_line = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, progress: "Progress") -> None:
+        """Take note of the progress."""
+        self._progress = progress
+        if self._live is None and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            print(", ".join(f"{name} {value}" for name, value in self._rows()), file=sys.stderr, flush=True)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        progress = self._progress
+        if progress is None:
+            yield "collectors", "starting"
+        else:
+            yield "steps collected", text.count(progress.steps)
+            yield "gradient steps", text.count(progress.updates)
+            yield "epsilon", f"{progress.epsilon:.2f}"
+            yield "loss", text.number(progress.loss)
+            yield "greedy return", f"{text.number(progress.greedy_return)} of {ENOUGH_RETURN:.0f}"
+        yield "elapsed", f"{time.monotonic() - self._started:.0f} s"
+
+    def _draw(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, value in self._rows():
+            table.add_row(name, value)
+        reached = (self._progress.greedy_return if self._progress else None) or 0.0
+        table.add_row("", ProgressBar(total=ENOUGH_RETURN, completed=min(reached, ENOUGH_RETURN), width=40))
+        return table

@@ -1,0 +1,181 @@
+"""`diskreplay inspect`: what a store holds, from its `info()`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+
+# Rows of a table before the rest is summed up; --all shows every one.
+ROWS_SHOWN = 10
+# What a reader wants to see first: who is writing now, then what needs repair.
+SEGMENT_STATES = ("writing", "dead", "foreign", "sealed")
+WRITER_STATES = ("alive", "dead", "closed")
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")] = False,
+    all_rows: Annotated[bool, typer.Option("--all", help="List every segment and every writer.")] = False,
+) -> None:
+    """Tell what a store holds.
+
+    Its schema, steps, episodes and how they ended, statistics of returns and lengths, its segments, its writers alive
+    and dead, and the bytes it takes on disk. Nothing is written, and a store that is being written can be inspected.
+    """
+    with dr.open(path, mode="r") as store, console.bar("Reading segments") as progress:
+        info = store.info(progress=progress)
+    if json:
+        console.emit(text.to_json(info))
+    else:
+        console.show(report(info, all_rows=all_rows))
+
+
+def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
+    """Build the whole report of `Store.info()` as something rich can print."""
+    limit = None if all_rows else ROWS_SHOWN
+    parts: list[RenderableType] = [Text(text.clean(info["path"]), style="bold", overflow="fold"), summary_table(info)]
+    parts.append(schema_table(info["schema"]))
+    if info["returns"] or info["lengths"]:
+        parts.append(statistics_table(info))
+    parts += [segments_table(info["segments"], limit), writers_table(info["writers"], limit)]
+    return Group(*(line for part in parts for line in (part, Text())))
+
+
+def summary_table(info: Mapping[str, Any]) -> Table:
+    """Build the two columns at the top: what is counted and how much of it there is."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in summary(info):
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give name and value of each line at the top of the report."""
+    episodes = info["episodes"]
+    yield "format", f"version {info['format_version']}, created {text.moment(info['created'])}"
+    yield "steps", steps_line(info)
+    ended = ", ".join(f"{text.count(episodes[kind])} {kind}" for kind in ("terminated", "truncated", "cut", "open"))
+    yield "episodes", f"{text.count(episodes['total'])} ({ended})"
+    yield "segments", tally(info["segments"], SEGMENT_STATES)
+    yield "writers", tally(info["writers"], WRITER_STATES)
+    yield (
+        "on disk",
+        f"{text.size(info['bytes_on_disk'])}"
+        f" ({text.size(info['bytes_apparent'])} apparent, {text.size(info['holes'])} of it holes)",
+    )
+
+
+def steps_line(info: Mapping[str, Any]) -> str:
+    """Give the steps of a store beside its capacity and what left it."""
+    line = text.count(info["steps"])
+    if info["capacity"] is None:
+        line += ", no capacity set"
+    else:
+        line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"
+    return f"{line}, {text.count(info['steps_evicted'])} evicted" if info["steps_evicted"] else line
+
+
+def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
+    """Count the rows of each state: 12 (2 writing, 10 sealed)."""
+    counts = [(sum(row["state"] == state for row in rows), state) for state in states]
+    named = ", ".join(f"{text.count(amount)} {state}" for amount, state in counts if amount)
+    return f"{text.count(len(rows))} ({named})" if named else text.count(len(rows))
+
+
+def schema_table(schema: Mapping[str, Any]) -> Table:
+    """Build the table of a schema's fields."""
+    table = _table("schema", "field", "shape", "dtype", "space")
+    for name, node in leaves(schema):
+        shape = "x".join(str(length) for length in node["shape"]) or "scalar"
+        table.add_row(*_cells(text.clean(name), shape, text.clean(node["dtype"]), text.space(node.get("space"))))
+    return table
+
+
+def leaves(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Walk the fields of a schema's JSON form in its order, each with its path."""
+    for part in ("obs", "action", "reward"):
+        yield from _leaves_of(part, schema[part])
+    for part in ("extra", "episode"):
+        for name, node in (schema.get(part) or {}).items():
+            yield from _leaves_of(f"{part}/{name}", node)
+
+
+def _leaves_of(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if "dict" in node:
+        children = node["dict"].items()
+    elif "tuple" in node:
+        children = ((str(index), child) for index, child in enumerate(node["tuple"]))
+    else:
+        yield path, node
+        return
+    for key, child in children:
+        yield from _leaves_of(f"{path}/{key}", child)
+
+
+def statistics_table(info: Mapping[str, Any]) -> Table:
+    """Build the table of the returns and lengths of ended episodes."""
+    table = _table("ended episodes", "", ">count", ">mean", ">std", ">min", ">median", ">max")
+    for name, values in (("return", info["returns"]), ("length", info["lengths"])):
+        if values:
+            numbers = (text.number(values[key]) for key in ("mean", "std", "min", "median", "max"))
+            table.add_row(*_cells(name, text.count(values["count"]), *numbers))
+    return table
+
+
+def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
+    """Build the table of segments, those being written first, then the newest."""
+    table = _table("segments", ">number", ">writer", ">lanes", ">rows", ">steps", "state", ">bytes")
+    newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))
+    for row in newest[:limit]:
+        counts = (text.count(row[key]) for key in ("lanes", "rows", "steps"))
+        table.add_row(*_cells(str(row["number"]), str(row["writer"]), *counts, row["state"], text.size(row["bytes"])))
+    _note_hidden(table, newest, limit)
+    return table
+
+
+def writers_table(writers: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
+    """Build the table of writers, those alive first, then the newest."""
+    table = _table("writers", ">writer", "state", ">segments", ">lanes", ">steps")
+    newest = sorted(writers, key=lambda row: (_rank(row, WRITER_STATES), -row["writer"]))
+    for row in newest[:limit]:
+        counts = (text.count(_amount(row[key])) for key in ("segments", "lanes", "steps"))
+        table.add_row(*_cells(str(row["writer"]), row["state"], *counts))
+    _note_hidden(table, newest, limit)
+    return table
+
+
+def _amount(value: int | Sequence[object]) -> int:
+    return value if isinstance(value, int) else len(value)
+
+
+def _rank(row: Mapping[str, Any], states: Sequence[str]) -> int:
+    return states.index(row["state"]) if row["state"] in states else len(states)
+
+
+def _note_hidden(table: Table, rows: Sequence[object], limit: int | None) -> None:
+    if limit is not None and len(rows) > limit:
+        table.caption = f"{text.count(len(rows) - limit)} more; --all lists every one"
+
+
+def _table(title: str, *headers: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", box=None)
+    for header in headers:
+        table.add_column(
+            header.lstrip(">"),
+            justify="right" if header.startswith(">") else "left",
+            header_style="dim",
+            overflow="fold",
+        )
+    return table
+
+
+def _cells(*values: str) -> list[Text]:
+    # Text and not str: rich would take [red] in a name for markup.
+    return [Text(value) for value in values]

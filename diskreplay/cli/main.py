@@ -1,0 +1,89 @@
+"""The `diskreplay` command: collects the commands and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store, 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.demo import demo
+from diskreplay.cli.episodes import episodes
+from diskreplay.cli.inspect import inspect
+
+PROBLEMS, UNUSABLE, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="diskreplay",
+    help="Look into experience replay stores on disk, and see one at work.",
+    epilog="Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store.",
+    add_completion=False,
+    rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph; "rich" would keep them apart
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo)
+app.command("inspect")(inspect)
+app.command("episodes")(episodes)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.emit(f"diskreplay {dr.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        console.emit(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; no exception leaves it.
+
+    Parameters
+    ----------
+    arguments
+        What follows the name of the program; None takes them from the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # paths and names need not fit the terminal's encoding
+    try:
+        return int(app(arguments, prog_name="diskreplay", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except SystemExit as stop:  # typer's answer to a broken pipe
+        return stop.code if isinstance(stop.code, int) else PROBLEMS
+    except (dr.ReplayError, OSError) as error:
+        console.complain(text.one_line(error))
+        return UNUSABLE
+    except Exception as error:
+        if os.environ.get("DISKREPLAY_TRACEBACK"):
+            raise
+        console.complain(_unexpected(error))
+        return UNUSABLE
+
+
+def _unexpected(error: Exception) -> str:
+    # Errors of arguments have this method in every version of typer; their class is not public in all of them.
+    if hasattr(error, "format_message"):
+        command = getattr(getattr(error, "ctx", None), "command_path", "diskreplay")
+        return f"{text.clean(' '.join(error.format_message().split()))} (see {command} --help)"
+    where = "set DISKREPLAY_TRACEBACK=1 to see where"
+    return f"unexpected {type(error).__name__}: {text.one_line(error)} ({where})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Turning values into text: numbers a person can read, JSON a program can, and nothing that a terminal would obey."""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+NOTHING = "-"
+
+
+def clean(text: object) -> str:
+    """Escape what is not printable: names come from the store, and a terminal obeys escape sequences."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+
+
+def one_line(error: BaseException) -> str:
+    """Give an error's message on one line, or its name where it has no message."""
+    return clean(" ".join(str(error).split())) or type(error).__name__
+
+
+def count(number: int | None) -> str:
+    """Group the digits of a whole number: 1,234,567."""
+    return NOTHING if number is None else f"{number:,}"
+
+
+def size(number: int | None) -> str:
+    """Give bytes in the largest unit that keeps a digit before the point: 12.3 MB."""
+    if number is None:
+        return NOTHING
+    amount, unit = float(number), 0
+    # 999.95 and not 1000: what would be rounded to 1000.0 belongs to the next unit
+    while abs(amount) >= (1000 if unit == 0 else 999.95) and unit < len(UNITS) - 1:
+        amount, unit = amount / 1000, unit + 1
+    return f"{number:,} B" if unit == 0 else f"{amount:,.1f} {UNITS[unit]}"
+
+
+def number(value: float | None) -> str:
+    """Give a measured number in about four significant digits: 475, 0.125, -1,234.5, 1.5e-07."""
+    if value is None:
+        return NOTHING
+    value = float(value)
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    magnitude = abs(value)
+    if magnitude >= 1e9 or magnitude < 1e-3:
+        return f"{value:.3e}"
+    if magnitude >= 100:
+        return f"{value:,.1f}"
+    return f"{value:.4g}"
+
+
+def share(part: int, whole: int | None) -> str:
+    """Give a part as a percentage of the whole, or nothing where there is no whole."""
+    return f"{100 * part / whole:.0f}%" if whole else NOTHING
+
+
+def moment(value: object) -> str:
+    """Give a point in time, stored as seconds since 1970 or as ISO text, in UTC."""
+    if isinstance(value, (int, float)):
+        try:
+            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        except (OverflowError, ValueError, OSError):
+            return clean(value)
+    return NOTHING if value is None else clean(value)
+
+
+def plural(amount: int, thing: str) -> str:
+    """Give an amount with its noun: 1 episode, 2,000 episodes."""
+    return f"{amount:,} {thing}" if amount == 1 else f"{amount:,} {thing}s"
+
+
+def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> str:
+    """Set rows in columns below their headers, to the right unless named in `left`; for tables too long for rich."""
+    columns = list(zip(headers, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    sides = ["<" if header in left else ">" for header in headers]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return "\n".join(form.format(*cells).rstrip() for cells in (headers, *rows))
+
+
+def space(bounds: Mapping[str, Any] | None) -> str:
+    """Describe the gymnasium space of a field in one short phrase."""
+    if not bounds:
+        return NOTHING
+    kind = clean(bounds.get("type", "?"))
+    if kind == "Box":
+        low, high = _bound(bounds.get("low")), _bound(bounds.get("high"))
+        return f"Box({low} to {high})"
+    if kind == "Discrete":
+        start = bounds.get("start", 0)
+        return f"Discrete({clean(bounds.get('n'))}" + (f" from {clean(start)})" if start else ")")
+    if kind == "MultiDiscrete":
+        sizes = clean(bounds.get("nvec"))
+        return f"MultiDiscrete({sizes})" if len(sizes) <= 30 else "MultiDiscrete(...)"
+    return kind
+
+
+def _bound(value: object) -> str:
+    if isinstance(value, list):
+        return "[...]"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return number(value)
+    return {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}.get(str(value), clean(value))
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into what JSON knows: numpy scalars and arrays too, and null for NaN and infinities."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def to_json(value: Any) -> str:
+    """Give a value as JSON that every parser reads: ASCII, no NaN."""
+    return json.dumps(plain(value), indent=2, allow_nan=False)

@@ -1,0 +1,293 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import diskreplay as dr
+from diskreplay.cli import demo_collector, demo_learner, demo_run
+from diskreplay.cli.demo_collector import Policy
+from diskreplay.cli.demo_learner import QNetwork
+
+COMMAND = [sys.executable, "-m", "diskreplay.cli.main", "demo"]
+PATIENCE_SECONDS = 120.0
+
+
+def network(seed: int = 0) -> QNetwork:
+    torch.manual_seed(seed)
+    return QNetwork()
+
+
+def test_the_policy_in_numpy_is_the_network_in_torch() -> None:
+    net, obs = network(), np.random.default_rng(0).normal(0, 2, (50, 4)).astype(np.float32)
+    policy = Policy(net.arrays(), epsilon=0.0, allowed=0)
+    expected = net(torch.from_numpy(obs)).detach().numpy()
+    np.testing.assert_allclose([policy.q_values(row) for row in obs], expected, rtol=1e-5, atol=1e-5)
+    rng = np.random.default_rng(0)
+    assert [policy.act(row, rng) for row in obs] == expected.argmax(1).tolist()
+
+
+def test_epsilon_is_how_often_an_action_is_random() -> None:
+    constant = [(np.zeros((2, 4), np.float32), np.array([0, 1], np.float32))]
+    rng = np.random.default_rng(0)
+    actions = [Policy(constant, 0.5, 0).act(np.zeros(4, np.float32), rng) for _ in range(4000)]
+    assert abs(np.mean(actions) - 0.75) < 0.03
+
+
+def test_a_published_policy_is_loaded_as_it_was(tmp_path: Path) -> None:
+    policy = Policy(network().arrays(), 0.25, 1234)
+    policy.publish(tmp_path / "policy.npz")
+    loaded = Policy.load(tmp_path / "policy.npz")
+    assert (loaded.epsilon, loaded.allowed, len(loaded.layers)) == (0.25, 1234, 3)
+    for ours, theirs in zip(policy.layers, loaded.layers, strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_array_equal(ours[1], theirs[1])
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.npz"]
+
+
+def test_later_training_does_not_change_a_published_copy() -> None:
+    net = network()
+    before = net.arrays()
+    kept = [(weight.copy(), bias.copy()) for weight, bias in before]
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1.0)
+    for (weight, bias), (old_weight, old_bias) in zip(before, kept, strict=True):
+        np.testing.assert_array_equal(weight, old_weight)
+        np.testing.assert_array_equal(bias, old_bias)
+
+
+def test_collectors_get_each_new_policy_once_until_the_trainer_closes_the_pipe(tmp_path: Path) -> None:
+    file, (theirs, ours) = tmp_path / "policy.npz", Pipe(duplex=False)
+    threading.Timer(0.05, Policy([], 1.0, 1).publish, [file]).start()
+    found = demo_collector.policies(file, theirs)
+    assert next(found).allowed == 1
+    Policy([], 1.0, 2).publish(file)
+    assert next(found).allowed == 2
+    ours.close()
+    assert list(found) == []
+    theirs.close()
+
+
+def test_the_update_goes_for_reward_plus_discounted_value_of_the_other_networks_choice() -> None:
+    online, target = network(1), network(2)
+    generator = torch.Generator().manual_seed(0)
+    batch = SimpleNamespace(
+        obs=torch.randn(8, 4, generator=generator),
+        next_obs=torch.randn(8, 4, generator=generator),
+        action=torch.tensor([0, 1] * 4),
+        reward=torch.arange(8.0),
+        discount=torch.tensor([0.95, 0.0] * 4),
+    )
+    with torch.no_grad():
+        values, ours, theirs = online(batch.obs), online(batch.next_obs), target(batch.next_obs)
+    errors = [
+        values[i, batch.action[i]] - (batch.reward[i] + batch.discount[i] * theirs[i, ours[i].argmax()])
+        for i in range(8)
+    ]
+    old = [parameter.detach().clone() for parameter in target.parameters()]
+    optimizer = torch.optim.Adam(online.parameters(), 1e-3)
+    losses = [demo_learner.update(online, target, optimizer, batch) for _ in range(20)]
+    assert losses[0] == pytest.approx(float(torch.stack(errors).square().mean()), rel=1e-5)
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(was, now) for was, now in zip(old, target.parameters(), strict=True))
+
+
+def test_an_evaluation_is_a_function_of_the_seed_and_counts_each_episode_once() -> None:
+    net = network()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    first, again = (demo_learner.evaluate(net, 7) for _ in range(2))  # always to the left: falls in about ten steps
+    assert first == again
+    assert 8 <= first <= 11
+
+
+def test_a_collector_plays_what_is_allowed_and_loads_neither_torch_nor_numba(tmp_path: Path) -> None:
+    script = """
+import sys, threading
+from multiprocessing import Pipe
+from pathlib import Path
+import diskreplay as dr
+from diskreplay.cli import demo_collector
+folder = Path(sys.argv[1])
+dr.create(folder / "store", demo_collector.schema()).close()
+layer = demo_collector.np.zeros((2, 4), "f4"), demo_collector.np.zeros(2, "f4")
+demo_collector.Policy([layer], 1.0, 70).publish(folder / "policy.npz")
+theirs, ours = Pipe(duplex=False)
+def stop():
+    with dr.open(folder / "store") as store:
+        while len(store) < 70:
+            store.refresh()
+    ours.close()
+threading.Thread(target=stop).start()
+demo_collector.collect(folder / "store", folder / "policy.npz", theirs, 5)
+print([name for name in ("torch", "numba", "matplotlib", "pandas") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    with dr.open(tmp_path / "store") as store:
+        assert len(store) == 70
+        for episode in store.episodes:
+            assert episode.obs.shape == (len(episode) + 1, 4)
+            assert episode.total_reward == len(episode)
+            assert episode.terminated != episode.cut
+
+
+def test_what_went_wrong_in_a_collector_is_left_for_the_trainer(tmp_path: Path) -> None:
+    theirs, ours = Pipe(duplex=False)
+    with pytest.raises(SystemExit, match="1"):
+        demo_collector.run(tmp_path / "no store", tmp_path / "policy.npz", theirs, 0, tmp_path / "complaint")
+    assert (tmp_path / "complaint").read_text().startswith("StoreNotFound: ")
+    ours.close()
+    theirs.close()
+
+
+def collected(path: Path) -> int:
+    with dr.open(path) as store:
+        return len(store)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_collectors_fill_the_store_stop_when_asked_and_a_dead_one_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    dr.create(path, demo_collector.schema()).close()
+    with demo_run.Collectors(path, tmp_path, seed=3) as collectors:
+        Policy(network().arrays(), 0.5, 25).publish(collectors.policy_file)
+        wait_for(lambda: collected(path) == 100)
+        collectors.check()
+        processes = list(collectors._processes)
+        os.kill(processes[2].pid, signal.SIGKILL)
+        processes[2].join()
+        with pytest.raises(demo_run.CollectorDied, match=r"^collector 2 died: exit code -9$"):
+            collectors.check()
+    with dr.open(path) as store:
+        assert len(store) == 100
+        assert sorted(writer["state"] for writer in store.info()["writers"]) == ["closed", "closed", "closed", "dead"]
+
+
+@contextmanager
+def started_demo(folder: Path, *arguments: object) -> Iterator[subprocess.Popen]:
+    """Run the demo as the leader of a session of its own, with the folder for its temporary files."""
+    (folder / "tmp").mkdir()
+    command = [*COMMAND, *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"TMPDIR": str(folder / "tmp")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            for pid in session_of(process.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def session_of(leader: int) -> list[int]:
+    """List the processes of a session."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        state, _, _, session = stat.rpartition(")")[2].split()[:4]
+        if int(session) == leader and state != "Z":
+            found.append(int(pid))
+    return found
+
+
+def nothing_is_left(folder: Path, leader: int) -> bool:
+    return session_of(leader) == [] and list((folder / "tmp").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_it_gives_up_in_one_line_and_leaves_the_store_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with started_demo(tmp_path, "--max-seconds", 1, "--path", path) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert (process.returncode, out) == (1, "")
+        last = err.splitlines()[-1]
+        assert last.startswith("diskreplay: not learnt: a mean return of - over 20 episodes after ")
+        assert last.endswith(f"; the store is kept at {path}")
+        wait_for(lambda: nothing_is_left(tmp_path, process.pid))
+    assert collected(path) >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_its_processes_leaves_nothing_running(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "store"
+    with started_demo(tmp_path, "--path", path) as process:
+        wait_for(lambda: path.exists() and collected(path) >= 1000)
+        os.killpg(process.pid, number)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 128 + number
+        assert "Traceback" not in err
+        wait_for(lambda: nothing_is_left(tmp_path, process.pid))
+    assert collected(path) >= 1000
+
+
+@pytest.mark.slow
+def test_collectors_end_by_themselves_when_the_trainer_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with started_demo(tmp_path, "--path", path) as process:
+        wait_for(lambda: path.exists() and collected(path) >= 1000)
+        process.kill()
+        wait_for(lambda: session_of(process.pid) == [])
+    with dr.open(path) as store:
+        assert {writer["state"] for writer in store.info()["writers"]} == {"closed"}
+
+
+@pytest.mark.slow
+def test_a_collector_that_dies_ends_the_demo_with_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with started_demo(tmp_path, "--path", path) as process:
+        wait_for(lambda: path.exists() and collected(path) >= 1000)
+        children = [
+            pid for pid in session_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert len(children) == demo_run.COLLECTORS
+        os.kill(children[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 1
+        assert err.splitlines()[-1].endswith(f" died: exit code -9; the store is kept at {path}")
+        wait_for(lambda: nothing_is_left(tmp_path, process.pid))
+
+
+@pytest.mark.slow
+def test_it_learns_and_prints_what_inspect_prints(tmp_path: Path, run: Callable) -> None:
+    path = tmp_path / "store"
+    with started_demo(tmp_path, "--path", path) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, err
+        wait_for(lambda: nothing_is_left(tmp_path, process.pid))
+    first, _, report = out.partition("\n\n")
+    assert first.startswith("learnt: a mean return of ")
+    assert report == run("inspect", path).out
+
+
+def test_a_path_that_is_taken_is_refused(tmp_path: Path, run: Callable) -> None:
+    dr.create(tmp_path / "store", demo_collector.schema()).close()
+    done = run("demo", "--path", tmp_path / "store")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1

@@ -1,0 +1,127 @@
+import math
+
+import numpy as np
+import pytest
+
+from diskreplay.cli import episodes
+from diskreplay.cli.episodes import Ended, Filter, SortBy
+
+FLAGS = ("terminated", "truncated", "cut", "open")
+
+
+@pytest.fixture
+def columns() -> episodes.Columns:
+    """Six episodes, oldest first: terminated, truncated, cut, both at once, terminated without a number, open."""
+    rows = [
+        (0, 0, 0, 0, 10, 10.0, "terminated"),
+        (10, 0, 0, 10, 30, -3.0, "truncated"),
+        (40, 0, 0, 41, 20, 2.5, "truncated cut"),
+        (1 << 35, 1, 0, 0, 30, 30.0, "terminated truncated"),
+        ((1 << 35) + 1, 1, 1, 0, 5, math.nan, "terminated"),
+        ((1 << 35) + 200, 1, 0, 31, 1, 1.0, "open"),
+    ]
+    names = ("id", "segment", "lane", "start", "length", "return")
+    table = {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
+    flags = {flag: np.array([flag in row[6].split() for row in rows]) for flag in FLAGS}
+    return episodes.with_index(table | flags)
+
+
+def chosen(columns: episodes.Columns, where: Filter, sort: SortBy = SortBy.age, descending: bool = False) -> list[int]:
+    return episodes.choose(columns, where, sort, descending).tolist()
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (Filter(), [0, 1, 2, 3, 4, 5]),
+        (Filter(min_length=20), [1, 2, 3]),
+        (Filter(max_length=5), [4, 5]),
+        (Filter(min_length=10, max_length=10), [0]),
+        (Filter(min_return=2.5), [0, 2, 3]),
+        (Filter(max_return=2.5), [1, 2, 5]),
+        (Filter(min_return=100), []),
+        (Filter(ended=(Ended.terminated,)), [0, 3, 4]),
+        (Filter(ended=(Ended.truncated,)), [1, 3]),
+        (Filter(ended=(Ended.cut,)), [2]),
+        (Filter(ended=(Ended.open,)), [5]),
+        (Filter(ended=(Ended.cut, Ended.open)), [2, 5]),
+        (Filter(min_length=6, ended=(Ended.terminated,)), [0, 3]),
+    ],
+)
+def test_a_filter_lets_through_what_meets_all_of_it(
+    columns: episodes.Columns, where: Filter, expected: list[int]
+) -> None:
+    assert chosen(columns, where) == expected
+
+
+@pytest.mark.parametrize(
+    ("sort", "descending", "expected"),
+    [
+        (SortBy.age, False, [0, 1, 2, 3, 4, 5]),
+        (SortBy.age, True, [5, 4, 3, 2, 1, 0]),
+        (SortBy.length, False, [5, 4, 0, 2, 1, 3]),
+        (SortBy.length, True, [3, 1, 2, 0, 4, 5]),
+        (SortBy.return_, False, [1, 5, 2, 0, 3, 4]),
+        (SortBy.return_, True, [3, 0, 2, 5, 1, 4]),
+        (SortBy.segment, True, [5, 4, 3, 2, 1, 0]),
+        (SortBy.lane, False, [0, 1, 2, 3, 5, 4]),
+    ],
+)
+def test_sorting_keeps_age_among_equals_and_what_is_no_number_last(
+    columns: episodes.Columns, sort: SortBy, descending: bool, expected: list[int]
+) -> None:
+    assert chosen(columns, Filter(), sort, descending) == expected
+
+
+def test_bounds_that_leave_nothing_between_them_are_named() -> None:
+    assert Filter(min_length=5, max_length=4).contradiction() == "--min-length 5 is more than --max-length 4"
+    assert Filter(min_return=0.5, max_return=-1).contradiction() == "--min-return 0.5 is more than --max-return -1"
+    assert Filter(min_length=5, max_length=5, max_return=0).contradiction() is None
+
+
+def test_records_are_plain_python_values(columns: episodes.Columns) -> None:
+    (record,) = episodes.records(columns, np.array([2]))
+    assert record == {
+        "index": 2,
+        "id": 40,
+        "segment": 0,
+        "lane": 0,
+        "start": 41,
+        "length": 20,
+        "return": 2.5,
+        "terminated": False,
+        "truncated": True,
+        "cut": True,
+        "open": False,
+    }
+    assert all(type(value) in (int, float, bool) for value in record.values())
+    assert episodes.records(columns, np.array([], np.intp)) == []
+
+
+def test_the_table_names_how_each_episode_ended(columns: episodes.Columns) -> None:
+    lines = [line.split() for line in episodes.table(columns, np.arange(6)).splitlines()]
+    assert lines[0] == ["index", "id", "segment", "lane", "length", "return", "ended"]
+    assert [" ".join(line[6:]) for line in lines[1:]] == [
+        "terminated",
+        "truncated",
+        "cut",
+        "terminated, truncated",
+        "terminated",
+        "open",
+    ]
+    assert lines[5][5] == "nan"
+
+
+@pytest.mark.parametrize(
+    ("found", "shown", "line"),
+    [
+        ([0, 1, 2], [0, 1, 2], "3 episodes of 6; mean length 20, mean return 3.167"),
+        ([0, 1, 2], [0], "3 episodes of 6, 1 shown (--limit 0 for all); mean length 20, mean return 3.167"),
+        ([0], [0], "1 episode of 6; mean length 10, mean return 10"),
+        ([], [], "0 episodes of 6"),
+    ],
+)
+def test_the_footer_says_what_was_left_out(
+    columns: episodes.Columns, found: list[int], shown: list[int], line: str
+) -> None:
+    assert episodes.footer(columns, np.array(found, np.intp), np.array(shown, np.intp)) == line

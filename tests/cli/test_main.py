@@ -1,0 +1,147 @@
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import diskreplay as dr
+
+COMMAND = [sys.executable, "-m", "diskreplay.cli.main"]
+
+
+def raiser(error: BaseException) -> Callable[..., None]:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    return fail
+
+
+def is_one_line(text: str) -> bool:
+    return text.startswith("diskreplay: ") and text.count("\n") == 1 and text.endswith("\n")
+
+
+def test_the_version_is_printed_alone(run: Callable) -> None:
+    assert run("--version") == (0, f"diskreplay {dr.__version__}\n", "")
+
+
+def test_without_a_command_the_commands_are_listed(run: Callable) -> None:
+    done = run()
+    assert done.code == 0
+    assert done.err == ""
+    for command in ("demo", "inspect", "episodes"):
+        assert command in done.out
+    assert "Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store." in done.out
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", ["demo", "inspect", "episodes"])
+def test_every_command_explains_itself(run: Callable, command: str, flag: str) -> None:
+    done = run(command, flag)
+    assert (done.code, done.err) == (0, "")
+    assert f"Usage: diskreplay {command}" in done.out
+    assert "[default: None]" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["inspect"], "Missing argument 'PATH'"),
+        (["inspect", "a", "b"], "unexpected extra argument"),
+        (["inspect", "a", "--nonsense"], "No such option: --nonsense"),
+        (["episodes", "a", "--limit", "-1"], "--limit"),
+        (["episodes", "a", "--limit", "many"], "--limit"),
+        (["episodes", "a", "--ended", "somehow"], "'somehow' is not one of"),
+        (["episodes", "a", "--sort", "colour"], "'colour' is not one of"),
+        (["episodes", "a", "--min-length", "4", "--max-length", "3"], "--min-length 4 is more than --max-length 3"),
+    ],
+)
+def test_a_wrong_argument_takes_one_line_and_exit_code_2(run: Callable, arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert is_one_line(done.err)
+    assert message in done.err
+    assert "--help)" in done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (dr.FormatError("damaged\n  in two lines"), "damaged in two lines"),
+        (dr.FormatError("\x1b[2Jname"), r"\x1b[2Jname"),
+        (PermissionError(13, "Permission denied", "/x"), "[Errno 13] Permission denied: '/x'"),
+        (KeyError("k"), "unexpected KeyError: 'k' (set DISKREPLAY_TRACEBACK=1 to see where)"),
+        (MemoryError(), "unexpected MemoryError: MemoryError (set DISKREPLAY_TRACEBACK=1 to see where)"),
+    ],
+)
+def test_an_error_takes_one_line_and_exit_code_2(
+    run: Callable, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    monkeypatch.setattr(dr, "open", raiser(error))
+    assert run("inspect", "somewhere") == (2, "", f"diskreplay: {message}\n")
+
+
+def test_a_traceback_can_be_asked_for(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dr, "open", raiser(KeyError("k")))
+    monkeypatch.setenv("DISKREPLAY_TRACEBACK", "1")
+    with pytest.raises(KeyError, match="^'k'$"):
+        run("inspect", "somewhere")
+
+
+def test_ctrl_c_ends_quietly(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dr, "open", raiser(KeyboardInterrupt()))
+    assert run("inspect", "somewhere") == (130, "", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_a_reader_that_went_away_is_no_error(arguments: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(write_end)
+    assert done.stderr == ""
+    assert done.returncode in (1, 141)  # typer prints the help itself, and says 1
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*COMMAND, "inspect", str(tmp_path / "größe")],
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"gr\\xf6\\xdfe" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_bars_go_to_a_terminal_and_results_do_not(tmp_store: Path) -> None:
+    schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
+    dr.create(tmp_store, schema).close()
+    outer, inner = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*COMMAND, "inspect", str(tmp_store), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=inner,
+            env=os.environ | {"TERM": "xterm"},
+            timeout=60,
+            check=False,
+        )
+        os.close(inner)
+        shown = os.read(outer, 65536)
+    finally:
+        os.close(outer)
+    assert done.returncode == 0
+    assert b"Reading segments" in shown
+    assert done.stdout.startswith(b"{")
+    assert b"\x1b" not in done.stdout

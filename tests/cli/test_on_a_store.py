@@ -1,0 +1,338 @@
+"""The commands on real stores: at rest, being written by another process, damaged, and not stores at all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+
+SCHEMA = dr.Schema(
+    obs={"image": dr.Field((4, 4), "uint8"), "state": dr.Field((2,), "float32")},
+    action=dr.Field((), "int64"),
+    extra={"log_prob": dr.Field((), "float32")},
+)
+# What the writer below is given, oldest first: steps, then how the episode ends.
+ENDS = [
+    (3, "terminated"),
+    (5, "truncated"),
+    (4, "cut"),
+    (1, "terminated"),
+    (7, "truncated without a final observation"),
+]
+
+
+def observation(step: int) -> dict[str, Any]:
+    return {"image": np.full((4, 4), step % 256), "state": [step, -step]}
+
+
+def write_episodes(writer: dr.Writer) -> list[dict[str, Any]]:
+    """Write the episodes of ENDS and three steps of an open one; return what `episodes --json` should say of them."""
+    expected = []
+    for steps, how in [*ENDS, (3, "open")]:
+        for step in range(steps):
+            last = step == steps - 1
+            writer.append(
+                observation(step),
+                step,
+                reward=1.5,
+                terminated=last and how == "terminated",
+                truncated=last and how.startswith("truncated"),
+                next_obs=None if how.endswith("observation") else observation(step + 1),
+                log_prob=-0.5,
+            )
+        if how == "cut":
+            writer.end_episode()
+        expected.append(
+            {
+                "index": len(expected),
+                "length": steps,
+                "return": 1.5 * steps,
+                "terminated": how == "terminated",
+                "truncated": how.startswith("truncated") or how == "cut",
+                "cut": how == "cut",
+                "open": how == "open",
+            }
+        )
+    return expected
+
+
+@pytest.fixture
+def filled(tmp_store: Path) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """A store whose writer is alive in this process, and what its episodes are."""
+    with dr.create(tmp_store, SCHEMA, capacity=1000) as store, store.writer() as writer:
+        yield tmp_store, write_episodes(writer)
+
+
+def listed(run: Callable, *arguments: object) -> list[dict[str, Any]]:
+    done = run("episodes", *arguments, "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def inspected(run: Callable, path: Path) -> dict[str, Any]:
+    done = run("inspect", path, "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def without_place(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k not in ("id", "segment", "lane", "start")} for record in records]
+
+
+def test_episodes_lists_what_was_written(run: Callable, filled: tuple[Path, list]) -> None:
+    path, expected = filled
+    records = listed(run, path)
+    assert without_place(records) == expected
+    with dr.open(path) as store:
+        assert [record["id"] for record in records] == [int(episode.ids[0]) for episode in store.episodes]
+    assert {(record["segment"], record["lane"]) for record in records} == {(0, 0)}
+    assert [record["id"] for record in records] == [record["start"] for record in records]
+
+
+def test_episodes_filters_sorts_and_limits(run: Callable, filled: tuple[Path, list]) -> None:
+    path, _ = filled
+    assert [r["length"] for r in listed(run, path, "--ended", "terminated")] == [3, 1]
+    assert [r["length"] for r in listed(run, path, "--ended", "truncated")] == [5, 7]
+    assert [r["length"] for r in listed(run, path, "--ended", "cut", "--ended", "open")] == [4, 3]
+    assert [r["length"] for r in listed(run, path, "--sort", "length", "--desc", "--limit", "2")] == [7, 5]
+    assert [r["length"] for r in listed(run, path, "--min-return", "6", "--max-length", "5")] == [5, 4]
+    assert listed(run, path, "--min-length", "100") == []
+
+
+def test_the_table_of_episodes_is_read_by_people(run: Callable, filled: tuple[Path, list]) -> None:
+    path, _ = filled
+    done = run("episodes", path, "--reverse", "--limit", "2")
+    assert (done.code, done.err) == (0, "")
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[0] == ["index", "id", "segment", "lane", "length", "return", "ended"]
+    assert lines[1][4:] == ["3", "4.5", "open"]
+    assert lines[2][4:] == ["7", "10.5", "truncated"]
+    assert done.out.splitlines()[-1].startswith("6 episodes, 2 shown (--limit 0 for all); mean length 3.833")
+
+
+def test_inspect_prints_what_info_says(run: Callable, filled: tuple[Path, list]) -> None:
+    path, expected = filled
+    shown = inspected(run, path)
+    with dr.open(path) as store:
+        said = json.loads(json.dumps(store.info()))
+    for moving in ("bytes_on_disk", "bytes_apparent", "holes"):
+        assert shown.pop(moving) >= 0
+        said.pop(moving)
+    assert shown == said
+    assert shown["schema"] == SCHEMA.to_json()
+    assert shown["capacity"] == 1000
+    assert shown["steps"] == sum(record["length"] for record in expected)
+    assert shown["episodes"]["total"] == 6
+    assert shown["episodes"]["open"] == 1
+    assert shown["episodes"]["cut"] == 1
+    assert shown["lengths"] == {
+        "count": 5,
+        "mean": 4.0,
+        "std": pytest.approx(2.0),
+        "min": 1,
+        "median": 4.0,
+        "max": 7,
+    }
+    assert shown["returns"]["max"] == 10.5
+    assert [writer["state"] for writer in shown["writers"]] == ["alive"]
+    assert [segment["state"] for segment in shown["segments"]] == ["writing"]
+
+
+def test_the_report_is_read_by_people(run: Callable, filled: tuple[Path, list]) -> None:
+    path, _ = filled
+    done = run("inspect", path)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0] == str(path)
+    assert "23 of a capacity of 1,000 (2%)" in done.out
+    for part in ("obs/image", "4x4", "uint8", "extra/log_prob", "ended episodes", "alive", "writing"):
+        assert part in done.out
+
+
+def test_an_empty_store_can_be_inspected(run: Callable, tmp_store: Path) -> None:
+    dr.create(tmp_store, SCHEMA).close()
+    shown = inspected(run, tmp_store)
+    assert shown["steps"] == 0
+    assert shown["returns"] is None
+    assert run("inspect", tmp_store).code == 0
+    assert listed(run, tmp_store) == []
+    done = run("episodes", tmp_store)
+    assert (done.code, done.out.splitlines()[-1]) == (0, "0 episodes")
+
+
+def test_a_closed_store_has_no_living_writer(run: Callable, tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        write_episodes(writer)
+    shown = inspected(run, tmp_store)
+    assert [segment["state"] for segment in shown["segments"]] == ["sealed"]
+    assert [writer["state"] for writer in shown["writers"]] == ["closed"]
+    assert shown["episodes"]["open"] == 0
+    assert shown["episodes"]["cut"] == 2
+
+
+@pytest.mark.parametrize("rewards", [["nan", "inf", "-inf", 3.0], ["inf", "-inf", 3.0]])
+def test_rewards_that_are_no_numbers_become_null(run: Callable, tmp_store: Path, rewards: list[str | float]) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        for reward in rewards:
+            writer.append(observation(0), 0, float(reward), True, next_obs=observation(1), log_prob=0.0)
+    assert [record["return"] for record in listed(run, tmp_store)] == [None] * (len(rewards) - 1) + [3.0]
+    returns = inspected(run, tmp_store)["returns"]
+    assert (returns["count"], returns["mean"]) == (len(rewards), None)
+    assert run("inspect", tmp_store).code == 0
+    done = run("episodes", tmp_store, "--sort", "return")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith("mean return nan\n")
+
+
+def test_inspecting_writes_nothing(run: Callable, filled: tuple[Path, list]) -> None:
+    path, _ = filled
+
+    def state() -> dict[str, tuple[int, int]]:
+        return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in sorted(path.rglob("*"))}
+
+    before = state()
+    assert run("inspect", path).code == 0
+    assert run("episodes", path).code == 0
+    assert state() == before
+
+
+WRITE_FOREVER = """
+import sys, time
+import diskreplay as dr
+with dr.open(sys.argv[1], mode="a") as store, store.writer() as writer:
+    for step in range(10**6):
+        obs, following = ({"image": [[i % 256] * 4] * 4, "state": [i, i]} for i in (step, step + 1))
+        writer.append(obs, 0, 1.0, step % 10 == 9, next_obs=following, log_prob=0.0)
+        if step == 100:
+            print("writing", flush=True)
+        time.sleep(0.001)
+"""
+
+
+@pytest.fixture
+def written_elsewhere(tmp_store: Path) -> Iterator[tuple[Path, subprocess.Popen]]:
+    """A store that another process is appending to, and that process."""
+    dr.create(tmp_store, SCHEMA).close()
+    root = Path(dr.__file__).parents[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITE_FOREVER, str(tmp_store)], cwd=root, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "writing\n"
+            yield tmp_store, writer
+        finally:
+            writer.kill()
+
+
+def test_a_store_can_be_watched_while_another_process_writes(
+    run: Callable, written_elsewhere: tuple[Path, subprocess.Popen]
+) -> None:
+    path, writer = written_elsewhere
+    steps = [0]
+    for _ in range(5):
+        shown = inspected(run, path)
+        assert [row["state"] for row in shown["writers"]] == ["alive"]
+        records = listed(run, path)
+        assert {record["length"] for record in records if not record["open"]} == {10}
+        assert sum(record["length"] for record in records) >= shown["steps"]
+        steps.append(shown["steps"])
+        time.sleep(0.02)
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[1] >= 100
+    writer.send_signal(signal.SIGKILL)
+    writer.wait(30)
+    shown = inspected(run, path)
+    assert [row["state"] for row in shown["writers"]] == ["dead"]
+    assert [row["state"] for row in shown["segments"]] == ["dead"]
+    assert "dead" in run("inspect", path).out
+
+
+def test_a_pager_that_has_seen_enough_is_no_error(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        for step in range(2000):
+            writer.append(observation(step), 0, 1.0, True, next_obs=observation(step), log_prob=0.0)
+    command = [sys.executable, "-m", "diskreplay.cli.main", "episodes", str(tmp_store), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        assert listing.stdout.readline() == b"[\n"
+        listing.stdout.close()
+        assert listing.stderr.read() == b""
+    assert listing.returncode == 141
+
+
+def a_file(path: Path) -> None:
+    path.write_text("not a folder")
+
+
+def an_empty_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def another_zarr_group(path: Path) -> None:
+    path.mkdir()
+    (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {"mine": 1}}')
+
+
+def a_store_without_its_first_half(path: Path) -> None:
+    dr.create(path, SCHEMA).close()
+    metadata = path / "zarr.json"
+    metadata.write_text(metadata.read_text()[500:])
+
+
+def a_store_of_a_newer_format(path: Path) -> None:
+    dr.create(path, SCHEMA).close()
+    metadata = path / "zarr.json"
+    document = json.loads(metadata.read_text())
+    document["attributes"]["format_version"] = 99
+    metadata.write_text(json.dumps(document))
+
+
+def a_store_without_counters(path: Path) -> None:
+    dr.create(path, SCHEMA).close()
+    for file in (path / "counters").iterdir():
+        if file.is_file():
+            file.unlink()
+
+
+def nothing(path: Path) -> None:
+    assert not path.exists()
+
+
+def a_link_to_itself(path: Path) -> None:
+    os.symlink(path, path)
+
+
+@pytest.mark.parametrize("command", ["inspect", "episodes"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        nothing,
+        a_file,
+        an_empty_folder,
+        a_link_to_itself,
+        another_zarr_group,
+        a_store_without_its_first_half,
+        a_store_of_a_newer_format,
+        a_store_without_counters,
+    ],
+)
+def test_what_is_no_store_takes_one_line_and_exit_code_2(
+    run: Callable, tmp_store: Path, make: Callable[[Path], None], command: str
+) -> None:
+    make(tmp_store)
+    done = run(command, tmp_store)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("diskreplay: ")
+    assert done.err.count("\n") == 1
+    assert str(tmp_store) in done.err
+    assert "unexpected" not in done.err
