@@ -1,0 +1,20 @@
+"""The test kit: a model of a store in plain lists, the reference loop, comparisons, and hypothesis strategies.
+
+`diskreplay.testing.strategies` needs hypothesis (the extra "test") and is imported by its own name.
+"""
+
+from diskreplay.testing.checks import check_episode, check_store, check_transitions
+from diskreplay.testing.model import ModelEpisode, ModelLane, ModelStep, ModelStore, ModelWriter
+from diskreplay.testing.reference import transition
+
+__all__ = [
+    "ModelEpisode",
+    "ModelLane",
+    "ModelStep",
+    "ModelStore",
+    "ModelWriter",
+    "check_episode",
+    "check_store",
+    "check_transitions",
+    "transition",
+]

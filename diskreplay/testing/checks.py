@@ -1,0 +1,152 @@
+"""Comparisons of a real store with its model; each raises AssertionError that says where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from diskreplay.format.layout import POSITION_BITS
+from diskreplay.testing.model import ModelEpisode, ModelStore
+from diskreplay.testing.nested import Flat, flat
+from diskreplay.testing.reference import transition
+
+COMPUTED = ("reward", "discount")
+"""Fields of a transition that are rounded sums or powers: equal to one unit in the last place of float32."""
+
+
+def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
+    """Compare every episode of a store's snapshot with the model's.
+
+    `key` names the integer extra field that tells a step from every other. With `length_cuts`, a model's episode that
+    goes on in a later segment of the store is split there: which appends a writer cuts to move on is its own matter.
+
+    Returns
+    -------
+    dict of int to int
+        The id of every step by its `key`.
+    """
+    ids: dict[int, int] = {}
+    real = {int(np.asarray(episode[key])[-1]): episode for episode in store.episodes}
+    for lane in model.lanes():
+        lane.show_ends()
+    if length_cuts:
+        _follow_length_cuts(real, model, key)
+    expected = model.episodes
+    _equal("number of episodes", len(real), len(expected))
+    _equal("num_episodes", store.num_episodes, len(expected))
+    for episode in expected:
+        last = int(episode.steps[-1].extra[key])
+        if last not in real:
+            raise AssertionError(f"the episode whose last step is {last} is not in the store")
+        if length_cuts:
+            # The end of its lane in a segment: seen when that is sealed, which goes on in the background.
+            episode.show_end(real[last].cut)
+        check_episode(real[last], episode)
+        serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
+        ids.update(zip(serials, real[last].ids.tolist(), strict=True))
+    _equal("len(store)", len(store), len(model))
+    _equal("distinct ids", len(set(ids.values())), len(model))
+    return ids
+
+
+def check_episode(real: Any, expected: ModelEpisode) -> None:
+    """Compare every attribute of one episode."""
+    steps = expected.steps[expected.hidden :]
+    frames = [expected.frame(t) for t in range(expected.hidden, expected.num_frames)]
+    _equal("len", len(real), len(steps))
+    _equal("ends", (real.terminated, real.truncated, real.cut), (expected.terminated, expected.truncated, expected.cut))
+    _same("obs", flat(real.obs, "obs"), _stacked(frames))
+    _same("action", flat(real.action, "action"), _stacked([step.action for step in steps]))
+    rewards = np.asarray([step.reward for step in steps])
+    _same("reward", {"reward": np.asarray(real.reward, np.float64)}, {"reward": rewards.astype(np.float64)})
+    for leaf, values in _stacked([step.extra for step in steps]).items():
+        _same(leaf, {leaf: _leaf(real, leaf)}, {leaf: values})
+    for leaf, value in expected.values.items():
+        _same(leaf, {leaf: _leaf(real, leaf)}, {leaf: value})
+    if len(steps) and not np.isclose(real.total_reward, rewards.sum(dtype=np.float64), rtol=1e-5, atol=1e-3):
+        raise AssertionError(f"total_reward is {real.total_reward}, not {rewards.sum()}")
+    if np.any(np.diff(real.ids) <= 0):
+        raise AssertionError("ids of an episode do not rise")
+
+
+def check_transitions(
+    batch: Any, starts: Iterable[tuple[ModelEpisode, int]], n_step: int | None, gamma: float, frame_stack: int = 1
+) -> int:
+    """Compare a batch of `Transitions` with the reference loop at (episode, step) `starts`; returns how many."""
+    rows = [transition(episode, t, n_step, gamma, frame_stack) for episode, t in starts]
+    got = {leaf: x for name, value in batch.numpy().items() for leaf, x in flat(value, name).items()}
+    for leaf in rows[0]:
+        expected = np.stack([row[leaf] for row in rows])
+        if leaf not in got:
+            raise AssertionError(f"the batch has no {leaf}; it has {', '.join(got)}")
+        if leaf in COMPUTED:
+            _close(leaf, got[leaf], expected)
+        elif leaf in ("n_steps", "terminated", "truncated"):
+            _same(leaf, {leaf: got[leaf].astype(np.int64)}, {leaf: expected.astype(np.int64)})
+        else:
+            _same(leaf, {leaf: got[leaf]}, {leaf: expected})
+    return len(rows)
+
+
+def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
+    """Split the model's episodes where the store has two, the second in a later segment."""
+    starts = {int(np.asarray(episode[key])[0]): episode for episode in real.values()}
+    for lane in model.lanes():
+        followed: list[ModelEpisode] = []
+        for episode in lane.episodes:
+            followed.append(episode)
+            for _ in range(len(episode.steps)):
+                current, serials = followed[-1], [int(step.extra[key]) for step in followed[-1].steps]
+                pairs = enumerate(pairwise(serials), start=1)
+                at = [t for t, (a, b) in pairs if a in real and b in starts and _moved(real[a], starts[b])]
+                if not at:
+                    break
+                followed.append(current.split(at[0], final=_has_final(real[serials[at[0] - 1]])))
+        lane.episodes = followed
+
+
+def _moved(one: Any, other: Any) -> bool:
+    return bool(one.ids[-1] >> POSITION_BITS < other.ids[0] >> POSITION_BITS)
+
+
+def _has_final(episode: Any) -> bool:
+    return len(next(iter(flat(episode.obs, "obs").values()))) > len(episode)
+
+
+def _leaf(real: Any, leaf: str) -> np.ndarray:
+    name, *below = leaf.split("/")
+    value = real[name]
+    for key in below:
+        value = value[key]
+    return np.asarray(value)
+
+
+def _stacked(rows: list[Flat]) -> Flat:
+    return {leaf: np.stack([row[leaf] for row in rows]) for leaf in rows[0]} if rows else {}
+
+
+def _equal(what: str, got: Any, expected: Any) -> None:
+    if got != expected:
+        raise AssertionError(f"{what}: the store has {got}, the model {expected}")
+
+
+def _same(what: str, got: Flat, expected: Flat) -> None:
+    """Compare bytes, so that NaN equals itself."""
+    _equal(f"{what}: leaves", list(got), list(expected))
+    for leaf, x in expected.items():
+        _equal(f"{leaf}: dtype and shape", (got[leaf].dtype, got[leaf].shape), (x.dtype, x.shape))
+        if got[leaf].tobytes() != x.tobytes():
+            differ = [i for i in range(len(x)) if got[leaf][i].tobytes() != x[i].tobytes()] if x.ndim else []
+            raise AssertionError(f"{leaf} differs at {differ[:10]} of {len(x) if x.ndim else 1}")
+
+
+def _close(leaf: str, got: np.ndarray, expected: np.ndarray) -> None:
+    _equal(f"{leaf}: dtype and shape", (got.dtype, got.shape), (np.dtype(np.float32), expected.shape))
+    # A different order of float64 sums may round to the neighbouring float32; beside a cancelled sum, to nearly 0.
+    wrong = ~np.isclose(got, expected, rtol=1.3e-7, atol=1e-11)
+    if wrong.any():
+        i = int(np.flatnonzero(wrong)[0])
+        raise AssertionError(f"{leaf} differs at {i}: the store has {got[i]!r}, the reference {expected[i]!r}")

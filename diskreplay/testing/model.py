@@ -1,0 +1,288 @@
+"""A store in plain lists, with the verbs of the real one: what an episode must be after any sequence of calls.
+
+Nothing here is fast, and nothing is shared with the code it judges: lanes hold episodes, episodes hold steps, steps
+hold arrays. Feed the same calls to a `ModelWriter` and to a writer of a store, then compare with `checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from diskreplay.testing.nested import Flat, flat, pick, same_bytes
+
+
+@dataclass
+class ModelStep:
+    """One step as it was appended."""
+
+    obs: Flat
+    action: Flat
+    reward: float
+    extra: Flat
+
+
+@dataclass(eq=False)
+class ModelEpisode:
+    """Consecutive steps of a lane.
+
+    `final` is the observation behind the last step where it is known, also while the episode is open.
+    `derived` is set where the end leaves no row of its own: readers see it when something follows in the lane, or when
+    the segment is sealed. `hidden` counts the oldest steps that a capacity has taken away.
+    """
+
+    writer: int = 0
+    lane: int = 0
+    steps: list[ModelStep] = field(default_factory=list)
+    final: Flat | None = None
+    ended: bool = False
+    terminated: bool = False
+    truncated: bool = False
+    cut: bool = False
+    derived: bool = False
+    values: Flat = field(default_factory=dict)
+    hidden: int = 0
+
+    def __len__(self) -> int:
+        """Count the steps that are left."""
+        return len(self.steps) - self.hidden
+
+    @property
+    def num_frames(self) -> int:
+        """Count the observations, the final one included where it is known."""
+        return len(self.steps) + (self.final is not None)
+
+    def frame(self, t: int) -> Flat:
+        """Return the observation of step `t`, or the final one."""
+        if t == len(self.steps) and self.final is not None:
+            return self.final
+        return self.steps[t].obs
+
+    @property
+    def window_end(self) -> int:
+        """The step at which the last window ends: one earlier where nothing is known to bootstrap from."""
+        return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
+
+    def sampleable(self, n_step: int | None) -> list[int]:
+        """List the steps from which an n-step transition starts."""
+        if self.ended:
+            return list(range(self.hidden, self.window_end))
+        return [] if n_step is None else list(range(self.hidden, self.num_frames - n_step))
+
+    def end(self, *, terminated: bool = False, truncated: bool = False, cut: bool = False) -> None:
+        """End the episode."""
+        self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
+
+    def split(self, at: int, *, final: bool = True) -> ModelEpisode:
+        """Cut off the steps from `at` on, as a length cut of the writer does; returns the continuation."""
+        rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:]})
+        self.final = self.steps[at].obs if final else None
+        self.steps, self.values, self.derived = self.steps[:at], {}, not final
+        self.end(cut=True)
+        return rest
+
+    def show_end(self, seen: bool) -> None:
+        """Let a derived end be seen or not."""
+        if self.derived:
+            self.ended = self.cut = self.truncated = seen
+
+
+class ModelLane:
+    """One environment's stream: the rules of append, continuity and cuts."""
+
+    def __init__(self, writer: int = 0, lane: int = 0) -> None:
+        self.writer, self.lane = writer, lane
+        self.episodes: list[ModelEpisode] = []
+        self.discontinuities = 0
+        self.closed = False
+
+    @property
+    def open(self) -> ModelEpisode | None:
+        """The episode that the next step belongs to, if there is one."""
+        last = self.episodes[-1] if self.episodes else None
+        return None if last is None or last.ended or last.derived else last
+
+    def show_ends(self) -> None:
+        """Let the ends be seen that follow from what stands behind them."""
+        for i, episode in enumerate(self.episodes):
+            episode.show_end(self.closed or i < len(self.episodes) - 1)
+
+    def append(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: bool,
+        truncated: bool = False,
+        next_obs: Any = None,
+        episode: Mapping[str, Any] | None = None,
+        **extra: Any,
+    ) -> ModelStep:
+        """Append a step; an observation that does not continue the last `next_obs` cuts the episode there."""
+        seen = flat(obs, "obs")
+        current = self.open
+        if current is not None and current.final is not None and not same_bytes(current.final, seen):
+            self.discontinuities += 1
+            current.end(cut=True)
+            current = None
+        if current is None:
+            current = ModelEpisode(self.writer, self.lane)
+            self.episodes.append(current)
+            self.show_ends()
+        step = ModelStep(seen, flat(action, "action"), np.asarray(reward).item(), _by_name(extra))
+        current.steps.append(step)
+        current.final = None if next_obs is None else flat(next_obs, "obs")
+        if terminated or truncated:
+            current.values = _by_name(episode or {})
+            current.end(terminated=bool(terminated), truncated=bool(truncated))
+        return step
+
+    def append_episode(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Sequence[float],
+        *,
+        terminated: bool,
+        truncated: bool = False,
+        episode: Mapping[str, Any] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Append a whole episode; with neither flag set it is a cut one. What was open is cut first."""
+        self.end_episode()
+        length = len(reward)
+        frames = len(next(iter(flat(obs, "obs").values())))
+        for t in range(length):
+            last = t == length - 1
+            self.append(
+                pick(obs, t),
+                pick(action, t),
+                reward[t],
+                terminated and last,
+                truncated and last,
+                pick(obs, t + 1) if t + 1 < frames else None,
+                episode if last else None,
+                **pick(extra, t),
+            )
+        self.end_episode(episode=episode)
+
+    def end_episode(self, final_obs: Any = None, episode: Mapping[str, Any] | None = None) -> None:
+        """Cut the open episode, if there is one; an observation that is known already stays its final one."""
+        current = self.open
+        if current is not None:
+            if current.final is None and final_obs is not None:
+                current.final = flat(final_obs, "obs")
+            current.values = _by_name(episode or {})
+            current.derived = current.final is None and not current.values
+            current.end(cut=True)
+            self.show_ends()
+
+    def close(self) -> None:
+        """Cut what is open, and let every end be seen."""
+        self.end_episode()
+        self.closed = True
+        self.show_ends()
+
+
+class ModelWriter:
+    """The writer of `num_envs` lanes; None: of one, without a leading axis."""
+
+    def __init__(self, number: int = 0, num_envs: int | None = None) -> None:
+        self.number, self.num_envs = number, num_envs
+        self.lanes = [ModelLane(number, lane) for lane in range(num_envs or 1)]
+
+    @property
+    def episodes(self) -> list[ModelEpisode]:
+        """The episodes of all lanes, lane by lane."""
+        return [episode for lane in self.lanes for episode in lane.episodes]
+
+    def append(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any = False,
+        next_obs: Any = None,
+        mask: Any = None,
+        episode: Mapping[str, Any] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Append one step of every lane that `mask` does not skip."""
+        if self.num_envs is None:
+            self.lanes[0].append(obs, action, reward, terminated, truncated, next_obs, episode, **extra)
+            return
+        terminated, truncated = (np.broadcast_to(flag, self.num_envs) for flag in (terminated, truncated))
+        for i, lane in enumerate(self.lanes):
+            if mask is None or mask[i]:
+                following = None if next_obs is None else pick(next_obs, i)
+                values = None if episode is None else pick(episode, i)
+                flags = terminated[i], truncated[i]
+                row = pick(obs, i), pick(action, i), pick(reward, i)
+                lane.append(*row, *flags, following, values, **pick(extra, i))
+
+    def append_episode(self, *args: Any, **kwargs: Any) -> None:
+        """Append a whole episode; with lanes, the lane's number comes first."""
+        lane, args = (0, args) if self.num_envs is None else (args[0], args[1:])
+        self.lanes[lane].append_episode(*args, **kwargs)
+
+    def end_episode(self, final_obs: Any = None, mask: Any = None, episode: Mapping[str, Any] | None = None) -> None:
+        """Cut the open episodes of all lanes that `mask` does not skip."""
+        if self.num_envs is None:
+            self.lanes[0].end_episode(final_obs, episode)
+            return
+        for i, lane in enumerate(self.lanes):
+            if mask is None or mask[i]:
+                final, values = (None if x is None else pick(x, i) for x in (final_obs, episode))
+                lane.end_episode(final, values)
+
+    def flush(self) -> None:
+        """Change nothing: durability is not visible."""
+
+    def close(self) -> None:
+        """Cut what is open."""
+        for lane in self.lanes:
+            lane.close()
+
+
+class ModelStore:
+    """A store: writers in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.writers: list[ModelWriter] = []
+
+    def writer(self, num_envs: int | None = None) -> ModelWriter:
+        """Make a writer."""
+        self.writers.append(ModelWriter(len(self.writers), num_envs))
+        return self.writers[-1]
+
+    def lanes(self) -> Iterator[ModelLane]:
+        """Go through all lanes of all writers."""
+        for writer in self.writers:
+            yield from writer.lanes
+
+    @property
+    def episodes(self) -> list[ModelEpisode]:
+        """The episodes that have a step left, writer by writer and lane by lane."""
+        return [episode for writer in self.writers for episode in writer.episodes if len(episode)]
+
+    def __len__(self) -> int:
+        """Count the steps that are left."""
+        return sum(len(episode) for episode in self.episodes)
+
+    def trim(self, capacity: int, order: Mapping[int, int], key: str = "serial") -> None:
+        """Hide the oldest steps until `capacity` are left.
+
+        `order` maps the extra field `key` of a step to its id: the oldest step is the one with the lowest id.
+        """
+        ranked = sorted(order[int(step.extra[key])] for episode in self.episodes for step in episode.steps)
+        frontier = ranked[-capacity] if len(ranked) > capacity else -1
+        for episode in self.episodes:
+            episode.hidden = sum(order[int(step.extra[key])] < frontier for step in episode.steps)
+
+
+def _by_name(values: Mapping[str, Any]) -> Flat:
+    return {leaf: x for name, value in values.items() for leaf, x in flat(value, name).items()}

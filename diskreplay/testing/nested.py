@@ -1,0 +1,34 @@
+"""Nested values, as spaces make them: flattening, rows, equality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Flat = dict[str, np.ndarray]
+"""Leaves of a nested value by path: {"obs": array}, or {"obs/image": array, "obs/state": array}."""
+
+
+def flat(value: Any, path: str) -> Flat:
+    """Flatten nested dicts and tuples to copies of their leaves, keyed by path below `path`."""
+    if isinstance(value, tuple):
+        value = {str(index): child for index, child in enumerate(value)}
+    if isinstance(value, Mapping):
+        return {leaf: x for key, child in value.items() for leaf, x in flat(child, f"{path}/{key}").items()}
+    return {path: np.array(value)}
+
+
+def pick(value: Any, index: Any) -> Any:
+    """Index every leaf of a nested value by its leading axis."""
+    if isinstance(value, tuple):
+        return tuple(pick(child, index) for child in value)
+    if isinstance(value, Mapping):
+        return {key: pick(child, index) for key, child in value.items()}
+    return value[index]
+
+
+def same_bytes(one: Flat, other: Flat) -> bool:
+    """Tell whether two flattened values hold the same bytes: NaN equals itself, 0.0 differs from -0.0."""
+    return one.keys() == other.keys() and all(one[leaf].tobytes() == other[leaf].tobytes() for leaf in one)

@@ -1,0 +1,71 @@
+"""Hypothesis strategies: schemas, episodes, and what writers do.
+
+Hypothesis draws structure (shapes, lengths, ends, who is skipped) and shrinks it; the numbers in the arrays come from
+a seeded generator (see `scripts`), because shrinking them would teach nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from diskreplay.format.schema import Field, Schema
+from diskreplay.testing.scripts import EpisodePlan, WriterPlan
+
+DTYPES = tuple(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+)
+REWARD_DTYPES = ("float16", "float32", "float64", "int8", "int64", "uint8")
+KEYS = ("image", "state", "0", "c", "x-1", "a b", "ü", "c.0.0")
+ENDS = ("terminated", "truncated", "both", "cut", "open")
+
+
+def fields(dtypes: Sequence[str] = DTYPES, max_dims: int = 2, max_side: int = 4) -> st.SearchStrategy[Field]:
+    """Draw fields of any dtype and small shapes."""
+    shapes = st.lists(st.integers(1, max_side), max_size=max_dims).map(tuple)
+    return st.builds(Field, shapes, st.sampled_from(dtypes))
+
+
+def trees(max_leaves: int = 4) -> st.SearchStrategy[Any]:
+    """Draw a field, or dicts and tuples of fields, nested."""
+    return st.recursive(
+        fields(),
+        lambda below: (
+            st.dictionaries(st.sampled_from(KEYS), below, min_size=1, max_size=3)
+            | st.lists(below, min_size=1, max_size=3).map(tuple)
+        ),
+        max_leaves=max_leaves,
+    )
+
+
+def schemas() -> st.SearchStrategy[Schema]:
+    """Draw schemas; all have the extra field "serial" (int64), which tells a step from every other."""
+    extra = st.dictionaries(st.sampled_from(("log_prob", "hidden state")), trees(2), max_size=2)
+    episode = st.dictionaries(st.sampled_from(("seed", "task")), fields(max_dims=1), max_size=2)
+    rewards = st.sampled_from(REWARD_DTYPES).map(lambda dtype: Field((), dtype))
+    serial = {"serial": Field((), "int64")}
+    return st.builds(
+        Schema, trees(), trees(2), rewards, extra=extra.map(lambda drawn: {**drawn, **serial}), episode=episode
+    )
+
+
+def episode_plans(max_steps: int = 40) -> st.SearchStrategy[EpisodePlan]:
+    """Draw episodes of 1 to `max_steps` steps; short ones are as likely as long ones."""
+    steps = st.integers(1, 6) | st.integers(1, max_steps)
+    flags = [st.booleans() for _ in range(4)]
+    return st.builds(EpisodePlan, steps, st.sampled_from(ENDS), *flags)
+
+
+def writer_plans(max_lanes: int = 16, max_steps: int = 40, max_episodes: int = 4) -> st.SearchStrategy[WriterPlan]:
+    """Draw what one writer does; None lanes is the writer without a leading axis."""
+    lane = st.lists(episode_plans(max_steps), max_size=max_episodes).map(tuple)
+
+    def of_width(num_envs: int | None) -> st.SearchStrategy[WriterPlan]:
+        lanes = st.lists(lane, min_size=num_envs or 1, max_size=num_envs or 1).map(tuple)
+        when = st.sampled_from(("never", "always", "sometimes"))
+        seeds = st.integers(0, 2**32 - 1)
+        return st.builds(WriterPlan, st.just(num_envs), lanes, when, st.booleans(), st.booleans(), seeds)
+
+    return st.one_of(st.none(), st.integers(1, max_lanes)).flatmap(of_width)

@@ -1,0 +1,147 @@
+"""Every bench runs at a size that says nothing, and its page says how it was made."""
+
+import importlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from tools.bench import __main__ as command, data, harness
+
+ROOT = Path(__file__).parents[2]
+WITH_PEERS = ("append", "uniform")
+
+
+def module_of(name):
+    return importlib.import_module(f"tools.bench.{command.BENCHES[name]}")
+
+
+@pytest.mark.parametrize("name", command.BENCHES)
+def test_a_bench_runs_and_says_how_its_page_was_made(name, tmp_path):
+    report = command.run_bench(name, tiny=True, rounds=1, folder=tmp_path, peers=False)
+    page = report.markdown(f"tools/bench/run {name}", tmp_path)
+
+    assert f"Made by `tools/bench/run {name}` on 20" in page
+    assert f"diskreplay {dr.__version__}" in page
+    assert f"{os.cpu_count()} cores" in page
+    assert platform.node() not in page
+    assert str(ROOT) not in page
+    assert str(tmp_path) not in page
+    assert report.caveats
+    for table in report.tables:
+        assert table.rows
+        assert {len(row) for row in table.rows} == {len(table.header)}
+    if name not in WITH_PEERS:
+        assert report.targets
+
+
+RUN_WITH_PEERS = """
+import sys
+from pathlib import Path
+from tools.bench.__main__ import run_bench
+report = run_bench(sys.argv[1], tiny=True, rounds=2, folder=Path(sys.argv[2]))
+print(report.markdown("", Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_PEERS)
+def test_a_bench_runs_beside_its_peer(name, tmp_path):
+    if importlib.util.find_spec("torchrl") is None:
+        pytest.skip("the bench extra is not installed")
+    # In a process of its own: the peer keeps mappings and warns of what is no business of ours.
+    arguments = [sys.executable, "-c", RUN_WITH_PEERS, name, str(tmp_path)]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| TorchRL TensorDictReplayBuffer |" in done.stdout
+    assert re.search(r"\| at least \d times \|", done.stdout)
+
+
+def test_the_page_of_each_bench_is_kept_under_its_name():
+    kept = {path.stem for path in harness.RESULTS.glob("*.md")}
+    assert kept <= set(command.BENCHES)
+    for name in kept:
+        assert f"`tools/bench/run {name}" in (harness.RESULTS / f"{name}.md").read_text()
+
+
+def test_full_sizes_are_those_that_the_targets_speak_of():
+    assert module_of("uniform").FULL.steps == module_of("open").FULL.steps == module_of("memory").FULL.steps == 10**6
+    assert module_of("uniform").FULL.batch_size == 256
+    assert module_of("open").FULL.steps // module_of("open").FULL.episode_steps == 20_000
+    assert module_of("episode_layout").FULL.groups == 10_000
+
+
+def test_contestants_take_turns_and_the_first_round_does_not_count():
+    order = []
+
+    def contestant(name):
+        def one_round():
+            order.append(name)
+            return np.full(2, float(len(order)))
+
+        return harness.Contestant(name, one_round)
+
+    seconds = harness.in_turn([contestant("a"), contestant("b")], 2)
+    assert "".join(order) == "abbaab"
+    assert [taken.tolist() for taken in seconds["a"]] == [[4, 4], [5, 5]]
+    assert [taken.tolist() for taken in seconds["b"]] == [[3, 3], [6, 6]]
+
+
+def test_a_ratio_compares_all_calls_of_one_round():
+    seconds = {
+        "ours": [np.array([1.0, 3.0]), np.array([1.0, 1.0])],
+        "peer": [np.array([4.0, 4.0]), np.array([9.0, 1.0])],
+    }
+    assert harness.ratios(seconds, "ours", "peer").tolist() == [2.0, 5.0]
+    assert harness.ratio_table(seconds, [("ours", "peer")]).rows == [["ours", "peer", "3.5", "2", "5", "2"]]
+
+
+def test_every_call_is_timed_with_its_own_arguments():
+    seen = []
+    taken = harness.timed(lambda a, b: seen.append((a, b)), [(1, 2), (3, 4), (5, 6)])
+    assert seen == [(1, 2), (3, 4), (5, 6)]
+    assert taken.shape == (3,)
+    assert (taken >= 0).all()
+
+
+@pytest.mark.parametrize(("measured", "at_least", "met"), [(5, True, "yes"), (4.9, True, "**no**"), (5, False, "yes")])
+def test_a_target_says_whether_it_was_met(measured, at_least, met):
+    assert harness.Target("it", measured, 5, "times", at_least).row()[-1] == met
+
+
+def test_the_rows_of_the_peer_are_the_transitions_that_ours_draws(tmp_path):
+    """The same work on both sides: every row that the peer gets ready-made is what a sampler makes of the steps."""
+    steps = 500
+    data.fill(tmp_path / "store", steps, 1, 30)
+    rows = data.nstep_rows(list(data.episodes(steps, 1, 30)), 5, 0.99)
+    with (
+        dr.open(tmp_path / "store") as store,
+        dr.Sampler(store, dr.Transitions(n_step=5, gamma=0.99), seed=0) as sampler,
+    ):
+        batch = sampler.gather(np.concatenate([episode.ids for episode in store.episodes])).numpy()
+    assert len(rows["reward"]) == steps
+    for name in ("obs", "action", "next_obs"):
+        np.testing.assert_array_equal(batch[name], rows[name])
+    np.testing.assert_array_equal(batch["terminated"], rows["done"])
+    np.testing.assert_allclose(batch["reward"], rows["reward"], rtol=1e-6, atol=1e-6)
+
+
+def test_single_steps_and_whole_episodes_are_the_same_data():
+    whole = list(data.episodes(50, 3, 9))
+    single = list(data.single_steps(50, 3, 9))
+    assert sum(map(len, whole)) == len(single) == 50
+    assert [step[1] for step in single] == np.concatenate([episode.action for episode in whole]).tolist()
+    assert sum(step[3] or step[4] for step in single) == len(whole)
+
+
+def test_the_command_line_refuses_rounds_that_say_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run", "append", "--rounds", "3"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "fewer than 7 rounds say nothing" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""A reader of the format in plain loops, from the arrays alone: what another language would do, without the store."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+TERMINATED, TRUNCATED, FIRST, OBSERVATION_ONLY, CUT, END_MARKER, EPISODE_VALUES = 1, 2, 4, 8, 16, 32, 64
+
+
+@dataclass
+class Decoded:
+    """One episode: its rows, then what its end says."""
+
+    rows: list[int]
+    ids: list[int]
+    final: int | None = None
+    terminated: bool = False
+    truncated: bool = False
+    cut: bool = False
+    ended: bool = False
+    values_row: int | None = None
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def decode(arrays: dict[str, Any], schema: Any) -> list[Decoded]:
+    """Return the episodes of all segments; `arrays` maps paths to whole arrays, groups to attributes."""
+    episodes = []
+    for name in sorted({path.split("/")[1] for path in arrays if path.startswith("segments/")}):
+        below = f"segments/{name}/"
+        segment = {path.removeprefix(below): x for path, x in arrays.items() if path.startswith(below)}
+        segment["sealed"] = arrays[f"segments/{name}"]["sealed"]
+        lanes = len(segment["committed"])
+        for lane in range(lanes):
+            for episode in _decode_lane(segment, lane, lanes, int(name)):
+                _read(segment, lane, episode, schema)
+                episodes.append(episode)
+    return episodes
+
+
+def _decode_lane(segment: dict[str, Any], lane: int, lanes: int, number: int) -> list[Decoded]:
+    episodes: list[Decoded] = []
+    committed, observed = int(segment["committed"][lane]), int(segment["observed"][lane])
+    for row in range(committed):
+        flags = int(segment["done"][lane, row])
+        if flags & (OBSERVATION_ONLY | END_MARKER):
+            last = episodes[-1]
+            last.final = row if flags & OBSERVATION_ONLY else None
+        else:
+            if flags & FIRST:
+                episodes.append(Decoded([], []))
+            last = episodes[-1]
+            last.rows.append(row)
+            last.ids.append(number << 35 | (row * lanes + lane))
+        if flags & (TERMINATED | TRUNCATED):
+            last.ended = True
+            last.terminated |= bool(flags & TERMINATED)
+            last.truncated |= bool(flags & TRUNCATED)
+            # Beside FIRST it says that the episode goes on from one that was cut for its length.
+            last.cut |= bool(flags & CUT and not flags & FIRST)
+        if flags & EPISODE_VALUES:
+            last.values_row = row
+    followed = episodes if segment["sealed"] else episodes[:-1]
+    for episode in followed:
+        if not episode.ended:
+            episode.ended = episode.truncated = episode.cut = True
+    if episodes and not episodes[-1].ended and observed > committed:
+        episodes[-1].final = committed
+    return episodes
+
+
+def _read(segment: dict[str, Any], lane: int, episode: Decoded, schema: Any) -> None:
+    for leaf in schema.leaves:
+        if leaf.startswith("episode/"):
+            if episode.values_row is not None:
+                episode.values[leaf] = segment[leaf][lane, episode.values_row]
+            continue
+        rows = list(episode.rows)
+        if leaf.split("/")[0] == "obs" and episode.final is not None:
+            rows.append(episode.final)
+        episode.values[leaf] = segment[leaf][lane, rows]

@@ -1,0 +1,108 @@
+"""Settings of hypothesis, shared fixtures, and the check that no test leaves anything behind."""
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The machine may be busy with other tests: time says nothing about the code, so no deadline and no health check of it.
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ci", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None, print_blob=True
+)
+settings.register_profile("thorough", settings.get_profile("dev"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+FAILED = pytest.StashKey[bool]()
+GRACE_SECONDS = 2.0  # sealing in the background and exiting processes get this long to finish
+
+
+@pytest.fixture
+def tmp_store(tmp_path: Path) -> Path:
+    """The path at which a test may create its store; nothing is there yet."""
+    return tmp_path / "store"
+
+
+def open_files() -> set[tuple[int, str]]:
+    """Every open descriptor of a file or folder, with its target. Pipes and sockets belong to event loops and pools."""
+    # multiprocessing keeps its arenas of shared memory (pym-...) for the next one who asks.
+    devices = ("/dev/null", "/dev/pts", "/dev/tty", "/dev/urandom", "/dev/shm/pym-", "/proc/")
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the descriptor of the listing itself
+        if target.startswith("/") and not target.startswith(devices):
+            found.add((int(name), target))
+    return found
+
+
+def mapped_files(folder: str) -> set[str]:
+    """Every file under the folder that is mapped into this process, as the kernel names it."""
+    with open("/proc/self/maps") as maps:
+        return {line.split(maxsplit=5)[5].rstrip() for line in maps if f" {folder}/" in line}
+
+
+def own_threads() -> set[str]:
+    """The names of the living threads that diskreplay started."""
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("diskreplay")}
+
+
+def child_processes() -> set[str]:
+    """The names of the living processes that multiprocessing started."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    return {child.name for child in multiprocessing.active_children()} if multiprocessing else set()
+
+
+def look(folder: str) -> dict[str, set]:
+    """Take stock of what a test could leave behind."""
+    return {
+        "descriptors": open_files(),
+        "mappings": mapped_files(folder),
+        "threads": own_threads(),
+        "processes": child_processes(),
+    }
+
+
+def leaked(before: dict[str, set], folder: str) -> dict[str, set]:
+    """Tell what is there now and was not before."""
+    return {kind: new for kind, now in look(folder).items() if (new := now - before[kind])}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Remember whether the test failed: its traceback keeps its variables alive, which would look like a leak."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail a test that leaves descriptors, mappings, threads of diskreplay, or processes behind."""
+    marker = request.node.get_closest_marker("leaks")
+    if marker is not None:
+        if not (marker.args or marker.kwargs.get("reason")):
+            pytest.fail("the marker leaks needs a reason: @pytest.mark.leaks('why')", pytrace=False)
+        yield
+        return
+    folder = str(tmp_path_factory.getbasetemp())
+    before = look(folder)
+    yield
+    if request.node.stash.get(FAILED, False):
+        return
+    until = time.monotonic() + GRACE_SECONDS
+    while left := leaked(before, folder):
+        gc.collect()
+        if not (left := leaked(before, folder)):
+            return
+        if time.monotonic() > until:
+            pytest.fail(f"the test left behind: {left}", pytrace=False)
+        time.sleep(0.05)

@@ -1,0 +1,248 @@
+"""Any sequence of calls leaves the store as the model in plain lists says: episodes, transitions, ids."""
+
+import pickle
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import diskreplay as dr
+from diskreplay.testing import ModelStore, check_store
+from diskreplay.testing.nested import flat, pick
+from diskreplay.testing.scripts import EpisodePlan, random_rewards, random_values, script
+from diskreplay.testing.strategies import schemas
+from tests.testing.support import check_views, quiet, scratch
+
+MOST_WRITERS = 4
+masks = st.none() | st.integers(0, 2**16 - 1)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store beside its model; `writers` are the pairs of both that are open."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack = ExitStack()
+        self.folder = Path(self.stack.enter_context(scratch()))
+        self.model, self.writers, self.serial, self.ids = ModelStore(), [], 0, {}
+
+    @initialize(
+        schema=schemas(),
+        chunk_bytes=st.sampled_from((256, 1024, 4096)),
+        segment_steps=st.none() | st.integers(1, 24) | st.just("episode"),
+        seed=st.integers(0, 1000),
+    )
+    def create(self, schema, chunk_bytes, segment_steps, seed):
+        self.schema, self.rolls, self.rng = schema, segment_steps is not None, np.random.default_rng(seed)
+        path = self.folder / "store"
+        self.store = dr.create(path, schema, chunk_bytes=chunk_bytes, segment_steps=segment_steps)
+        self.reader = dr.open(path)
+
+    def rows(self, *leading):
+        trees = {"obs": self.schema.obs, "next_obs": self.schema.obs, "action": self.schema.action}
+        drawn = {name: random_values(tree, self.rng, leading) for name, tree in trees.items()}
+        extra = random_values(self.schema.extra, self.rng, leading)
+        count = leading[0] if leading else 1
+        extra["serial"] = np.arange(self.serial, self.serial + count).reshape(leading)
+        self.serial += count
+        reward = random_rewards(self.schema.reward, self.rng, count)
+        return drawn, (reward if leading else reward[0]), extra
+
+    def pick(self, index, vector):
+        pairs = [pair for pair in self.writers if (pair[0].num_envs is not None) == vector]
+        return pairs[index % len(pairs)]
+
+    def has(self, vector):
+        return any((pair[0].num_envs is not None) == vector for pair in self.writers)
+
+    def continued(self, model, drawn):
+        """Let the obs continue what next_obs said last, lane by lane."""
+        leaves = flat(drawn["obs"], "obs")
+        for lane in model.lanes:
+            if lane.open is not None and lane.open.final is not None:
+                for leaf, x in lane.open.final.items():
+                    leaves[leaf][() if model.num_envs is None else lane.lane] = x
+        drawn["obs"] = self.schema.unflatten("obs", leaves)
+
+    @precondition(lambda self: len(self.writers) < MOST_WRITERS)
+    @rule(num_envs=st.none() | st.integers(1, 5) | st.just(16))
+    def open_writer(self, num_envs):
+        self.writers.append((self.model.writer(num_envs), quiet(self.store.writer(num_envs))))
+
+    @precondition(lambda self: self.has(vector=False))
+    @rule(
+        index=st.integers(0, 3),
+        end=st.sampled_from((None, None, None, "terminated", "truncated", "both")),
+        given=st.booleans(),
+        continues=st.sampled_from((True, True, True, False)),
+        values=st.booleans(),
+    )
+    def append(self, index, end, given, continues, values):
+        pair = self.pick(index, vector=False)
+        drawn, reward, extra = self.rows()
+        if continues:
+            self.continued(pair[0], drawn)
+        kwargs = {"next_obs": drawn["next_obs"] if given else None, **extra}
+        if values and end:
+            kwargs["episode"] = random_values(self.schema.episode, self.rng)
+        flags = end in ("terminated", "both"), end in ("truncated", "both")
+        for writer in pair:
+            writer.append(drawn["obs"], drawn["action"], reward, *flags, **kwargs)
+
+    @precondition(lambda self: self.has(vector=True))
+    @rule(
+        index=st.integers(0, 3),
+        ending=st.booleans(),
+        mask=masks,
+        given=st.booleans(),
+        continues=st.sampled_from((True, True, True, False)),
+        repeat=st.integers(1, 6),
+    )
+    def append_vector(self, index, ending, mask, given, continues, repeat):
+        pair = self.pick(index, vector=True)
+        width = pair[0].num_envs
+        for _ in range(repeat):
+            drawn, reward, extra = self.rows(width)
+            if continues:
+                self.continued(pair[0], drawn)
+            bits = (self.rng.random((2, width)) < 0.2) & ending
+            kwargs = {"next_obs": drawn["next_obs"] if given else None, **extra}
+            if mask is not None:
+                kwargs["mask"] = (mask >> np.arange(width)) & 1 == 1
+            if bits.any():
+                kwargs["episode"] = random_values(self.schema.episode, self.rng, (width,))
+            for writer in pair:
+                writer.append(drawn["obs"], drawn["action"], reward, bits[0], bits[1], **kwargs)
+
+    @precondition(lambda self: bool(self.writers))
+    @rule(
+        index=st.integers(0, 3),
+        lane=st.integers(0, 15),
+        plan=st.builds(
+            EpisodePlan,
+            st.integers(1, 40),
+            st.sampled_from(("terminated", "truncated", "both", "cut")),
+            final=st.booleans(),
+            values=st.booleans(),
+        ),
+    )
+    def append_episode(self, index, lane, plan):
+        pair = self.writers[index % len(self.writers)]
+        filled = script(self.schema, plan, self.rng, self.serial)
+        self.serial += plan.steps
+        terminated, truncated = filled.flags(plan.steps - 1)
+        obs = filled.obs if plan.final else pick(filled.obs, slice(plan.steps))
+        lanes = () if pair[0].num_envs is None else (lane % pair[0].num_envs,)
+        for writer in pair:
+            writer.append_episode(
+                *lanes,
+                obs,
+                filled.action,
+                filled.reward,
+                terminated=terminated,
+                truncated=truncated,
+                episode=filled.values or None,
+                **filled.extra,
+            )
+
+    @precondition(lambda self: bool(self.writers))
+    @rule(index=st.integers(0, 3), mask=masks, values=st.booleans(), given=st.booleans())
+    def end_episode(self, index, mask, values, given):
+        pair = self.writers[index % len(self.writers)]
+        width = pair[0].num_envs
+        leading = () if width is None else (width,)
+        kwargs = {"episode": random_values(self.schema.episode, self.rng, leading) if values else None}
+        if width is not None:
+            kwargs["mask"] = None if mask is None else (mask >> np.arange(width)) & 1 == 1
+        if given:
+            drawn = {"obs": random_values(self.schema.obs, self.rng, leading)}
+            self.continued(pair[0], drawn)
+            kwargs["final_obs"] = drawn["obs"]
+        for writer in pair:
+            writer.end_episode(**kwargs)
+
+    @precondition(lambda self: bool(self.writers))
+    @rule(index=st.integers(0, 3))
+    def flush(self, index):
+        for writer in self.writers[index % len(self.writers)]:
+            writer.flush()
+
+    @precondition(lambda self: bool(self.writers))
+    @rule(index=st.integers(0, 3))
+    def close_writer(self, index):
+        for writer in self.writers.pop(index % len(self.writers)):
+            writer.close()
+
+    @rule()
+    def reopen_reader(self):
+        self.reader.close()
+        self.reader = pickle.loads(pickle.dumps(dr.open(self.folder / "store")))
+
+    @precondition(lambda self: not self.writers)
+    @rule()
+    def reopen_store(self):
+        self.store.close()
+        self.store = dr.open(self.folder / "store", mode="a")
+
+    @rule()
+    def refresh_and_compare(self):
+        before = len(self.reader)
+        assert self.reader.refresh() == len(self.reader) - before
+        ids = check_store(self.reader, self.model, length_cuts=self.rolls)
+        assert self.ids.items() <= ids.items(), "an id changed"
+        self.ids = ids
+
+    @rule(
+        n_step=st.none() | st.integers(1, 20),
+        gamma=st.sampled_from((0.0, 0.9, 1.0)),
+        frame_stack=st.integers(1, 5),
+    )
+    def sample_and_compare(self, n_step, gamma, frame_stack):
+        self.refresh_and_compare()
+        check_views(self.reader, self.model, self.ids, [(n_step, gamma, frame_stack)])
+
+    @invariant()
+    def a_snapshot_stands_still(self):
+        if hasattr(self, "reader"):
+            assert len(self.reader) == sum(len(episode) for episode in self.reader.episodes)
+
+    def teardown(self):
+        try:
+            if hasattr(self, "store"):
+                for pair in self.writers:
+                    for writer in pair:
+                        writer.close()
+                self.sample_and_compare(3, 0.9, 2)
+                with dr.open(self.folder / "store") as fresh:
+                    assert check_store(fresh, self.model) == self.ids
+        finally:
+            for store in (getattr(self, name, None) for name in ("store", "reader")):
+                if store is not None:
+                    store.close()
+            self.stack.close()
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStoreMachine = StoreMachine.TestCase
+
+
+@pytest.mark.slow
+def test_store_machine_for_longer():
+    run_state_machine_as_test(
+        StoreMachine,
+        settings=settings(
+            max_examples=300, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

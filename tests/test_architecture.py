@@ -1,0 +1,230 @@
+"""The walls of the house: who may import whom, how long a module may be, and that the tests mirror the packages."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import diskreplay
+
+PACKAGE = Path(diskreplay.__file__).parent
+ROOT = PACKAGE.parent
+MAX_LINES = 400
+
+# part -> the parts it may import; a part is a package of diskreplay or a module beside them
+LAYERS = {
+    "errors": set(),
+    "kernels": {"errors"},
+    "format": {"errors"},
+    "store": {"errors", "format"},
+    "sampling": {"errors", "kernels"},
+    "views": {"errors", "kernels", "store"},
+    "loading": {"errors", "sampling", "store", "views"},
+    "buffers": {"errors", "format", "loading", "sampling", "store", "views"},
+    "testing": {"errors", "format", "loading", "sampling", "store", "views"},
+    "interop": {"errors"},
+    "cli": {"errors", "format", "interop", "loading", "sampling", "store", "views"},
+}
+# modules that may import less than their part
+STRICTER = {"store.verify": {"errors", "format"}}
+# parts whose imports of diskreplay are public names only: adapters must work as a user's own would
+PUBLIC_NAMES_ONLY = {"interop"}
+
+# library -> the parts and modules that may import it; a library that is not named here is free
+LIBRARIES = {
+    "zarr": {"format"},
+    "filelock": {"format", "store"},
+    "google_crc32c": {"format"},
+    "numba": {"kernels"},
+    "torch": {"loading", "buffers", "cli", "interop.torch_dataset"},
+    "gymnasium": {"interop", "cli", "format.schema", "format.spaces", "testing"},
+    "matplotlib": {"cli"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "hypothesis": {"testing"},
+}
+# folders of tests that mirror no package
+TEST_KINDS = {"bench", "compat", "crash", "parity", "stateful", "stress"}
+
+
+class Import(NamedTuple):
+    """One imported module, and the name taken from it if there is one."""
+
+    module: str
+    name: str | None
+    line: int
+    typing_only: bool
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name below diskreplay; that of a package is the package's own."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def is_typing_block(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def walk(node: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Walk all nodes, those inside functions too, telling which stand under `if TYPE_CHECKING`."""
+    yield node, typing_only
+    if is_typing_block(node):
+        for child in node.body:
+            yield from walk(child, True)
+        for child in node.orelse:
+            yield from walk(child, typing_only)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from walk(child, typing_only)
+
+
+def imports_in(source: str) -> list[Import]:
+    """Every import in the source, wherever it stands; calls of import_module with a literal count too."""
+    found = []
+    for node, typing_only in walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found += [Import(alias.name, None, node.lineno, typing_only) for alias in names]
+            case ast.ImportFrom(module=module, names=names, level=level):
+                assert level == 0, f"line {node.lineno}: relative imports hide which wall they pass"
+                found += [Import(str(module), alias.name, node.lineno, typing_only) for alias in names]
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(module)), *_],
+            ):
+                found.append(Import(module, None, node.lineno, typing_only))
+    return found
+
+
+def imports_of(module: str) -> list[Import]:
+    return imports_in(MODULES[module].read_text())
+
+
+def imported_module(item: Import) -> str | None:
+    """Give the module of this package that an import loads, below diskreplay; None for other libraries."""
+    if item.module.split(".")[0] != "diskreplay":
+        return None
+    below = item.module.removeprefix("diskreplay").removeprefix(".")
+    if item.name is None:
+        return below
+    inner = f"{below}.{item.name}".removeprefix(".")
+    if inner in MODULES:
+        return inner
+    return below or diskreplay._MODULES.get(item.name, "").removeprefix("diskreplay.")
+
+
+def part_breaches(module: str, imports: list[Import]) -> list[str]:
+    """List the imports that pass a wall between parts."""
+    part = part_of(module)
+    allowed = STRICTER.get(module, LAYERS[part] | {part})
+    breaches = []
+    for item in imports:
+        target = imported_module(item)
+        if target is None or (target == "" and item.name is None) or item.name == "__version__":
+            continue
+        if part in PUBLIC_NAMES_ONLY and part_of(target) != part:
+            if item.name not in diskreplay.__all__:
+                breaches.append(f"{module}:{item.line} takes {target} {item.name}, which is no public name")
+        elif part_of(target) not in allowed:
+            breaches.append(f"{module}:{item.line} imports {target}; {part} may import {sorted(allowed)}")
+    return breaches
+
+
+def library_breaches(module: str, imports: list[Import]) -> list[str]:
+    """List the imports of libraries that are another part's business."""
+    breaches = []
+    for item in imports:
+        library = item.module.split(".")[0]
+        homes = LIBRARIES.get(library)
+        if homes is None or item.typing_only or part_of(module) in homes or module in homes:
+            continue
+        breaches.append(f"{module}:{item.line} imports {library}, which only {sorted(homes)} may")
+    return breaches
+
+
+INNER = sorted(name for name in MODULES if name)
+
+
+@pytest.mark.parametrize("module", INNER)
+def test_a_module_imports_only_the_parts_below_it(module: str) -> None:
+    assert part_of(module) in LAYERS, f"{module} has no place in LAYERS"
+    assert part_breaches(module, imports_of(module)) == []
+
+
+@pytest.mark.parametrize("module", INNER)
+def test_a_library_is_imported_only_by_the_part_that_owns_it(module: str) -> None:
+    assert library_breaches(module, imports_of(module)) == []
+
+
+def test_the_package_itself_only_re_exports() -> None:
+    at_run_time = [item.module for item in imports_of("") if not item.typing_only]
+    assert at_run_time == ["importlib", "typing"]
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {
+        module: {
+            target
+            for item in imports_of(module)
+            if not item.typing_only and (target := imported_module(item)) and target != module
+        }
+        for module in INNER
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("a cycle of imports: " + " <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_a_module_is_short_enough_to_read_in_one_sitting(module: str) -> None:
+    assert len(MODULES[module].read_text().splitlines()) <= MAX_LINES
+
+
+def test_every_package_has_its_tests_and_every_folder_of_tests_its_package() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    with_tests = {path.parent.relative_to(ROOT / "tests").parts[0] for path in ROOT.glob("tests/*/**/test_*.py")}
+    assert packages - with_tests == set()
+    assert with_tests - packages - TEST_KINDS == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kernels.gather", "from diskreplay.store.store import Store"),
+        ("views.transitions", "def f():\n    from diskreplay.loading import batch"),
+        ("store.verify", "from diskreplay.store.writer import Writer"),
+        ("sampling.uniform", "if TYPE_CHECKING:\n    from diskreplay.store.store import Store"),
+        ("sampling.uniform", "from diskreplay import Store"),
+        ("interop.minari", "from diskreplay.store.store import Store, _private"),
+    ],
+)
+def test_an_import_through_a_wall_is_found(module: str, source: str) -> None:
+    assert part_breaches(module, imports_in(source)) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("store.store", "import zarr"),
+        ("views.transitions", "def f():\n    import torch.nn as nn"),
+        ("sampling.uniform", "from numba import njit"),
+        ("store.store", "importlib.import_module('zarr.storage')"),
+    ],
+)
+def test_a_library_in_the_wrong_place_is_found(module: str, source: str) -> None:
+    assert library_breaches(module, imports_in(source)) != []

@@ -1,0 +1,141 @@
+"""Helpers that several test modules share: schemas, digests of a folder, processes, comparisons of views."""
+
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.testing import ModelStore, check_transitions
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def serial_schema(obs: Any = None, **kwargs: Any) -> dr.Schema:
+    """Return a small schema whose steps are numbered in the extra field "serial"."""
+    extra = {"serial": dr.Field((), "int64"), **kwargs.pop("extra", {})}
+    return dr.Schema(
+        obs=dr.Field((3,), "float32") if obs is None else obs, action=dr.Field((), "int64"), extra=extra, **kwargs
+    )
+
+
+def digest(path: Path) -> dict[str, str]:
+    """Return a checksum of every file below `path`; the empty lock files are left out."""
+    files = sorted(file for file in Path(path).rglob("*") if file.is_file() and file.name != "lock")
+    return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def append_numbered(writer: Any, serials: Sequence[int], end: str = "terminated", **kwargs: Any) -> None:
+    """Append one episode of `serial_schema` steps with these serials; obs, action and reward are made of them."""
+    for serial in serials:
+        last = serial == serials[-1]
+        writer.append(
+            np.full(3, serial, np.float32),
+            serial,
+            float(serial),
+            last and end == "terminated",
+            last and end == "truncated",
+            next_obs=np.full(3, serial + 1, np.float32),
+            serial=serial,
+            **kwargs,
+        )
+
+
+def run_python(code: str, *args: Any, timeout_s: float = 240, **kwargs: Any) -> str:
+    """Run code in a fresh interpreter from the repository's root and return what it printed; fails if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *map(str, args)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=timeout_s,
+        **kwargs,
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def open_descriptors() -> int:
+    """Count this process's open descriptors, not the one that lists them."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def mapped_files(below: Path | str = "/") -> list[str]:
+    """List the files of this process's mappings below a folder, once a mapping."""
+    with open("/proc/self/maps") as maps:
+        paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
+    return [path for path in paths if path.startswith(str(below))]
+
+
+@contextmanager
+def scratch() -> Iterator[str]:
+    """Give a folder for one example's stores, in memory where that is possible: making files costs the most."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="diskreplay-test-", dir=memory) as folder:
+        yield folder
+    # Thousands of tiny chunks an example: what the last ones mapped must not add up to the kernel's limit.
+    gc.collect()
+
+
+def quiet(writer: Any) -> Any:
+    """Return the writer, silent about observations that do not continue: plans make them on purpose."""
+    return _Quiet(writer)
+
+
+class _Quiet:
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._writer, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="an appended obs differs")
+                return verb(*args, **kwargs)
+
+        return call
+
+
+def check_views(store: Any, model: ModelStore, ids: dict[int, int], views: Iterable[tuple]) -> int:
+    """Gather every sampleable step of every view (n_step, gamma, frame_stack) and compare it with the reference loop.
+
+    `ids` is what `check_store` returned. A few batches are drawn as well. Returns how many transitions were compared.
+    """
+    count = 0
+    for seed, (n_step, gamma, frame_stack) in enumerate(views):
+        starts = {
+            ids[int(episode.steps[t].extra["serial"])]: (episode, t)
+            for episode in model.episodes
+            for t in episode.sampleable(n_step)
+        }
+        view = dr.Transitions(n_step=n_step, gamma=gamma, frame_stack=frame_stack)
+        sampler = dr.Sampler(store, view, batch_size=32, seed=seed, refresh=False)
+        try:
+            order = np.random.default_rng(seed).permutation(np.array(list(starts), np.int64))
+            for part in np.split(order, range(512, len(order), 512)) if starts else ():
+                batch = sampler.gather(part)
+                assert batch.numpy()["index"].tolist() == part.tolist()
+                count += check_transitions(batch, [starts[i] for i in part.tolist()], n_step, gamma, frame_stack)
+            if starts:
+                batch = sampler.sample()
+                drawn = batch.numpy()["index"].tolist()
+                assert set(drawn) <= set(starts)
+                assert (batch.numpy()["weight"] == 1).all()
+                count += check_transitions(batch, [starts[i] for i in drawn], n_step, gamma, frame_stack)
+            else:
+                with pytest.raises(dr.NotEnoughData):
+                    sampler.sample()
+        finally:
+            sampler.close()
+    return count
