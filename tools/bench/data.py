@@ -1,0 +1,91 @@
+"""Steps the size of CartPole's, the same at every run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+
+Array = NDArray[Any]
+
+SCHEMA = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))
+ROW_BYTES = 4 * 4 + 8 + 4 + 1  # obs, action, reward, done
+
+
+class Steps(NamedTuple):
+    """One episode: obs (T + 1, 4) float32, action (T,) int64, reward (T,) float32."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: bool
+
+    def __len__(self) -> int:
+        """Return T."""
+        return len(self.reward)
+
+
+def episodes(steps: int, shortest: int, longest: int, seed: int = 0) -> Iterator[Steps]:
+    """Yield random episodes of `shortest` to `longest` steps, `steps` in all; every tenth one is truncated."""
+    rng = np.random.default_rng(seed)
+    made = count = 0
+    while made < steps:
+        length = min(int(rng.integers(shortest, longest + 1)), steps - made)
+        obs = rng.standard_normal((length + 1, 4), np.float32)
+        action = rng.integers(0, 2, length)
+        reward = rng.standard_normal(length, np.float32)
+        yield Steps(obs, action, reward, terminated=count % 10 != 9)
+        made, count = made + length, count + 1
+
+
+def fill(path: Path, steps: int, shortest: int, longest: int) -> None:
+    """Make a store of these episodes."""
+    with dr.create(path, SCHEMA) as store, store.writer() as writer:
+        for episode in episodes(steps, shortest, longest):
+            append_whole(writer, episode)
+
+
+def append_whole(writer: Any, episode: Steps) -> None:
+    """Append an episode in one piece."""
+    writer.append_episode(
+        episode.obs,
+        episode.action,
+        episode.reward,
+        terminated=episode.terminated,
+        truncated=not episode.terminated,
+    )
+
+
+def single_steps(steps: int, shortest: int, longest: int, seed: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Yield obs, action, reward, terminated, truncated, next_obs of each step, the numbers as Python's own."""
+    for episode in episodes(steps, shortest, longest, seed):
+        last = len(episode) - 1
+        for t in range(len(episode)):
+            ended = t == last
+            yield (
+                episode.obs[t],
+                int(episode.action[t]),
+                float(episode.reward[t]),
+                ended and episode.terminated,
+                ended and not episode.terminated,
+                episode.obs[t + 1],
+            )
+
+
+def nstep_rows(found: list[Steps], n: int, gamma: float) -> dict[str, Array]:
+    """Return obs, action, n-step reward, the obs that follows the n steps, and done, of every step of the episodes."""
+    parts: dict[str, list[Array]] = {"obs": [], "action": [], "reward": [], "next_obs": [], "done": []}
+    for episode in found:
+        length = len(episode)
+        after = np.minimum(np.arange(length) + n, length)
+        padded = np.concatenate([episode.reward.astype(np.float64), np.zeros(n)])
+        returns = sum(gamma**i * padded[i : i + length] for i in range(n))
+        parts["obs"].append(episode.obs[:-1])
+        parts["action"].append(episode.action)
+        parts["reward"].append(np.asarray(returns, np.float32))
+        parts["next_obs"].append(episode.obs[after])
+        parts["done"].append((after == length) & episode.terminated)
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}

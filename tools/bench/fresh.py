@@ -1,0 +1,96 @@
+"""What a fresh process finds out about itself: `measure` starts one, which prints its answer as JSON.
+
+Nothing but sys and time is imported above the functions: what is measured must not be loaded before.
+"""
+
+import sys
+from time import perf_counter
+
+
+def measure(what: str, *arguments: object) -> dict[str, float]:
+    """Run one of the functions below in a new interpreter."""
+    import json
+    import subprocess
+    from pathlib import Path
+
+    command = [sys.executable, "-m", "tools.bench.fresh", what, *map(str, arguments)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{what} failed in its own process:\n{done.stderr}")
+    answer: dict[str, float] = json.loads(done.stdout)
+    return answer
+
+
+def memory() -> dict[str, float]:
+    """Return VmRSS, VmHWM, RssAnon and RssFile of this process in bytes."""
+    with open("/proc/self/status") as status:
+        lines = dict(line.split(":", 1) for line in status)
+    return {name: int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM", "RssAnon", "RssFile")}
+
+
+def importing() -> dict[str, float]:
+    """Import the package, then all that a collector uses of it."""
+    started = perf_counter()
+    import diskreplay as dr
+
+    package = perf_counter()
+    for name in ("Field", "Schema", "create", "open", "Store", "Writer", "VectorWriter"):
+        getattr(dr, name)
+    return {"package": package - started, "collector": perf_counter() - started}
+
+
+def opening(path: str) -> dict[str, float]:
+    """Open a store; what the package loads is loaded before."""
+    import diskreplay as dr
+
+    load = dr.open
+    started = perf_counter()
+    store = load(path)
+    opened = perf_counter()
+    steps = len(store)
+    return {"open": opened - started, "steps": steps, "episodes": store.num_episodes}
+
+
+def reading(path: str) -> dict[str, float]:
+    """Tell what memory of its own opening a store and drawing a first batch take."""
+    import torch
+
+    import diskreplay as dr
+    from diskreplay.kernels import table
+
+    view = dr.Transitions(n_step=5)
+    table.chosen("pick")
+    torch.zeros(256).sum()
+    before = memory()["RssAnon"]
+    store = dr.open(path)
+    opened = memory()["RssAnon"]
+    sampler = dr.Sampler(store, view, batch_size=256, seed=0)
+    batch = sampler.sample()
+    after = memory()["RssAnon"]
+    return {"open": opened - before, "sample": after - before, "batch": len(batch), "steps": len(store)}
+
+
+def collecting(path: str, steps: str) -> dict[str, float]:
+    """Append steps; tell what the process takes before that, after it, and at most."""
+    start = memory()["VmRSS"]
+    import diskreplay as dr
+
+    with dr.open(path, mode="a") as store, store.writer() as writer:
+        imported = memory()["VmRSS"]
+        import numpy as np
+
+        obs = np.arange(4, dtype=np.float32)
+        for t in range(int(steps)):
+            writer.append(obs, t & 1, 1.0, t % 200 == 199, next_obs=obs)
+        now = memory()
+    loaded = sum(name in sys.modules for name in ("torch", "numba"))
+    return {"interpreter": start, "opened": imported, **now, "most": memory()["VmHWM"], "heavy": loaded}
+
+
+MEASURES = {"importing": importing, "opening": opening, "reading": reading, "collecting": collecting}
+
+if __name__ == "__main__":
+    answer = MEASURES[sys.argv[1]](*sys.argv[2:])
+    import json
+
+    print(json.dumps(answer))
