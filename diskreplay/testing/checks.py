@@ -21,7 +21,8 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
     """Compare every episode of a store's snapshot with the model's.
 
     `key` names the integer extra field that tells a step from every other. With `length_cuts`, a model's episode that
-    goes on in a later segment of the store is split there: which appends a writer cuts to move on is its own matter.
+    goes on in a later segment of the store is split there, and one left open in an earlier segment may be cut: which
+    episodes a writer cuts to move on is its own matter.
 
     Returns
     -------
@@ -106,10 +107,33 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
                     break
                 followed.append(current.split(at[0], final=_has_final(real[serials[at[0] - 1]])))
         lane.episodes = followed
+    _follow_idle_cuts(real, model, key)
+
+
+def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
+    """End the model's open episodes that the store cut to leave their segment, and that nothing has continued yet."""
+    newest: dict[int, int] = {}
+    waiting: list[tuple[ModelEpisode, Any]] = []
+    for lane in model.lanes():
+        for episode in lane.episodes:
+            found = real.get(int(episode.steps[-1].extra[key]))
+            if found is None:
+                continue
+            newest[lane.writer] = max(newest.get(lane.writer, 0), _segment(found, -1))
+            if episode is lane.open and found.cut:
+                waiting.append((episode, found))
+    for episode, found in waiting:
+        if _segment(found, -1) < newest[episode.writer]:
+            episode.derived = episode.final is None
+            episode.end(cut=True)
 
 
 def _moved(one: Any, other: Any) -> bool:
-    return bool(one.ids[-1] >> POSITION_BITS < other.ids[0] >> POSITION_BITS)
+    return _segment(one, -1) < _segment(other, 0)
+
+
+def _segment(episode: Any, step: int) -> int:
+    return int(episode.ids[step]) >> POSITION_BITS
 
 
 def _has_final(episode: Any) -> bool:

@@ -239,6 +239,7 @@ TestStoreMachine = StoreMachine.TestCase
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_store_machine_for_longer():
     run_state_machine_as_test(
         StoreMachine,
