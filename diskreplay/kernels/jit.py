@@ -49,6 +49,34 @@ if COMPILED:
 
         return types.int64(types.int64), generate
 
+    def _load_float32(typing_context: Any, address: Any) -> Any:
+        """Read the float32 at an address."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()))
+
+        return types.float32(types.int64), generate
+
+    def _load_float64(typing_context: Any, address: Any) -> Any:
+        """Read the float64 at an address."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
+
+        return types.float64(types.int64), generate
+
+    def _storing(kind: Any, llvm_type: Any) -> Any:
+        """Return the generator of an instruction that writes a number to an address."""
+
+        def store(typing_context: Any, address: Any, value: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                builder.store(args[1], builder.inttoptr(args[0], llvm_type.as_pointer()))
+                return context.get_dummy_value()
+
+            return types.void(types.int64, kind), generate
+
+        return store
+
     def _zero_bytes(typing_context: Any, target: Any, count: Any) -> Any:
         """Set `count` bytes from an address on to zero."""
 
@@ -74,7 +102,12 @@ if COMPILED:
     # Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
     load_byte: Any = intrinsic(_load_byte)
     load_int: Any = intrinsic(_load_int)
+    load_float32: Any = intrinsic(_load_float32)
+    load_float64: Any = intrinsic(_load_float64)
     copy_bytes: Any = intrinsic(_copy_bytes)
+    store_byte: Any = intrinsic(_storing(types.uint8, ir.IntType(8)))
+    store_int: Any = intrinsic(_storing(types.int64, ir.IntType(64)))
+    store_float32: Any = intrinsic(_storing(types.float32, ir.FloatType()))
     zero_bytes: Any = intrinsic(_zero_bytes)
     prefetch: Any = intrinsic(_prefetch)
 
@@ -87,6 +120,7 @@ if COMPILED:
         "ints2": types.Array(types.int64, 2, "C", readonly=True),
         "bools": types.Array(types.boolean, 1, "C", readonly=True),
         "bytes": types.Array(types.uint8, 1, "C", readonly=True),
+        "floats": types.Array(types.float64, 1, "C", readonly=True),
         "floats2": types.Array(types.float64, 2, "C", readonly=True),
         "out_ints": types.Array(types.int64, 1, "C"),
         "out_ints2": types.Array(types.int64, 2, "C"),

@@ -6,31 +6,39 @@ from numpy.typing import NDArray
 from diskreplay.kernels import jit
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
-@jit.kernel("none", "ints", "int", "int", "ints", "ints", "ints", "out_ints")
-def pick(positions: Ints, low: int, high: int, before: Ints, first: Ints, stride: Ints, out: Ints) -> None:
-    """Write the id at each position; runs `low` to `high` count, and run i starts at position before[i] - before[low].
+@jit.kernel("none", "floats", "float", "int", "int", "ints", "ints", "ints", "out_ints")
+def pick(
+    positions: Floats, scale: float, low: int, high: int, before: Ints, first: Ints, stride: Ints, out: Ints
+) -> None:
+    """Write the id at the whole part of each position times `scale`.
+
+    Runs `low` to `high` count, and run i starts at position before[i] - before[low].
 
     Halving steps of one width for all positions, without a branch on data: cache misses overlap, and the inner loop
     becomes vector code. Unsigned indices, because numba tests a signed one for being negative.
     """
-    shift = before[low]
+    wanted = np.empty(positions.size, np.int64)
     for i in range(positions.size):
+        wanted[i] = np.int64(positions[i] * scale) + before[low]
         out[i] = low
     width = high - low
     while width > 1:
         half = width >> 1
         for i in range(positions.size):
-            out[i] += half * (before[np.uint64(out[i] + half)] <= positions[i] + shift)
+            out[i] += half * (before[np.uint64(out[i] + half)] <= wanted[i])
         width -= half
     for i in range(positions.size):
         run = np.uint64(out[i])
-        out[i] = first[run] + (positions[i] + shift - before[run]) * stride[run]
+        out[i] = first[run] + (wanted[i] - before[run]) * stride[run]
 
 
-def pick_plain(positions: Ints, low: int, high: int, before: Ints, first: Ints, stride: Ints, out: Ints) -> None:
+def pick_plain(
+    positions: Floats, scale: float, low: int, high: int, before: Ints, first: Ints, stride: Ints, out: Ints
+) -> None:
     """Do what `pick` does."""
-    at = positions + before[low]
+    at = (positions * scale).astype(np.int64) + before[low]
     run = np.searchsorted(before[low:high], at, side="right") - 1 + low
     out[:] = first[run] + (at - before[run]) * stride[run]

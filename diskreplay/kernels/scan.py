@@ -14,7 +14,7 @@ from diskreplay.kernels.gather import row_address
 from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
 
 if jit.COMPILED:
-    from diskreplay.kernels.jit import load_byte, prefetch
+    from diskreplay.kernels.jit import load_byte, load_int, prefetch
 
 Ints = NDArray[np.int64]
 
@@ -29,6 +29,18 @@ WINDOW_ROWS = 8
 
 TERMINATED, TRUNCATED, FIRST, OBSERVATION_ONLY, CUT, END_MARKER = 1, 2, 4, 8, 16, 32
 NO_STEP = OBSERVATION_ONLY | END_MARKER
+WORD = 8  # flags read at once
+
+
+@jit.kernel("int", "int", "int")
+def _all_zero(address: int, count: int) -> int:
+    """Tell whether the `count` flags from an address on are zero; `max(count, WORD)` bytes are there to be read."""
+    if count < WORD:
+        return load_int(address) & ((1 << WORD * count) - 1) == 0
+    for at in range(address, address + count - WORD, WORD):
+        if load_int(at) != 0:
+            return False
+    return load_int(address + count - WORD) == 0
 
 
 @jit.kernel(
@@ -106,6 +118,14 @@ def scan(
         if chunk != row >> bits:
             chunk = row >> bits
             base = bases[first + chunk] + (lane << bits)
+        # Nearly every window lies in the middle of an episode: its steps and the row behind them have no flags.
+        ahead = (row & mask) + 1
+        plain = flags & (TERMINATED | TRUNCATED) == 0 and n > 0 and row + n < stop
+        if plain and ahead + max(n, WORD) <= 1 << bits and _all_zero(base + ahead, n):
+            windows[FLOOR, i], windows[AFTER, i], windows[K, i] = floor, row + n, n
+            windows[OBS_STOP, i] = windows[STEP_STOP, i] = row + n + 1
+            ends[i] = 0
+            continue
         k = 1
         final = False
         while True:

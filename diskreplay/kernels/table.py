@@ -5,19 +5,19 @@ from typing import Any
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.gather import gather, gather_plain
-from diskreplay.kernels.gather_leaves import gather_leaves, gather_leaves_plain
 from diskreplay.kernels.nstep import nstep, nstep_plain
 from diskreplay.kernels.pick import pick, pick_plain
 from diskreplay.kernels.scan import scan, scan_plain
+from diskreplay.kernels.transitions import transitions, transitions_plain
 
 Kernel = Callable[..., Any]
 
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
     "gather": (gather, gather_plain),
-    "gather_leaves": (gather_leaves, gather_leaves_plain),
     "nstep": (nstep, nstep_plain),
     "pick": (pick, pick_plain),
     "scan": (scan, scan_plain),
+    "transitions": (transitions, transitions_plain),
 }
 
 

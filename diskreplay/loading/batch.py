@@ -1,30 +1,33 @@
 """A batch: torch tensors by name."""
 
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterator, KeysView
 from typing import Any
 
+import numpy as np
 import torch
 
-Tree = Any  # a tensor, or a dict of trees
+Tree = Any  # a tensor, an array that has yet to become one, or a dict of trees
 
 
 class Batch:
     """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
 
-    Nested spaces give nested dicts. A batch is valid as long as any tensor of it, or any view of one, is alive: its
+    Nested spaces give nested dicts. A batch is valid as long as it, any tensor of it, or any view of one, is alive: its
     memory is not used again before. Immutable in its names; the tensors are yours to change.
     """
 
     __slots__ = ("__weakref__", "_fields")
     _fields: dict[str, Tree]
 
-    def __init__(self, fields: Mapping[str, Tree]) -> None:
-        object.__setattr__(self, "_fields", dict(fields))
+    def __init__(self, fields: dict[str, Tree]) -> None:
+        # Kept as it is, arrays and all: an array becomes a tensor when somebody asks for it. Most training loops leave
+        # some fields alone, and each costs nearly a microsecond to make and to drop.
+        _set_fields(self, fields)
 
     def __getattr__(self, name: str) -> Tree:
         # `_fields` is missing only while a copy is being made.
         if name != "_fields" and name in self._fields:
-            return self._fields[name]
+            return self[name]
         raise AttributeError(f"a batch of {', '.join(self.keys()) if name != '_fields' else 'nothing'} has no {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -34,7 +37,12 @@ class Batch:
         raise AttributeError(f"a batch is frozen: cannot delete {name!r}")
 
     def __getitem__(self, name: str) -> Tree:
-        return self._fields[name]
+        value = self._fields[name]
+        if type(value) is np.ndarray:
+            value = self._fields[name] = _tensor(value)
+        elif type(value) is dict and _has_arrays(value):
+            value = self._fields[name] = _map(torch.as_tensor, value)
+        return value
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields
@@ -50,10 +58,13 @@ class Batch:
         return [*super().__dir__(), *self._fields]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (self._fields,)
+        return Batch, (self._tensors(),)
 
     def __repr__(self) -> str:
-        return f"Batch({', '.join(f'{name}={_describe(value)}' for name, value in self._fields.items())})"
+        return f"Batch({', '.join(f'{name}={_describe(value)}' for name, value in self._tensors().items())})"
+
+    def _tensors(self) -> dict[str, Tree]:
+        return {name: self[name] for name in self._fields}
 
     def keys(self) -> KeysView[str]:
         """Return the names of the fields."""
@@ -61,15 +72,24 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return the batch on a device; tensors that are there already are shared."""
-        return Batch(_map(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._fields))
+        return Batch(_map(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors()))
 
     def numpy(self) -> dict[str, Any]:
         """Return the fields as numpy arrays, nested as they are; on the CPU they share memory with the tensors."""
-        arrays: dict[str, Any] = _map(lambda tensor: tensor.detach().cpu().numpy(), self._fields)
+        arrays: dict[str, Any] = _map(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
         return arrays
 
 
-def _map(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
+# Looked up once: a batch is made and read in a few microseconds.
+_set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
+_tensor = torch.from_numpy
+
+
+def _has_arrays(tree: Tree) -> bool:
+    return any(map(_has_arrays, tree.values())) if isinstance(tree, dict) else not isinstance(tree, torch.Tensor)
+
+
+def _map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     if isinstance(tree, dict):
         return {name: _map(function, below) for name, below in tree.items()}
     return function(tree)

@@ -58,6 +58,8 @@ class Planner:
 
     def next(self, size: int, ahead: int, refresh: bool) -> Plan:
         """Return the next batch's plan, after drawing so many that `ahead` are left."""
+        if not ahead and not self._queue:
+            return self.draw(size, refresh)
         while len(self._queue) <= ahead:
             self._queue.append(self.draw(size, refresh))
         return self._queue.popleft()

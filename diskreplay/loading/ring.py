@@ -80,6 +80,10 @@ class Ring:
 
     def take(self, leaves: Sequence[Leaf], size: int) -> Slot:
         """Return a free slot laid out for `size` items; its contents are arbitrary."""
+        if not self._debug and len(self._slots) <= self._spare + 1:
+            for slot in self._slots:
+                if slot.block.size == size and slot.block.leaves is leaves and slot.free:
+                    return slot
         free = [slot for slot in self._slots if slot.free]
         if self._debug:
             _poison(free)

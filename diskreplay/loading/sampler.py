@@ -198,10 +198,12 @@ class Sampler:
         """Gather into free memory, wrap it, and copy it to the device."""
         slot = self._ring.take(self._reader.leaves, len(ids))
         self._reader.fill(snapshot, ids, slot.block)
-        slot.block.arrays[self._weight][:] = 1.0 if weights is None else weights
-        tensors = slot.lend()
-        flat = self._names is not None
-        batch = Batch(dict(zip(self._names or (), tensors, strict=True)) if flat else nested(self._paths, tensors))
+        arrays = slot.block.arrays
+        if weights is None:
+            arrays[self._weight].fill(1.0)
+        else:
+            arrays[self._weight][:] = weights
+        batch = Batch(dict(zip(self._names, arrays)) if self._names else nested(self._paths, arrays))  # noqa: B905
         if self._device.type == "cpu":
             return batch
         started = perf_counter()

@@ -21,6 +21,7 @@ from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.columns import Columns
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024
@@ -57,6 +58,7 @@ class Population:
 
     def _clear(self) -> None:
         self._block = _Block()
+        self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
         self._seen = 0  # episodes of the log that are in
         self._partly = _no_runs()
@@ -65,11 +67,6 @@ class Population:
         self._main_index: tuple[Ints, Ints] | None = None
         self._rest_index: tuple[Ints, Ints] | None = None
         self.epoch += 1
-
-    @property
-    def size(self) -> int:
-        """Ids that can be drawn."""
-        return int(self._block.before[self._end] - self._block.before[self._hidden])
 
     def refresh(self, snapshot: Any) -> None:
         """Follow a newer snapshot."""
@@ -91,6 +88,7 @@ class Population:
         if self._ended - self._main > max(SMALL, self._main // 4):
             self._sort()
         self._end = self._block.write(self._ended, joined([self._partly, still_open]))
+        self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
         self._rest_index = None
         self._snapshot = snapshot
 
@@ -132,11 +130,18 @@ class Population:
         self._main_index = None
         self.epoch += 1
 
-    def take(self, positions: Ints) -> Ints:
-        """Return the ids at these positions, each from 0 to size - 1."""
+    def take(self, positions: NDArray[Any]) -> Ints:
+        """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
+        return self._ids(positions.astype(np.float64), 1.0)
+
+    def take_fractions(self, fractions: Floats) -> Ints:
+        """Return the ids that so much of all others is before, each from 0 to below 1."""
+        return self._ids(fractions, self.size)
+
+    def _ids(self, positions: Floats, scale: float) -> Ints:
         out = np.empty(len(positions), np.int64)
         block = self._block
-        self._pick(positions, self._hidden, self._end, block.before, block.runs.first, block.runs.stride, out)
+        self._pick(positions, scale, self._hidden, self._end, block.before, block.runs.first, block.runs.stride, out)
         return out
 
     def runs(self) -> IdRuns:

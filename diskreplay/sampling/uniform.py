@@ -18,8 +18,7 @@ class Uniform:
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
         # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
-        positions = (rng.random(size) * population.size).astype(np.int64)
-        return Draw(population.take(positions))
+        return Draw(population.take_fractions(rng.random(size)))
 
     def weigh(self, draw: Draw, beta: float | None) -> NDArray[np.float32] | None:
         """Return None: all ids weigh 1."""

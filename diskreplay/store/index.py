@@ -129,7 +129,7 @@ class Index:
 
     def _update(self, *, force: bool) -> int:
         raw = self._counters.raw()
-        if not force and raw == self._raw and not any(live.has_news() for live in self._live.values()):
+        if not force and raw == self._raw and not (self._live and any(live.has_news() for live in self._live.values())):
             return 0
         self._raw = raw
         words = self._counters.read()

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from diskreplay.kernels import scan as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Leaf, select
-from diskreplay.views.windows import Bundle, Windows, refuse
+from diskreplay.views.bundle import SUMMED, Bundle, Part
+from diskreplay.views.windows import Windows, refuse
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
@@ -20,7 +21,7 @@ _nstep = chosen("nstep")
 TILE_STEPS = 256
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
-SCALARS = {"reward": FLOAT32, "terminated": BOOL, "truncated": BOOL, "discount": FLOAT32}
+SCALARS = {"reward": FLOAT32, "discount": FLOAT32, "terminated": BOOL, "truncated": BOOL}
 
 
 class Copy(NamedTuple):
@@ -45,25 +46,19 @@ class TransitionsReader:
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
         self._copies = [Copy(source, place[path], *how) for path, (source, *how) in sources.items() if path in place]
         self._scalars = {name: place.get((name,), -1) for name in SCALARS}
-        self._sums = place.keys() & {(name,) for name in SCALARS}
+        self._sums = bool(place.keys() & {(name,) for name in SCALARS})
         self._index, self._k = place[("index",)], place.get(("n_steps",), -1)
         self._stack = max((copy.stack for copy in self._copies), default=1)
-        self._rewards_fused = bool(self._sums) and 0 < self._n <= TILE_STEPS
-        parts = [_part(copy) for copy in self._copies]
-        if self._rewards_fused:
-            parts += [(leaf, rows.ROW, rows.AFTER, 0, self._n) for leaf, _, _ in self._weights]
-        self._bundle = Bundle(parts)
-        self._targets = np.array([copy.target for copy in self._copies], np.int64)
-        self._outputs = np.zeros(len(parts), np.int64)
-        self._prepare(0)
-
-    def _prepare(self, size: int) -> None:
-        """Make scratch memory for batches of this size."""
-        self._scratch = _Scratch(size)
-        if self._rewards_fused:
-            for number, (_, dtype, _) in enumerate(self._weights):
-                raw = self._scratch.raw(number, self._n * dtype.itemsize)
-                self._outputs[len(self._copies) + number] = raw.ctypes.data
+        summands = self._weights if self._sums else []
+        self._bundle: Bundle | None = None
+        if not summands or (0 < self._n <= TILE_STEPS and all(dtype in SUMMED for _, dtype, _ in summands)):
+            self._bundle = Bundle(
+                [Part(copy.source, *_bounds(copy), 1 - copy.stack, copy.stack, copy.target) for copy in self._copies],
+                [(leaf, float(weight)) for leaf, _, weight in summands],
+                {path[0]: i for path, i in place.items()},
+                self._n, self._stack, bool(view.next_fields), view.gamma,
+            )  # fmt: skip
+        self._scratch = _Scratch(0)
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block, everything but their weights.
@@ -74,28 +69,24 @@ class TransitionsReader:
             An id is not sampleable.
         """
         if self._scratch.size != len(ids):
-            self._prepare(len(ids))
+            self._scratch = _Scratch(len(ids))
+        # In one call, where all is mapped and every id is sampleable: nearly always.
+        bundle, windows = self._bundle, self._scratch.windows
+        if bundle is None or not bundle.gather(snapshot, ids, windows, block.addresses):
+            self._gather_by_leaf(snapshot, ids, block)
+
+    def _gather_by_leaf(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather leaf after leaf, mapping what is needed."""
         windows = self._scratch.windows
         self._find(snapshot, ids, windows)
-        fused = self._fused(snapshot, windows, block)
-        for copy in () if fused else self._copies:
-            row = windows.after if copy.following else windows.row
-            stop = windows.after
-            if copy.following:
-                stop = windows.obs_stop if copy.observation else windows.step_stop
+        for copy in self._copies:
+            row, stop = (windows.table[bound] for bound in _bounds(copy))
             windows.gather(snapshot, copy.source, row, stop, 1 - copy.stack, copy.stack, block.raw[copy.target])
         if self._sums:
-            self._sum(snapshot, windows, block, gathered=fused and self._rewards_fused)
+            self._sum(snapshot, windows, block)
         block.arrays[self._index][:] = ids
         if self._k >= 0:
             block.arrays[self._k][:] = windows.k
-
-    def _fused(self, snapshot: Any, windows: Windows, block: Block) -> bool:
-        """Gather all leaves, and the rewards of windows of a known width, in one call where all is mapped."""
-        if not len(self._outputs):
-            return False
-        self._outputs[: len(self._copies)] = block.addresses[self._targets]
-        return self._bundle.gather(snapshot, windows, self._outputs)
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
@@ -106,36 +97,29 @@ class TransitionsReader:
         if bad >= 0:
             raise refuse(snapshot, int(ids[bad]), self._view)
 
-    def _sum(self, snapshot: Any, windows: Windows, block: Block, gathered: bool) -> None:
-        """Write reward, discount, terminated and truncated; the rewards may be gathered already."""
-        scratch = self._scratch
-        arrays = block.arrays
-        out = [arrays[i] if i >= 0 else scratch.unwanted[name] for name, i in self._scalars.items()]
-        reward, terminated, truncated, discount = out
+    def _sum(self, snapshot: Any, windows: Windows, block: Block) -> None:
+        """Write reward, discount, terminated and truncated."""
+        scratch, arrays = self._scratch, block.arrays
+        outputs = [arrays[i] if i >= 0 else scratch.unwanted[name] for name, i in self._scalars.items()]
         longest = self._n if 0 < self._n <= TILE_STEPS else int(windows.k.max(initial=1))
         width = min(longest, TILE_STEPS)
         for start in range(0, longest, width):
             r = scratch.rewards(width)
             for number, (leaf, dtype, weight) in enumerate(self._weights):
                 raw = scratch.raw(number, width * dtype.itemsize)
-                if not gathered:
-                    windows.gather(snapshot, leaf, windows.row, windows.after, start, width, raw)
+                windows.gather(snapshot, leaf, windows.row, windows.after, start, width, raw)
                 if number == 0:
                     np.multiply(raw.view(dtype), weight, out=r)
                 else:
                     r += raw.view(dtype) * weight
-            _nstep(
-                r, start, windows.k, windows.ends, self._view.gamma, scratch.total, scratch.scale,
-                reward, discount, terminated, truncated,
-            )  # fmt: skip
+            _nstep(r, start, windows.k, windows.ends, self._view.gamma, scratch.total, scratch.scale, *outputs)
 
 
-def _part(copy: Copy) -> tuple[str, int, int, int, int]:
-    """Return what `Bundle` is told of a leaf; the same windows that `fill` names."""
+def _bounds(copy: Copy) -> tuple[int, int]:
+    """Return the rows of the table of windows that say where the rows of a leaf begin, and where they stop."""
     if not copy.following:
-        return copy.source, rows.ROW, rows.AFTER, 1 - copy.stack, copy.stack
-    stop = rows.OBS_STOP if copy.observation else rows.STEP_STOP
-    return copy.source, rows.AFTER, stop, 1 - copy.stack, copy.stack
+        return rows.ROW, rows.AFTER
+    return rows.AFTER, rows.OBS_STOP if copy.observation else rows.STEP_STOP
 
 
 class _Scratch:
@@ -207,7 +191,7 @@ def _plan(view: "Transitions", schema: Any) -> tuple[dict[tuple[str, ...], tuple
     add("action", False)
     leaves.append(Leaf(("reward",), FLOAT32))
     add("obs", True)
-    leaves += [Leaf((name,), dtype) for name, dtype in SCALARS.items() if name != "reward"]
+    leaves += [Leaf((name,), SCALARS[name]) for name in ("terminated", "truncated", "discount")]
     leaves += [Leaf(("n_steps",), INT64), Leaf(("index",), INT64), Leaf(("weight",), FLOAT32)]
     for extra in parts:
         if extra not in ("obs", "action", "reward"):

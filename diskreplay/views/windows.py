@@ -1,20 +1,18 @@
 """Windows of steps, found for a batch of ids and gathered leaf by leaf: what all readers of windows share."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, InvalidIndex
-from diskreplay.kernels import gather_leaves as many, scan as rows
+from diskreplay.kernels import scan as rows
 from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
 
 _scan = chosen("scan")
 _gather = chosen("gather")
-_gather_leaves = chosen("gather_leaves")
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used.
 ATTEMPTS = 8
@@ -88,51 +86,6 @@ class Windows:
             first_chunk, chunks, table.shift, lanes, bases, table.row_bytes, out,
         )  # fmt: skip
         return place
-
-
-class Bundle:
-    """Leaves that are gathered in one call: what of each, and where its table was seen last.
-
-    `parts` names, for each leaf, the row and the stop of its windows (rows of `Windows.table`), the offset of the first
-    row, and their number. Not thread-safe.
-    """
-
-    def __init__(self, parts: Sequence[tuple[str, int, int, int, int]]) -> None:
-        self._leaves = [leaf for leaf, *_ in parts]
-        self._sources = np.empty((len(parts), 0), np.int64)
-        self._plan = np.zeros((len(parts), many.PLAN_COLUMNS), np.int64)
-        for line, (_, *window) in zip(self._plan, parts, strict=True):
-            line[many.ROW], line[many.STOP], line[many.OFFSET], line[many.LENGTH] = window
-        # Arrays and not their addresses alone: a new array may lie where an old one was.
-        self._seen: list[tuple[Any, ...]] = [(None, None, None)] * len(parts)
-        self._shifts: list[Any] = [None] * len(parts)
-
-    def gather(self, snapshot: Any, windows: Windows, outputs: Ints) -> bool:
-        """Copy all leaves to these addresses, or return False where something has to be mapped first."""
-        held = []
-        for number, leaf in enumerate(self._leaves):
-            table = snapshot.leaf(leaf)
-            holder, chunks, first_chunk, bases = addresses(table)
-            held.append(holder)
-            seen = self._seen[number]
-            if bases is not seen[2] or first_chunk is not seen[1] or chunks is not seen[0]:
-                self._look(number, table, chunks, first_chunk, bases)
-        size = windows.table.shape[1]
-        if self._sources.shape[1] != size:
-            self._sources = np.empty((len(self._leaves), size), np.int64)
-        self._plan[:, many.OUT] = outputs
-        done: bool = _gather_leaves(windows.table, snapshot.lanes, self._plan, self._sources) < 0
-        return done
-
-    def _look(self, number: int, table: LeafTable, chunks: Ints, first_chunk: Ints, bases: Ints) -> None:
-        shift = np.ascontiguousarray(table.shift)
-        line = self._plan[number]
-        line[many.FIRST_CHUNK], line[many.CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
-        line[many.SHIFT], line[many.BASES] = shift.ctypes.data, bases.ctypes.data
-        line[many.SLOTS] = min(len(first_chunk), len(chunks), len(shift))
-        line[many.BASES_SIZE], line[many.ROW_BYTES] = len(bases), table.row_bytes
-        self._seen[number] = (chunks, first_chunk, bases)
-        self._shifts[number] = shift
 
 
 def addresses(table: LeafTable) -> tuple[Any, Ints, Ints, Ints]:

@@ -1,0 +1,130 @@
+"""Leaves that are gathered in one call, and where the table of each was seen last."""
+
+from collections.abc import Sequence
+from operator import is_not
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from diskreplay.kernels import scan as rows, transitions as kernel
+from diskreplay.kernels.table import chosen
+from diskreplay.views.base import Ints, LeafTable
+from diskreplay.views.windows import Windows, addresses
+
+_transitions = chosen("transitions")
+
+SUMMED = (np.dtype("float32"), np.dtype("float64"))
+"""Dtypes of the fields that a bundle can sum."""
+
+
+class Part(NamedTuple):
+    """A leaf that is copied: `length` rows from `offset` behind row `begin` of the windows on, zeros from `stop` on."""
+
+    leaf: str
+    begin: int
+    stop: int
+    offset: int
+    length: int
+    target: int
+
+
+class Bundle:
+    """Gathers leaves, and sums fields over windows of up to `n` steps. Not thread-safe: it owns scratch memory.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+        What is copied, and to which array of a block.
+    summands : sequence of (str, float)
+        Scalar fields of a `SUMMED` dtype, and the weight of each in the sum.
+    computed : dict of str to int
+        The arrays of a block for what `kernels.transitions.COMPUTED` names; -1 or absent where it has none.
+    n, stack, whole
+        As of `Windows.find`.
+    gamma : float
+        The discount.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        summands: Sequence[tuple[str, float]],
+        computed: dict[str, int],
+        n: int,
+        stack: int,
+        whole: bool,
+        gamma: float,
+    ) -> None:
+        every = [*parts, *(Part(leaf, rows.ROW, rows.AFTER, 0, n, -1) for leaf, _ in summands)]
+        self._leaves = [*(part.leaf for part in every), "done"]
+        self._bounds = n, stack, whole
+        self._gamma = gamma
+        self._weights = np.array([weight for _, weight in summands], np.float64)
+        targets = [part.target for part in parts] + [computed.get(name, -1) for name in kernel.COMPUTED]
+        self._targets = np.array(targets, np.int64)
+        self._plan = np.zeros((len(every), kernel.PLAN_COLUMNS), np.int64)
+        for line, part in zip(self._plan, every, strict=True):
+            line[kernel.ROW_WINDOW], line[kernel.STOP_WINDOW] = part.begin, part.stop
+            line[kernel.OFFSET], line[kernel.LENGTH] = part.offset, part.length
+        self._sources = np.empty((len(every), 0), np.int64)
+        self._summed = np.empty((len(summands), 0))
+        self._snapshot: Any = None
+        self._tables: list[LeafTable] = []
+        # Arrays and not their addresses alone: a new array may lie where an old one was.
+        self._seen: list[tuple[Ints, ...]] = []
+        self._seen_bases: list[Any] = [None] * len(self._leaves)
+        self._state: tuple[Any, ...] = ()
+
+    def gather(self, snapshot: Any, ids: Ints, windows: Windows, places: Ints) -> bool:
+        """Copy and sum the windows of these ids into the arrays of a block, which are at these addresses.
+
+        Returns False where an id has no window, or something has to be mapped first.
+        """
+        if snapshot is not self._snapshot:
+            self._follow(snapshot)
+        # Held while raw addresses are in use, and read first: see `addresses`.
+        held: list[Any] = [table.holder for table in self._tables]
+        if any(map(is_not, [table.bases for table in self._tables], self._seen_bases)):
+            held.append(self._look())
+        if self._sources.shape[1] != len(ids):
+            self._prepare(len(ids))
+        bad: int = _transitions(
+            ids, *self._state, *self._seen[-1], windows.table, windows.ends,
+            self._plan, self._sources, self._gamma, self._weights, places, self._targets,
+        )  # fmt: skip
+        return bad < 0
+
+    def _prepare(self, size: int) -> None:
+        """Make scratch memory for batches of this size."""
+        self._sources = np.empty((len(self._plan), size), np.int64)
+        summands = self._plan[len(self._plan) - len(self._weights) :]
+        self._summed = np.empty((len(summands), size * int(summands[:, kernel.LENGTH].max(initial=0))))
+        for line, memory in zip(summands, self._summed, strict=True):
+            line[kernel.SCRATCH] = memory.ctypes.data
+
+    def _follow(self, snapshot: Any) -> None:
+        """Use a new snapshot: most often its tables are those of the one before."""
+        tables = [snapshot.leaf(leaf) for leaf in self._leaves]
+        if tables != self._tables:
+            self._tables, self._seen_bases = tables, [None] * len(tables)
+        self._state = (
+            *self._bounds, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
+            snapshot.committed, snapshot.observed, snapshot.sealed,
+        )  # fmt: skip
+        self._snapshot = snapshot
+
+    def _look(self) -> list[Any]:
+        """Follow tables that have grown; return what keeps their rows mapped."""
+        held, self._seen = [], []
+        for number, table in enumerate(self._tables):
+            holder, chunks, first_chunk, bases = addresses(table)
+            shift = np.ascontiguousarray(table.shift)
+            held.append(holder)
+            self._seen.append((first_chunk, chunks, shift, bases))
+            self._seen_bases[number] = bases
+        for line, table, (first_chunk, chunks, shift, bases) in zip(self._plan, self._tables, self._seen, strict=False):
+            line[kernel.FIRST_CHUNK], line[kernel.CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
+            line[kernel.SHIFT], line[kernel.BASES] = shift.ctypes.data, bases.ctypes.data
+            line[kernel.SLOTS] = min(len(first_chunk), len(chunks), len(shift))
+            line[kernel.BASES_SIZE], line[kernel.ROW_BYTES] = len(bases), table.row_bytes
+        return held

@@ -1,0 +1,78 @@
+"""Leaves gathered and summed in one call: the compiled kernel does what its twin does, and so does leaf after leaf."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from diskreplay.kernels import jit
+from diskreplay.kernels.table import KERNELS
+from diskreplay.views import bundle
+from diskreplay.views.base import Block, offsets
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import Snapshot
+from tests.views.strategies import snapshots
+
+RUBBISH = 0xAB
+REWARDS = (None, {"reward": 2.0, "bonus": -0.3}, {"bonus": 1.0})
+FIELDS = (None, ("obs", "terminated"), ("reward",), ("action", "n_steps", "discount"))
+WAYS = ("compiled", "plain", "by leaf")
+
+
+def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any, way: str) -> tuple[bool, Block]:
+    """Gather in one of the ways; return whether one call was enough."""
+    reader = view.reader(snapshot.schema, fields)
+    block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], RUBBISH, np.uint8))
+    at_once = []
+
+    def kernel(*arguments: Any) -> int:
+        at_once.append(0 if way == "by leaf" else KERNELS["transitions"][WAYS.index(way)](*arguments))
+        return at_once[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "_transitions", kernel)
+        reader.fill(snapshot, ids, block)
+    return at_once == [-1], block
+
+
+@pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+@given(
+    snapshots(),
+    st.integers(1, 12),
+    st.sampled_from((0.0, 0.9, 1.0)),
+    st.integers(1, 4),
+    st.sampled_from(REWARDS),
+    st.sampled_from(FIELDS),
+    st.integers(0, 2**32 - 1),
+)
+def test_all_ways_gather_the_same_bytes(
+    snapshot: Snapshot, n_step: int, gamma: float, stack: int, reward: Any, fields: Any, seed: int
+) -> None:
+    view = Transitions(n_step=n_step, gamma=gamma, frame_stack=stack, reward=reward)
+    there = sorted(snapshot.sampleable(n_step))
+    if not there:
+        return
+    ids = np.random.default_rng(seed).choice(np.array(there, np.int64), 20)
+    gathered(view, snapshot, ids, fields, "by leaf")  # which maps what is needed
+    found = [gathered(view, snapshot, ids, fields, way) for way in WAYS]
+    assert [at_once for at_once, _ in found] == [True, True, False]
+    weight = [leaf.path for leaf in found[0][1].leaves].index(("weight",))
+    for number, arrays in enumerate(zip(*(block.arrays for _, block in found), strict=True)):
+        assert number == weight or arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes()
+
+
+@pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+@given(snapshots(), st.integers(1, 5))
+def test_what_is_not_mapped_or_not_sampleable_is_left_to_the_other_way(snapshot: Snapshot, n_step: int) -> None:
+    view = Transitions(n_step=n_step)
+    there = sorted(snapshot.sampleable(n_step))
+    if not there:
+        return
+    ids = np.array(there, np.int64)
+    at_once, _ = gathered(view, snapshot, ids, None, "compiled")
+    assert not at_once
+    reader = view.reader(snapshot.schema)
+    block = Block(reader.leaves, 1, np.zeros(offsets(reader.leaves, 1)[1], np.uint8))
+    with pytest.raises(IndexError):
+        reader.fill(snapshot, np.array([ids[-1] + (1 << 34)]), block)
