@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import COUNTER_WORDS, FIRST_LIVE, MAX_SEGMENTS, NEXT_SEGMENT
-from diskreplay.format.mapping import map_file
+from diskreplay.format.mapping import map_file, open_regular
 
 _RETRIES = 200
 
@@ -85,3 +85,21 @@ def map_lane_counter(folder: str, lanes: int, *, writable: bool = False) -> NDAr
         "<i8", (lanes,)
     )
     return array
+
+
+def read_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
+    """Return what one of a segment's arrays of a number a lane holds now, ``(lanes,)`` int64."""
+    fd = open_regular(os.path.join(folder, "c.0"), lanes * 8)
+    try:
+        return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
+    finally:
+        os.close(fd)
+
+
+def write_lane_counter(folder: str, values: NDArray[np.int64]) -> None:
+    """Write one of a segment's arrays of a number a lane that no other process may be reading."""
+    fd = open_regular(os.path.join(folder, "c.0"), values.nbytes, os.O_WRONLY)
+    try:
+        os.pwrite(fd, values.tobytes(), 0)
+    finally:
+        os.close(fd)

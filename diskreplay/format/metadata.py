@@ -8,14 +8,15 @@ collector process never imports it.
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from diskreplay.errors import FormatError
-from diskreplay.format.durable import write_atomic
-from diskreplay.format.layout import COMMITTED, DONE, DURABLE, METADATA, OBSERVED
+from diskreplay.format.layout import COMMITTED, DONE, DURABLE, METADATA, OBSERVED, chunk_key
 from diskreplay.format.schema import Schema
 
 Document = dict[str, Any]
@@ -86,49 +87,101 @@ def _documents(memory: Any) -> dict[str, Document]:
     }
 
 
-def segment_documents(
-    templates: dict[str, Document], schema: Schema, lanes: int, chunk_rows: dict[str, int], rows: int | None
-) -> Iterator[tuple[str, Document]]:
-    """Yield ``(path, document)`` of everything below a segment, parents first, with ``rows`` or one chunk of rows."""
-    shapes = array_leaves(schema)
-    for path in sorted(templates):
-        document = templates[path]
-        if path in shapes:
-            shown = chunk_rows[path] if rows is None else min(rows, chunk_rows[path])
-            yield path, array_document(document, lanes, shown, chunk_rows[path], shapes[path][0])
-        elif document.get("node_type") == "array":
-            yield path, _reshaped(document, (lanes,), (lanes,))
-        elif path:
-            yield path, document
+@dataclass(frozen=True, slots=True)
+class RowArray:
+    """An array with rows, as every segment of a store has it: a field of the schema, or ``done``."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    row_bytes: int
+    text: str
+
+    def chunk_key(self, chunk: int) -> str:
+        """Return the file name of a chunk."""
+        return chunk_key(chunk, len(self.shape))
+
+    def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
+        """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
+        return _filled(self.text, (lanes, rows, *self.shape), (lanes, chunk_rows, *self.shape))
 
 
-def array_document(
-    template: Document, lanes: int, rows: int, rows_per_chunk: int, row_shape: tuple[int, ...]
-) -> Document:
-    """Return a template with the shape ``(lanes, rows, *row_shape)`` and chunks of ``rows_per_chunk``."""
-    return _reshaped(template, (lanes, rows, *row_shape), (lanes, rows_per_chunk, *row_shape))
+class Blueprint:
+    """What all segments of a store have in common: their groups and arrays, with blanks for the shapes.
+
+    Immutable; made once a store, as a store may have a segment for each episode.
+
+    Attributes
+    ----------
+    arrays : dict of str to RowArray
+        The arrays with rows, by path.
+    counters : list of str
+        The paths of the arrays of one number a lane.
+    paths : list of str
+        Everything below a segment, parents first.
+    """
+
+    def __init__(self, templates: dict[str, Document], schema: Schema) -> None:
+        self._root = templates[""]
+        self._texts = {
+            path: _with_blanks(document) if document.get("node_type") == "array" else dump(document).decode()
+            for path, document in sorted(templates.items())
+            if path
+        }
+        fields = {path: (field.shape, field.dtype, field.row_bytes) for path, field in schema.leaves.items()}
+        fields[DONE] = ((), np.dtype("uint8"), 1)
+        self.arrays = {path: RowArray(path, *field, self._texts[path]) for path, field in fields.items()}
+        self.counters = [path for path, text in self._texts.items() if path not in self.arrays and _SHAPE in text]
+        self.paths = list(self._texts)
+
+    def documents(self, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> Iterator[tuple[str, bytes]]:
+        """Yield path and zarr.json of everything below a segment, parents first, with ``rows`` or one chunk of rows."""
+        for path, text in self._texts.items():
+            array = self.arrays.get(path)
+            if array is None:
+                yield path, _filled(text, (lanes,), (lanes,))
+            else:
+                most = chunk_rows[path]
+                yield path, array.document(lanes, most if rows is None else min(rows, most), most)
+
+    def segment_document(self, attributes: Document) -> bytes:
+        """Return a segment's own zarr.json."""
+        return seal_document(self._root, attributes)
 
 
-def _reshaped(template: Document, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Document:
-    grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}}
-    return {**template, "shape": list(shape), "chunk_grid": grid}
+# Stand for the two shapes in the text of a document; no name that zarr-python writes into one begins like this.
+_SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
-def check_templates(templates: object, schema: Schema) -> dict[str, Document]:
-    """Return the templates read from a store after a check that every array of the schema has one.
+def _with_blanks(template: Document) -> str:
+    grid = {"name": "regular", "configuration": {"chunk_shape": _CHUNK_SHAPE}}
+    return dump({**template, "shape": _SHAPE, "chunk_grid": grid}).decode()
+
+
+def _filled(text: str, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bytes:
+    text = text.replace(f'"{_SHAPE}"', f"[{','.join(map(str, shape))}]")
+    return text.replace(f'"{_CHUNK_SHAPE}"', f"[{','.join(map(str, chunk_shape))}]").encode()
+
+
+def read_blueprint(templates: object, schema: Schema) -> Blueprint:
+    """Return the blueprint of a store's segments from its root's ``segment_metadata``.
 
     Raises
     ------
     FormatError
-        One is missing or is no zarr v3 array.
+        That has no zarr v3 metadata for an array of the schema, or cannot be written again.
     """
-    if not isinstance(templates, dict):
-        raise FormatError("the root's segment_metadata is not a JSON object")
+    if not isinstance(templates, dict) or not isinstance(templates.get(""), dict):
+        raise FormatError("the root's segment_metadata is not a JSON object of groups and arrays")
     for path in (*array_leaves(schema), COMMITTED, OBSERVED, DURABLE):
         document = templates.get(path)
         if not isinstance(document, dict) or document.get("node_type") != "array":
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
-    return {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
+    usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
+    try:
+        return Blueprint(usable, schema)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None
 
 
 def _is_safe(path: object) -> bool:
@@ -155,20 +208,14 @@ def seal_document(document: Document, attributes: Document) -> bytes:
     return data.replace(f'"diskreplay_crc32c":"{_BLANK}"'.encode(), f'"diskreplay_crc32c":"{crc:08x}"'.encode())
 
 
-def read_document(path: Path) -> Document:
-    """Read a JSON document.
+def parse_document(data: bytes, path: Path) -> Document:
+    """Parse the bytes of a JSON object.
 
     Raises
     ------
     FormatError
-        The file is not JSON, not an object, or absurdly large.
+        They are not JSON, not an object, or absurdly large.
     """
-    with open(path, "rb") as file:
-        return parse_document(file.read(_MAX_BYTES + 1), path)
-
-
-def parse_document(data: bytes, path: Path) -> Document:
-    """Parse the bytes of a JSON object; see `read_document`."""
     try:
         if len(data) > _MAX_BYTES:
             raise ValueError(f"larger than {_MAX_BYTES} bytes")
@@ -206,8 +253,3 @@ def check_requires(attributes: Document, path: Path) -> None:
     """
     if needed := attributes.get("requires"):
         raise FormatError(f"{path} needs {needed!r}, which this release does not know; update diskreplay")
-
-
-def write_document(path: Path, document: Document, *, sync: bool = False) -> None:
-    """Write a document in one piece."""
-    write_atomic(path, dump(document), sync=sync)

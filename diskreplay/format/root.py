@@ -5,6 +5,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,26 @@ class Root:
     chunk_bytes: int
     segment_steps: int | str | None
     created: str
-    templates: dict[str, metadata.Document]
+    blueprint: metadata.Blueprint
 
-    @property
+    @cached_property
     def counters_folder(self) -> Path:
         """The array of the store's counters; also where segments are built and taken apart."""
         return self.path / layout.COUNTERS
 
-    @property
+    @cached_property
+    def segments_folder(self) -> Path:
+        """The group of all segments."""
+        return self.path / layout.SEGMENTS
+
+    @cached_property
     def lock_path(self) -> str:
         """The store's lock."""
         return str(self.counters_folder / layout.LOCK)
 
     def segment_path(self, number: int) -> Path:
         """Return the folder of a segment."""
-        return self.path / layout.SEGMENTS / layout.segment_name(number)
+        return self.segments_folder / layout.segment_name(number)
 
     def counters(self, *, writable: bool = False) -> StoreCounters:
         """Map the store's counters."""
@@ -143,7 +149,7 @@ def _parse_root(path: Path, attributes: dict[str, Any]) -> Root:
         chunk_bytes=_count(path, "chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES) or 0,
         segment_steps=segment_steps,
         created=str(attributes.get("created", "")),
-        templates=metadata.check_templates(attributes.get("segment_metadata"), schema),
+        blueprint=metadata.read_blueprint(attributes.get("segment_metadata"), schema),
     )
 
 

@@ -1,131 +1,174 @@
 """Sealing: the end of a segment's life as something that changes. Every step may be repeated after a crash.
 
-The order: rows that are no data are cut off or zeroed, shapes become exact, everything is synced, checksums are taken,
+The order: rows that are no data are cut off or zeroed, shapes become exact, checksums are taken, everything is synced,
 and only then `sealed` is written. A sync is one of the whole file system: a segment is thirty files and folders, and
 waiting for each takes ten times as long. Only the background thread waits.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format import layout, metadata
-from diskreplay.format.commit import map_lane_counter
+from diskreplay.format import layout
+from diskreplay.format.commit import map_lane_counter, read_lane_counter, write_lane_counter
 from diskreplay.format.durable import (
     boot_id,
     machine_id,
     punch_hole,
+    read_file,
     sync_file,
     sync_file_system,
+    write_atomic,
+    write_file,
 )
 from diskreplay.format.mapping import open_regular
+from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
     SegmentInfo,
     chunk_nbytes,
     chunk_path,
-    create_chunk,
-    read_segment,
+    open_chunk,
     row_bytes,
-    set_rows,
+    rows_document,
+    unfinished_chunk_path,
 )
 
 _BLOCK = bytes(1 << 20)
+_PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
-def seal_segments(root: Root, numbers: list[int]) -> None:
-    """Seal segments whose locks the caller holds and whose writer is gone or has left them."""
-    infos = [read_segment(root, number) for number in numbers]
-    infos = [info for info in infos if not info.sealed]
-    for info in infos:
-        rows = _settle_counters(root, info)
-        for leaf in metadata.array_leaves(root.schema):
-            _trim(root, info, leaf, rows)
+@dataclass
+class _Settled:
+    """A segment whose files are as they will stay, but for ``durable`` and its own attributes."""
+
+    info: SegmentInfo
+    rows: NDArray[np.int64]
+    checksums: dict[str, int]
+    steps: int = 0
+
+
+def seal_segments(root: Root, infos: Sequence[SegmentInfo]) -> None:
+    """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet."""
+    settled = [_settle(root, info) for info in infos]
+    sync_file_system(root.path)
+    for segment in settled:
+        _write_sealed_beside(root, segment)
     sync_file_system(root.path)
     for info in infos:
-        _write_sealed_beside(root, info)
-    sync_file_system(root.path)
-    for info in infos:
-        os.replace(_beside(info), info.path / layout.METADATA)  # from here on it may be evicted at any time
+        os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
     sync_file_system(root.path)
 
 
-def _beside(info: SegmentInfo) -> Path:
+def _settle(root: Root, info: SegmentInfo) -> _Settled:
+    segment = _Settled(info, *_settle_counters(root, info))
+    for path in root.blueprint.paths:
+        if array := root.blueprint.arrays.get(path):
+            _trim(root, segment, array)
+        else:
+            name = f"{path}/{layout.METADATA}"
+            segment.checksums[name] = google_crc32c.value(read_file(f"{info.path}/{name}"))
+    return segment
+
+
+def _beside(info: SegmentInfo) -> str:
     # Inside an array's folder: zarr would warn of a file that it does not know beside the segment's own.
-    return info.path / layout.COMMITTED / f".{layout.METADATA}"
+    return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
 
 
-def _write_sealed_beside(root: Root, info: SegmentInfo) -> None:
-    """All rows are on the platter: say so in ``durable``, take the checksums, and prepare the sealed attributes."""
-    committed, durable = (
-        map_lane_counter(str(info.path / name), len(info.lanes), writable=True)
-        for name in (layout.COMMITTED, layout.DURABLE)
-    )
-    durable[:] = committed
-    sealed = dataclasses.replace(info, sealed=True, steps=count_steps(root, info), checksums=checksums(info.path))
-    _beside(info).write_bytes(metadata.seal_document(root.templates[""], sealed.attributes()))
+def _write_sealed_beside(root: Root, segment: _Settled) -> None:
+    """All rows are on the platter: say so in ``durable``, and prepare the sealed attributes."""
+    info = segment.info
+    write_lane_counter(f"{info.path}/{layout.DURABLE}", segment.rows)
+    sealed = dataclasses.replace(info, sealed=True, steps=segment.steps, checksums=segment.checksums)
+    write_file(_beside(info), root.blueprint.segment_document(sealed.attributes()))
 
 
-def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
-    """Fix what is data: all that was committed, and the last observation of an episode that nobody ended."""
-    committed, observed, durable = (
-        map_lane_counter(str(info.path / name), len(info.lanes), writable=True) for name in layout.LANE_COUNTERS
-    )
-    if not info.shows_live_rows:
-        # The machine booted, or this is a copy: rows beyond `durable` may be torn.
-        committed[:] = observed[:] = durable
-        for name in layout.LANE_COUNTERS:
-            sync_file(info.path / name / "c.0")
-    for lane in np.flatnonzero(observed > committed).tolist():
-        _end_with_observation(root, info, lane, int(committed[lane]))
-        committed[lane] += 1
-    observed[:] = committed
-    return committed.copy()
+def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], dict[str, int]]:
+    """Fix what is data: all that was committed, and the last observation of an episode that nobody ended.
+
+    Return the rows, and the checksums of the counters as they will be.
+    """
+    lanes = len(info.lanes)
+    committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
+    if not info.shows_live_rows or (observed > committed).any():
+        committed, observed = (map_lane_counter(f"{info.path}/{name}", lanes, writable=True) for name in _PUBLISHING)
+        if not info.shows_live_rows:
+            # The machine booted, or this is a copy: rows beyond `durable` may be torn.
+            committed[:] = observed[:] = read_lane_counter(f"{info.path}/{layout.DURABLE}", lanes)
+            for name in _PUBLISHING:
+                sync_file(info.path / name / "c.0")
+        for lane in np.flatnonzero(observed > committed).tolist():
+            _end_with_observation(root, info, lane, int(committed[lane]))
+            committed[lane] += 1
+    ends = {layout.COMMITTED: committed, layout.OBSERVED: observed, layout.DURABLE: committed}
+    return committed.copy(), {f"{name}/c.0": google_crc32c.value(end.tobytes()) for name, end in ends.items()}
 
 
 def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:
     """Make the observation at ``row`` the final one of a cut episode; a dead writer may have torn the other fields."""
-    for leaf in metadata.array_leaves(root.schema):
+    for leaf in root.blueprint.arrays:
         if leaf == "obs" or leaf.startswith("obs/"):
             continue
         chunk, at = divmod(row, info.chunk_rows[leaf])
-        create_chunk(root, info, leaf, chunk)
         nbytes = row_bytes(root, leaf)
         flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
         data = bytes([flags]) if leaf == layout.DONE else bytes(nbytes)
-        fd = os.open(chunk_path(root, info, leaf, chunk), os.O_WRONLY | os.O_CLOEXEC)
+        fd = open_chunk(root, info, leaf, chunk)
         try:
             os.pwrite(fd, data, (lane * info.chunk_rows[leaf] + at) * nbytes)
         finally:
             os.close(fd)
 
 
-def _trim(root: Root, info: SegmentInfo, leaf: str, rows: NDArray[np.int64]) -> None:
-    """Punch out what lies past each lane's rows, delete chunks past the longest lane, and make the shape exact."""
-    per_chunk, width = info.chunk_rows[leaf], row_bytes(root, leaf)
-    longest = int(rows.max())
+def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
+    """Punch out what lies past each lane's rows, delete chunks past the longest lane, and make the shape exact.
+
+    Takes the checksums of what stays, and counts the steps.
+    """
+    info, rows, sums = segment.info, segment.rows, segment.checksums
+    per_chunk, longest = info.chunk_rows[array.path], int(rows.max())
     chunks = -(-longest // per_chunk)
     for chunk in range(chunks):
-        fd = os.open(chunk_path(root, info, leaf, chunk), os.O_RDWR | os.O_CLOEXEC)
+        kept = _rows_inside(rows, chunk, per_chunk)
+        fd = os.open(chunk_path(root, info, array.path, chunk), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            kept = np.clip(rows - chunk * per_chunk, 0, per_chunk)
-            for start, stop in _gaps(kept.tolist(), per_chunk):
-                punch_hole(fd, start * width, stop * width)
+            for start, stop in _gaps(kept, per_chunk):
+                punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
+            sums[f"{array.path}/{array.chunk_key(chunk)}"] = _checksum(fd)
+            if array.path == layout.DONE:
+                segment.steps += _count_in_chunk(fd, kept, per_chunk)
         finally:
             os.close(fd)
-    set_rows(root, info, leaf, longest)
-    while os.path.exists(path := chunk_path(root, info, leaf, chunks)):
-        os.unlink(path)
-        chunks += 1
-    for name in os.listdir(info.path / leaf):
-        if name.startswith(".new-"):
-            os.unlink(info.path / leaf / name)
+    name = f"{array.path}/{layout.METADATA}"
+    document = rows_document(root, info, array.path, longest)
+    # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
+    if read_file(f"{info.path}/{name}") != document:
+        _remove_chunks(root, info, array.path, chunks)
+        write_atomic(info.path / name, document)
+    sums[name] = google_crc32c.value(document)
+
+
+def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> list[int]:
+    """Return how many rows of each lane one chunk holds."""
+    return np.minimum(np.maximum(rows - chunk * per_chunk, 0), per_chunk).tolist()
+
+
+def _remove_chunks(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> None:
+    """Remove the chunks from ``chunk`` on and, as they are created in order, the one after them if it was begun."""
+    with suppress(FileNotFoundError):
+        while True:
+            os.unlink(chunk_path(root, info, leaf, chunk))
+            chunk += 1
+    with suppress(FileNotFoundError):
+        os.unlink(unfinished_chunk_path(info, leaf, chunk))
 
 
 def _gaps(kept: list[int], per_chunk: int) -> Iterator[tuple[int, int]]:
@@ -147,17 +190,20 @@ def _gaps(kept: list[int], per_chunk: int) -> Iterator[tuple[int, int]]:
 def count_steps(root: Root, info: SegmentInfo) -> int:
     """Count the steps of a segment that can be trusted: its rows without observations and markers."""
     counter = layout.COMMITTED if info.shows_live_rows else layout.DURABLE
-    committed = map_lane_counter(str(info.path / counter), len(info.lanes)).copy()
+    rows = read_lane_counter(f"{info.path}/{counter}", len(info.lanes))
     per_chunk, nbytes = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
     steps = 0
-    for chunk in range(-(-int(committed.max()) // per_chunk)):
+    for chunk in range(-(-int(rows.max()) // per_chunk)):
         fd = open_regular(chunk_path(root, info, layout.DONE, chunk), nbytes)
         try:
-            rows = np.clip(committed - chunk * per_chunk, 0, per_chunk).tolist()
-            steps += sum(_count_in_lane(fd, lane * per_chunk, count) for lane, count in enumerate(rows))
+            steps += _count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
         finally:
             os.close(fd)
     return steps
+
+
+def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
+    return sum(_count_in_lane(fd, lane * per_chunk, count) for lane, count in enumerate(kept))
 
 
 def _count_in_lane(fd: int, start: int, rows: int) -> int:
@@ -168,37 +214,24 @@ def _count_in_lane(fd: int, start: int, rows: int) -> int:
     return steps
 
 
-def checksums(path: Path) -> dict[str, int]:
-    """Return the CRC-32C of every file of a segment but its own zarr.json and its lock, by relative path."""
-    sums = {}
-    for folder, _, files in os.walk(path):
-        for name in sorted(files):
-            relative = os.path.relpath(os.path.join(folder, name), path)
-            if relative != layout.METADATA and name != layout.LOCK and not name.startswith("."):
-                sums[relative] = file_checksum(os.path.join(folder, name))
-    return sums
-
-
-def file_checksum(path: str) -> int:
-    """Return the CRC-32C of a file, read by position; holes are not read."""
+def _checksum(fd: int) -> int:
+    """Return the CRC-32C of a file, read by position; the holes of a large one are not read."""
+    size, at = os.fstat(fd).st_size, 0
+    if size <= len(_BLOCK):
+        return int(google_crc32c.value(os.pread(fd, size, 0)))
     crc = google_crc32c.Checksum()
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        size, at = os.fstat(fd).st_size, 0
-        while at < size:
-            try:
-                data = os.lseek(fd, at, os.SEEK_DATA)
-            except OSError:  # ENXIO: nothing but a hole up to the end
-                data = size
-            _update_zeros(crc, data - at)
-            at = data
-            hole = os.lseek(fd, at, os.SEEK_HOLE) if at < size else size
-            while at < hole:
-                block = os.pread(fd, min(hole - at, len(_BLOCK)), at)
-                crc.update(block)
-                at += len(block)
-    finally:
-        os.close(fd)
+    while at < size:
+        try:
+            data = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: nothing but a hole up to the end
+            data = size
+        _update_zeros(crc, data - at)
+        at = data
+        hole = os.lseek(fd, at, os.SEEK_HOLE) if at < size else size
+        while at < hole:
+            block = os.pread(fd, min(hole - at, len(_BLOCK)), at)
+            crc.update(block)
+            at += len(block)
     return int.from_bytes(crc.digest(), "big")
 
 

@@ -1,21 +1,30 @@
 """What a segment says of itself, and how a new one comes to be."""
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock
-
 from diskreplay.errors import FormatError
 from diskreplay.format import layout, metadata
-from diskreplay.format.durable import boot_id, machine_id, storage_error, try_lock
+from diskreplay.format.durable import (
+    Lock,
+    boot_id,
+    machine_id,
+    storage_error,
+    try_lock,
+    write_atomic,
+    write_file,
+)
+from diskreplay.format.mapping import open_regular
 from diskreplay.format.root import Root
 
+# So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow
+# writer or none at all (hostile counters), would cost more than listing the folder.
 _FEW = 256
 
 
@@ -39,12 +48,12 @@ class SegmentInfo:
     @property
     def shows_live_rows(self) -> bool:
         """Whether rows that are only in the page cache of this boot can be trusted; sealed ones always can."""
-        return self.sealed or (self.boot == boot_id() and self.inode == counter_inode(self.path))
+        return self.sealed or (self.boot == boot_id() and self.inode == counter_inode(str(self.path)))
 
     @property
     def lock_path(self) -> str:
         """The lock its writer holds while it lives."""
-        return str(self.path / layout.COMMITTED / layout.LOCK)
+        return f"{self.path}/{layout.COMMITTED}/{layout.LOCK}"
 
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json."""
@@ -70,14 +79,14 @@ class Size(NamedTuple):
     rows: int | None = None
 
 
-def counter_inode(path: Path) -> int:
+def counter_inode(path: str) -> int:
     """Return the inode of a segment's committed counter: another one means that the segment is a copy."""
-    return (path / layout.COMMITTED / "c.0").stat().st_ino
+    return os.stat(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 
 def build_segment(
     root: Root, number: int, writer: int | None, lanes: Sequence[int], size: Size
-) -> tuple[SegmentInfo, FileLock]:
+) -> tuple[SegmentInfo, Lock]:
     """Make segment ``number`` beside the counters, lock it, and rename it in when it is complete.
 
     The caller holds the store lock. Every array gets its first chunk, without blocks yet.
@@ -88,117 +97,100 @@ def build_segment(
         There is no room for it; nothing is left behind.
     """
     path = root.segment_path(number)
-    building = root.counters_folder / f"new-{layout.segment_name(number)}"
-    # A writer that died here left one; under the store lock nobody else can be building.
-    shutil.rmtree(building, ignore_errors=True)
+    building = f"{root.counters_folder}/new-{layout.segment_name(number)}"
     try:
-        info, lock = _build(root, building, number, number if writer is None else writer, lanes, size)
+        try:
+            os.mkdir(building)
+        except FileExistsError:
+            # A writer that died here left one; under the store lock nobody else can be building.
+            shutil.rmtree(building)
+            os.mkdir(building)
+        chunk_rows = {
+            leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows)
+            for leaf, array in root.blueprint.arrays.items()
+        }
+        _build_arrays(root, building, len(lanes), chunk_rows, size.rows)
+        lock = try_lock(f"{building}/{layout.COMMITTED}/{layout.LOCK}")
+        assert lock is not None, "nobody else can know this file yet"
+        info = SegmentInfo(
+            number=number,
+            path=path,
+            writer=number if writer is None else writer,
+            lanes=tuple(lanes),
+            chunk_rows=chunk_rows,
+            machine=machine_id(),
+            boot=boot_id(),
+            inode=counter_inode(building),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            sealed=False,
+            steps=None,
+            checksums={},
+        )
+        write_file(f"{building}/{layout.METADATA}", root.blueprint.segment_document(info.attributes()))
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         raise storage_error(error, path) from error
-    return dataclasses.replace(info, path=path), lock
-
-
-def _build(
-    root: Root, building: Path, number: int, writer: int, lanes: Sequence[int], size: Size
-) -> tuple[SegmentInfo, FileLock]:
-    shapes = metadata.array_leaves(root.schema)
-    fields = root.schema.leaves
-    chunk_rows = {
-        leaf: layout.chunk_rows(
-            fields[leaf].row_bytes if leaf in fields else 1, len(lanes), root.chunk_bytes, size.chunk_rows
-        )
-        for leaf in shapes
-    }
-    os.mkdir(building)
-    for name, document in metadata.segment_documents(root.templates, root.schema, len(lanes), chunk_rows, size.rows):
-        folder = f"{building}/{name}"
-        os.mkdir(folder)
-        _write(f"{folder}/{layout.METADATA}", metadata.dump(document))
-        if name in shapes:
-            nbytes = len(lanes) * chunk_rows[name] * (fields[name].row_bytes if name in fields else 1)
-            _create_sparse(f"{folder}/{layout.chunk_key(0, len(shapes[name][0]))}", nbytes)
-        elif document["node_type"] == "array":
-            _write(f"{folder}/c.0", bytes(8 * len(lanes)))
-    lock = try_lock(building / layout.COMMITTED / layout.LOCK)
-    assert lock is not None, "nobody else can know this file yet"
-    info = SegmentInfo(
-        number=number,
-        path=building,
-        writer=writer,
-        lanes=tuple(lanes),
-        chunk_rows=chunk_rows,
-        machine=machine_id(),
-        boot=boot_id(),
-        inode=counter_inode(building),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        sealed=False,
-        steps=None,
-        checksums={},
-    )
-    _write(f"{building}/{layout.METADATA}", metadata.seal_document(root.templates[""], info.attributes()))
     return info, lock
 
 
-def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
+def _build_arrays(root: Root, building: str, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> None:
+    blueprint = root.blueprint
+    for path, document in blueprint.documents(lanes, chunk_rows, rows):
+        folder = f"{building}/{path}"
+        os.mkdir(folder)
+        write_file(f"{folder}/{layout.METADATA}", document)
+        if array := blueprint.arrays.get(path):
+            write_file(f"{folder}/{array.chunk_key(0)}", nbytes=lanes * chunk_rows[path] * array.row_bytes)
+        elif path in blueprint.counters:
+            write_file(f"{folder}/c.0", bytes(8 * lanes))
 
 
-def _create_sparse(path: str, nbytes: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        os.ftruncate(fd, nbytes)
-    finally:
-        os.close(fd)
-
-
-def create_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> None:
-    """Create chunk ``chunk`` of an array whole, without blocks, and let the array's shape reach over it.
+def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
+    """Open a chunk to read and write it; where it is missing, it is created whole, without blocks.
 
     Raises
     ------
+    FormatError
+        The file is not as it was made.
     StorageFull
-        There is no room for its name; nothing is left behind.
+        There is no room for its name; nothing is left behind, and the call may be repeated.
     """
-    path = chunk_path(root, info, leaf, chunk)
-    if os.path.exists(path):
-        return
-    temporary = f"{os.path.dirname(path)}/.new-{chunk}"
+    path, nbytes = chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf)
+    with suppress(FileNotFoundError):
+        return open_regular(path, nbytes, os.O_RDWR)
+    # The shape first: a call that is repeated ends at the chunk that is there. Until then its rows are zeros to zarr.
+    rows = (chunk + 1) * info.chunk_rows[leaf]
+    write_atomic(info.path / leaf / layout.METADATA, rows_document(root, info, leaf, rows))
+    temporary = unfinished_chunk_path(info, leaf, chunk)
     try:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        _create_sparse(temporary, chunk_nbytes(root, info, leaf))
+        write_file(temporary, nbytes=nbytes)
         os.rename(temporary, path)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
         raise storage_error(error, path) from error
-    set_rows(root, info, leaf, (chunk + 1) * info.chunk_rows[leaf])
+    return open_regular(path, nbytes, os.O_RDWR)
 
 
-def set_rows(root: Root, info: SegmentInfo, leaf: str, rows: int, *, sync: bool = False) -> None:
-    """Write the shape of an array: ``rows`` rows a lane."""
-    row_shape = root.schema.leaves[leaf].shape if leaf in root.schema.leaves else ()
-    document = metadata.array_document(root.templates[leaf], len(info.lanes), rows, info.chunk_rows[leaf], row_shape)
-    path = info.path / leaf / layout.METADATA
-    # Reading is ten times cheaper than replacing, and an episode in a segment of its own has its shape from the start.
-    if sync or metadata.read_document(path) != document:
-        metadata.write_document(path, document, sync=sync)
+def unfinished_chunk_path(info: SegmentInfo, leaf: str, chunk: int) -> str:
+    """Return the path of a chunk that is being created."""
+    return f"{info.path}/{leaf}/.new-{chunk}"
+
+
+def rows_document(root: Root, info: SegmentInfo, leaf: str, rows: int) -> bytes:
+    """Return the zarr.json of an array with the shape of ``rows`` rows a lane."""
+    return root.blueprint.arrays[leaf].document(len(info.lanes), rows, info.chunk_rows[leaf])
 
 
 def chunk_path(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> str:
     """Return the path of a chunk file."""
-    ndim = len(root.schema.leaves[leaf].shape) if leaf in root.schema.leaves else 0
-    return f"{info.path}/{leaf}/{layout.chunk_key(chunk, ndim)}"
+    return f"{info.path}/{leaf}/{root.blueprint.arrays[leaf].chunk_key(chunk)}"
 
 
 def row_bytes(root: Root, leaf: str) -> int:
     """Return the bytes of one row of one lane."""
-    field = root.schema.leaves.get(leaf)
-    return 1 if field is None else field.row_bytes
+    return root.blueprint.arrays[leaf].row_bytes
 
 
 def chunk_nbytes(root: Root, info: SegmentInfo, leaf: str) -> int:
@@ -213,7 +205,7 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
     """
     if end - start <= _FEW:
         return range(start, end)
-    names = os.listdir(root.path / layout.SEGMENTS)
+    names = os.listdir(root.segments_folder)
     return sorted(n for n in (int(name) for name in names if name.isdecimal() and len(name) < 10) if start <= n < end)
 
 
@@ -250,9 +242,10 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
     lanes, chunk_rows = tuple(map(_whole, attributes["lanes"])), attributes["chunk_rows"]
     if not 1 <= len(lanes) <= layout.MAX_LANES:
         raise ValueError(f"{len(lanes)} lanes")
-    for leaf in metadata.array_leaves(root.schema):
+    arrays = root.blueprint.arrays
+    for leaf, array in arrays.items():
         rows = _whole(chunk_rows[leaf])
-        nbytes = rows * len(lanes) * row_bytes(root, leaf)
+        nbytes = rows * len(lanes) * array.row_bytes
         # A chunk is a power of two of rows; one row of all lanes may be wider than any chunk size asked for.
         if rows < 1 or rows & (rows - 1) or (rows > 1 and nbytes > 2 * layout.MAX_CHUNK_BYTES):
             raise ValueError(f"{rows} rows a chunk of {leaf}")
@@ -264,7 +257,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         path=path,
         writer=_whole(attributes["writer"]),
         lanes=lanes,
-        chunk_rows={leaf: chunk_rows[leaf] for leaf in metadata.array_leaves(root.schema)},
+        chunk_rows={leaf: chunk_rows[leaf] for leaf in arrays},
         machine=str(attributes["machine_id"]),
         boot=str(attributes["boot_id"]),
         inode=_whole(attributes["inode"]),

@@ -1,26 +1,21 @@
 """Writing rows of one segment: reserve, put, publish."""
 
 import os
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
-from diskreplay.format.durable import storage_error, sync_file, sync_folder
+from diskreplay.format.durable import Lock, storage_error, sync_file, sync_folder
 from diskreplay.format.layout import WIDE_ROW_BYTES
-from diskreplay.format.mapping import MADV_RANDOM, Mapping, open_regular
-from diskreplay.format.metadata import array_leaves
+from diskreplay.format.mapping import MADV_RANDOM, Mapping
+from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
-from diskreplay.format.segment import (
-    SegmentInfo,
-    chunk_nbytes,
-    chunk_path,
-    create_chunk,
-    row_bytes,
-)
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
 
 _MOST_DESCRIPTORS = 32
 
@@ -28,19 +23,16 @@ _MOST_DESCRIPTORS = 32
 class _Column:
     """One array of the segment, as its writer sees it: the chunks that lanes stand in."""
 
-    def __init__(self, root: Root, info: SegmentInfo, leaf: str) -> None:
-        self.root, self.info, self.leaf = root, info, leaf
-        field = root.schema.leaves.get(leaf)
-        self.dtype = np.dtype("u1") if field is None else field.dtype
-        self.shape = () if field is None else field.shape
-        self.row_bytes = row_bytes(root, leaf)
+    def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool) -> None:
+        self.root, self.info, self.leaf = root, info, array.path
+        self.dtype, self.shape, self.row_bytes = array.dtype, array.shape, array.row_bytes
         self.zero = np.zeros(self.shape, self.dtype)
-        self.rows = info.chunk_rows[leaf]
+        self.rows = info.chunk_rows[self.leaf]
         self.shift = self.rows.bit_length() - 1
         self.mask = self.rows - 1
-        self.wide = self.row_bytes >= WIDE_ROW_BYTES
+        self.by_position = by_position
         self.reserved = np.zeros(len(info.lanes), np.int64)  # chunks whose blocks a lane has
-        # Narrow rows: the mapped chunk; wide rows: a descriptor.
+        # Mapped chunks, or where rows are written by position descriptors.
         self.chunks: dict[int, NDArray[Any]] = {}
         self.descriptors: dict[int, int] = {}
 
@@ -52,24 +44,22 @@ class _Column:
         chunk = row >> self.shift
         if self.reserved[lane] > chunk:
             return
-        path = chunk_path(self.root, self.info, self.leaf, chunk)
-        create_chunk(self.root, self.info, self.leaf, chunk)
         near = (self.reserved == chunk) & (rows >= row - max(1, self.rows // 8))
         near[lane] = True
-        lanes = np.flatnonzero(near)
-        fd = open_regular(path, chunk_nbytes(self.root, self.info, self.leaf), os.O_RDWR)
+        fd = self.descriptor(chunk) if self.by_position else open_chunk(self.root, self.info, self.leaf, chunk)
         try:
             # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
-            if not self.wide and chunk not in self.chunks:
+            if not self.by_position and chunk not in self.chunks:
                 self._map(chunk, fd)
             lane_bytes = self.rows * self.row_bytes
-            for run in np.split(lanes, np.flatnonzero(np.diff(lanes) != 1) + 1):
-                os.posix_fallocate(fd, int(run[0]) * lane_bytes, len(run) * lane_bytes)
+            for first, stop in _runs(near):
+                os.posix_fallocate(fd, first * lane_bytes, (stop - first) * lane_bytes)
         except OSError as error:
-            raise storage_error(error, path) from error
+            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
         finally:
-            os.close(fd)
-        self.reserved[lanes] = chunk + 1
+            if not self.by_position:
+                os.close(fd)
+        self.reserved[near] = chunk + 1
 
     def _map(self, chunk: int, fd: int) -> None:
         mapping = Mapping(fd, chunk_nbytes(self.root, self.info, self.leaf), writable=True)
@@ -82,15 +72,13 @@ class _Column:
         if fd is None:
             if len(self.descriptors) >= _MOST_DESCRIPTORS:
                 os.close(self.descriptors.pop(next(iter(self.descriptors))))
-            path = chunk_path(self.root, self.info, self.leaf, chunk)
-            fd = open_regular(path, chunk_nbytes(self.root, self.info, self.leaf), os.O_RDWR)
-            self.descriptors[chunk] = fd
+            fd = self.descriptors[chunk] = open_chunk(self.root, self.info, self.leaf, chunk)
         return fd
 
     def put(self, lane: int, row: int, value: Any) -> None:
-        if self.wide:
+        if self.by_position:
             offset = (lane * self.rows + (row & self.mask)) * self.row_bytes
-            _write_at(self.descriptor(row >> self.shift), value, offset)
+            _write_at(self.descriptor(row >> self.shift), np.asarray(value, self.dtype), offset)
         else:
             self.chunks[row >> self.shift][lane, row & self.mask] = value
 
@@ -101,7 +89,7 @@ class _Column:
             at = (row + done) & self.mask
             count = min(self.rows - at, len(block) - done)
             part = block[done : done + count]
-            if self.wide:
+            if self.by_position:
                 offset = (lane * self.rows + at) * self.row_bytes
                 _write_at(self.descriptor((row + done) >> self.shift), part, offset)
             else:
@@ -122,6 +110,15 @@ class _Column:
             os.close(self.descriptors.popitem()[1])
 
 
+def _runs(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of each run of True."""
+    if mask.all():  # a single lane, or lanes in step
+        yield 0, len(mask)
+        return
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    yield from zip(edges[::2], edges[1::2], strict=True)
+
+
 def _write_at(fd: int, value: NDArray[Any], offset: int) -> None:
     data = memoryview(value.data).cast("B")
     while len(data):
@@ -132,19 +129,33 @@ def _write_at(fd: int, value: NDArray[Any], offset: int) -> None:
 class SegmentWriter:
     """The write side of one open segment.
 
+    ``in_blocks`` says that rows come many at a time, which mappings do not pay for.
+
     Concurrency: one thread of one process, the one that holds the segment's lock. It never takes that lock itself.
     """
 
-    def __init__(self, root: Root, info: SegmentInfo, lock: FileLock) -> None:
+    def __init__(self, root: Root, info: SegmentInfo, lock: Lock, *, in_blocks: bool = False) -> None:
         self.root, self.info, self.number, self.lock = root, info, info.number, lock
         lanes = len(info.lanes)
-        self.columns = {leaf: _Column(root, self.info, leaf) for leaf in array_leaves(root.schema)}
-        counters = [map_lane_counter(f"{self.info.path}/{n}", lanes, writable=True) for n in layout.LANE_COUNTERS]
-        self.committed, self.observed, self.durable = counters
+        arrays = root.blueprint.arrays
+        in_blocks &= len(arrays) <= _MOST_DESCRIPTORS
+        self.columns = {
+            leaf: _Column(root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES)
+            for leaf, array in arrays.items()
+        }
+        self.committed, self.observed = (
+            map_lane_counter(f"{info.path}/{name}", lanes, writable=True)
+            for name in (layout.COMMITTED, layout.OBSERVED)
+        )
         self.rows = [0] * lanes
         self.total_rows = 0
         self._reserved = [0] * lanes  # rows below this have their blocks in every field
         self._synced_folders = False
+
+    @cached_property
+    def durable(self) -> NDArray[np.int64]:
+        """The rows known to be on the platter; mapped when first asked for, as many a segment is never flushed."""
+        return map_lane_counter(f"{self.info.path}/{layout.DURABLE}", len(self.info.lanes), writable=True)
 
     def reserve(self, lane: int, row: int) -> None:
         """Make sure that ``row`` of a lane can be written in every field.
@@ -157,9 +168,10 @@ class SegmentWriter:
         if row < self._reserved[lane]:
             return
         rows = np.asarray(self.rows)
+        first = min(self.rows)
         for column in self.columns.values():
             column.reserve(lane, row, rows)
-            column.forget_before(int(rows.min()))
+            column.forget_before(first)
         bounds = np.min([column.reserved << column.shift for column in self.columns.values()], axis=0)
         self._reserved = bounds.tolist()
 

@@ -169,38 +169,40 @@ class Recorder:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
         steps = len(values[0])
         self.cut(lane, None, None)
-        marker = final_obs is None and bool(episode) and not (terminated or truncated)
-        self._settle(lane, steps + (final_obs is not None or marker))
+        ended = terminated or truncated
+        marker = final_obs is None and bool(episode) and not ended
+        rows = steps + (final_obs is not None or marker)
+        self._settle(lane, rows)
         segment, at = lane.segment, lane.at
         assert segment is not None
         row = segment.rows[at]
-        segment.reserve_rows(at, row, row + steps + (final_obs is not None or marker))
+        segment.reserve_rows(at, row, row + rows)
         flags = np.zeros(steps, np.uint8)
         flags[0] = FIRST
         flags[-1] |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-        last = row + steps - 1
-        if final_obs is None and not marker:
-            flags[-1] |= self._put_episode(segment, at, last, episode)
+        if rows == steps:
+            flags[-1] |= self._put_episode(segment, at, row + steps - 1, episode)
         for leaf, value in zip(self._columns, values, strict=True):
             segment.columns[leaf].put_block(at, row, value)
         segment.columns[layout.DONE].put_block(at, row, flags)
-        if final_obs is not None:
-            end = 0 if terminated or truncated else TRUNCATED | CUT
-            self._put_final(segment, at, last + 1, final_obs, OBSERVATION_ONLY | end, episode)
-        elif marker:
-            self._put_final(segment, at, last + 1, None, END_MARKER | TRUNCATED | CUT, episode)
-        segment.publish(at, last + 1 + (final_obs is not None or marker))
+        if rows > steps:
+            end = (END_MARKER if marker else OBSERVATION_ONLY) | (0 if ended else TRUNCATED | CUT)
+            self._put_final(segment, at, row + steps, final_obs, end, episode)
+        segment.publish(at, row + rows)
+        if self._per_episode:
+            # Nothing comes after it; lanes that wait for their next episode should not hold descriptors.
+            segment.close()
 
     # --- cuts --------------------------------------------------------------------------------------------------------
 
-    def cut(self, lane: Lane, final_obs: Values | None, episode: EpisodeValues | None) -> bool:
-        """End the open episode of a lane without the environment; tell whether there was one.
+    def cut(self, lane: Lane, final_obs: Values | None, episode: EpisodeValues | None) -> None:
+        """End the open episode of a lane, if there is one, without the environment.
 
         The observation after its last step is kept where it is known: the one already visible, else ``final_obs``.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
-            return False
+            return
         segment, at = lane.segment, lane.at
         assert segment is not None
         row = segment.rows[at]
@@ -215,7 +217,6 @@ class Recorder:
             segment.publish(at, row + 1)
         # With neither, the cut is read off what follows: a first step, or the end of the sealed segment.
         lane.open, lane.pending = False, None
-        return True
 
     def continues_pending(self, lane: Lane, obs: Values) -> bool:
         """Whether ``obs`` is the observation that the lane's last step led to, as far as that is known."""
@@ -306,7 +307,7 @@ class Recorder:
         info, lock = self._retention.new_segment(self._first_number, lanes, size)
         if self._first_number is None:
             self._first_number = info.number
-        segment = SegmentWriter(self._root, info, lock)
+        segment = SegmentWriter(self._root, info, lock, in_blocks=size.rows is not None)
         self._members[info.number] = set()
         self._opened += 1
         return segment
@@ -329,7 +330,7 @@ class Recorder:
                 segment.lock.release()
                 return
             self._left = True
-            self._sealer.submit(segment.number, segment.lock)
+            self._sealer.submit(segment.info, segment.lock)
 
     @property
     def segments(self) -> list[SegmentWriter]:

@@ -2,14 +2,13 @@
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Sequence
-
-from filelock import FileLock
 
 from diskreplay.errors import ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import held_lock, is_locked, try_lock
+from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, may_seal
 from diskreplay.format.segment import SegmentInfo, Size, build_segment, read_segment, segment_numbers
@@ -26,10 +25,15 @@ class Retention:
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
-        self._sealed_steps: dict[int, int] = {}
+        self._seen = 0  # numbers below it were looked at
+        self._steps: dict[int, int] = {}  # of each live segment, as far as known: an unsealed one may have more by now
+        self._unsealed: dict[int, tuple[int, SegmentInfo] | None] = {}  # with the inode of the file it was read from
+        self._newest: deque[int] = deque()  # segments from the horizon on, lowest number first
+        self._held = 0  # their steps
+        self._older: list[int] = []  # segments below the horizon that are still there
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
 
-    def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, FileLock]:
+    def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
         """Make the next segment and return it with its lock, held. Removes old ones first.
 
         Raises
@@ -41,7 +45,8 @@ class Retention:
         """
         with held_lock(self._root.lock_path):
             self._counters.mend()
-            self._remove_old()
+            # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
+            self._remove_old(again=self._root.segment_steps != "episode")
             number = int(self._counters.read()[layout.NEXT_SEGMENT])
             # A writer that died between the rename and the counter has left a segment with no rows under it.
             while os.path.lexists(self._root.segment_path(number)):
@@ -58,11 +63,11 @@ class Retention:
             return
         with held_lock(self._root.lock_path):
             self._counters.mend()
-            self._remove_old()
+            self._remove_old(again=True)
 
-    def dead_segments(self) -> list[tuple[int, FileLock]]:
+    def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time."""
-        dead: list[tuple[int, FileLock]] = []
+        dead: list[tuple[SegmentInfo, Lock]] = []
         with held_lock(self._root.lock_path):
             self._counters.mend()
             self._clean_up()
@@ -74,12 +79,13 @@ class Retention:
                 lock = try_lock(info.lock_path)
                 if lock is None:
                     continue
-                # Its path may name another file by now, or a sealer may just have finished.
-                if read_segment(self._root, info.number).sealed:
+                # A sealer may just have finished.
+                info = read_segment(self._root, info.number)
+                if info.sealed:
                     lock.release()
                 else:
                     self._tried.add(info.number)
-                    dead.append((info.number, lock))
+                    dead.append((info, lock))
         return dead
 
     def _clean_up(self) -> None:
@@ -99,56 +105,67 @@ class Retention:
                 continue
         return found
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, *, again: bool) -> None:
+        """Move the horizon on and delete the sealed segments below it.
+
+        ``again``: look at known segments that were not sealed too. Without it their steps may be too few, which only
+        makes the horizon move later.
+        """
         capacity = self._root.capacity
         if capacity is None:
             return
         words = self._counters.read()
-        numbers = segment_numbers(self._root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
-        steps = self._count(numbers, int(words[layout.HORIZON]))
-        horizon = self._horizon(steps, capacity)
-        if horizon > words[layout.HORIZON]:
-            self._counters.set(layout.HORIZON, horizon)
-        for number in [n for n in sorted(steps) if n < horizon and n in self._sealed_steps]:
-            self._delete(number, steps.pop(number))
-        first = min(steps, default=int(words[layout.NEXT_SEGMENT]))
+        first, end = max(self._seen, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
+        for number in segment_numbers(self._root, first, end):
+            self._newest.append(number)
+            self._steps[number] = 0
+            self._unsealed[number] = None
+        for number in [n for n in self._unsealed if again or n >= first]:
+            self._look(number)
+        self._seen = end
+        horizon = int(words[layout.HORIZON])
+        newest = self._newest
+        while newest and (newest[0] < horizon or self._held - self._steps[newest[0]] >= capacity):
+            self._older.append(newest.popleft())
+            self._held -= self._steps[self._older[-1]]
+        if newest and newest[0] > horizon and self._held >= capacity:
+            self._counters.set(layout.HORIZON, newest[0])
+        for number in list(self._older):
+            if not os.path.exists(self._root.segment_path(number)):
+                self._forget(number)  # by another process, or by hand
+            elif number not in self._unsealed:
+                self._delete(number)
+        first = min([*self._older[:1], *([newest[0]] if newest else [end])])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
 
-    def _count(self, numbers: Sequence[int], horizon: int) -> dict[int, int]:
-        """Return the steps of each segment that is there; sealed ones are counted once."""
-        steps = {}
-        for number in numbers:
-            if number in self._sealed_steps:
-                # Only below the horizon can another process have removed it.
-                if number >= horizon or os.path.exists(self._root.segment_path(number)):
-                    steps[number] = self._sealed_steps[number]
-                continue
-            try:
-                info = read_segment(self._root, number)
-                steps[number] = info.steps if info.steps is not None else count_steps(self._root, info)
-            except FileNotFoundError:
-                continue
-            if info.sealed:
-                self._sealed_steps[number] = steps[number]
-        return steps
+    def _look(self, number: int) -> None:
+        """Count the steps of a segment that was not sealed when it was last looked at, if ever."""
+        known = self._unsealed[number]
+        try:
+            inode = os.stat(self._root.segment_path(number) / layout.METADATA).st_ino
+            info = known[1] if known and known[0] == inode else read_segment(self._root, number)
+            steps = count_steps(self._root, info) if info.steps is None else info.steps
+        except FileNotFoundError:
+            return
+        self._unsealed[number] = (inode, info)
+        if info.sealed:
+            del self._unsealed[number]
+        if self._newest and number >= self._newest[0]:
+            self._held += steps - self._steps[number]
+        self._steps[number] = steps
 
-    @staticmethod
-    def _horizon(steps: dict[int, int], capacity: int) -> int:
-        """Return the lowest segment that holds any of the newest ``capacity`` steps."""
-        held = 0
-        for number in sorted(steps, reverse=True):
-            held += steps[number]
-            if held >= capacity:
-                return number
-        return 0
+    def _forget(self, number: int) -> None:
+        self._older.remove(number)
+        del self._steps[number]
+        self._unsealed.pop(number, None)
 
-    def _delete(self, number: int, steps: int) -> None:
+    def _delete(self, number: int) -> None:
         """Take a sealed segment out: renamed first, so that nobody finds it half there."""
         gone = self._root.counters_folder / f"old-{layout.segment_name(number)}"
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(self._root.segment_path(number), gone)
         evicted = int(self._counters.read()[layout.STEPS_EVICTED])
-        self._counters.set(layout.STEPS_EVICTED, evicted + steps)
-        self._sealed_steps.pop(number, None)
+        self._counters.set(layout.STEPS_EVICTED, evicted + self._steps[number])
+        self._forget(number)
         shutil.rmtree(gone, ignore_errors=True)

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from filelock import FileLock
-
+from diskreplay.format.durable import Lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import seal_segments
+from diskreplay.format.segment import SegmentInfo, read_segment
 
 # Each waiting segment holds the descriptor of its lock.
 _MOST_WAITING = 128
@@ -27,18 +27,18 @@ class Sealer:
         self._root, self._after = root, after
         self._pid = os.getpid()
         self._condition = threading.Condition()
-        self._waiting: list[tuple[int, FileLock]] = []
+        self._waiting: list[tuple[SegmentInfo, Lock]] = []
         self._patience_s = _PATIENCE_S if root.segment_steps == "episode" else 0.0
         self._hurry = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def submit(self, number: int, lock: FileLock) -> None:
-        """Take over a segment with its lock; waits while too many are waiting."""
+    def submit(self, info: SegmentInfo, lock: Lock) -> None:
+        """Take over an unsealed segment with its lock; waits while too many are waiting."""
         with self._condition:
             while len(self._waiting) >= _MOST_WAITING and self._thread is not None:
                 self._condition.wait()
-            self._waiting.append((number, lock))
+            self._waiting.append((info, lock))
             if self._thread is None:
                 # A daemon: an interpreter that ends without close() leaves the segment to the next process.
                 self._thread = threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True)
@@ -73,14 +73,15 @@ class Sealer:
         """Whether it belongs to the parent of this forked process."""
         return os.getpid() != self._pid
 
-    def _seal(self, numbers: list[int]) -> None:
+    def _seal(self, infos: list[SegmentInfo]) -> None:
         try:
-            seal_segments(self._root, numbers)
+            seal_segments(self._root, infos)
         except BaseException:
             # One of them may be damaged; the others need not wait for it.
-            for number in numbers:
+            for info in infos:
                 try:
-                    seal_segments(self._root, [number])
+                    if not read_segment(self._root, info.number).sealed:
+                        seal_segments(self._root, [info])
                 except BaseException as error:
                     self._error = error
 
@@ -94,7 +95,7 @@ class Sealer:
                     self._thread = None
                     return
             try:
-                self._seal([number for number, _ in batch])
+                self._seal([info for info, _ in batch])
             finally:
                 for _, lock in batch:
                     lock.release()

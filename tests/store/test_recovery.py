@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import zarr
 
 import diskreplay as dr
 from diskreplay.format import segment as segment_module, segment_writer
@@ -133,7 +134,7 @@ def test_a_forked_child_can_neither_append_nor_free_the_lock(store):
         assert [e["serial"].tolist() for e in store.episodes] == [[0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "rename"])
+@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "rename", "replace"])
 def test_a_full_disk_refuses_the_row_and_loses_nothing(store, monkeypatch, call):
     with store.writer() as writer:
         append_numbered(writer, range(500), end="open")
@@ -157,6 +158,9 @@ def test_a_full_disk_refuses_the_row_and_loses_nothing(store, monkeypatch, call)
 
         assert [e["serial"].tolist() for e in store.episodes] == [list(range(serial + 10))]
         assert not list(store.path.rglob(".new-*"))
+        # The shape of an array reaches over every chunk, also over one whose creation failed at the shape.
+        segment = zarr.open_group(store.path, mode="r")["segments/00000000"]
+        assert segment["extra/serial"][0, : serial + 10].tolist() == list(range(serial + 10))
 
 
 def test_a_full_disk_refuses_a_new_segment_and_the_writer_goes_on_later(store, monkeypatch):

@@ -249,3 +249,25 @@ def test_what_follows_end_episode_is_no_continuation(rolling):
         go_on(1)
 
         assert first_flags(rolling, 0) == [FIRST, FIRST]
+
+
+def test_an_end_that_comes_after_an_episode_was_cut_for_room_warns_of_what_it_cannot_store(tmp_store):
+    schema = serial_schema(episode={"seed": dr.Field((), "int64")})
+    with dr.create(tmp_store, schema, segment_steps=8) as store, store.writer(num_envs=2) as writer:
+        go_on = cut_for_room(store, writer)
+        with pytest.warns(UserWarning, match="the episode of lane 0 had been cut already"):
+            writer.end_episode(mask=[True, False], episode={"seed": [7, 7]})
+        writer.end_episode(mask=[True, False], episode={"seed": [7, 7]})  # now there is none, as at any other time
+        go_on(1)
+
+        assert first_flags(store, 0) == [FIRST, FIRST]
+        assert [episode.cut for episode in store.episodes if episode.lane == 0] == [True, False]
+
+
+def test_an_end_with_the_observation_that_is_known_does_not_warn(rolling):
+    with rolling.writer(num_envs=2) as writer:
+        cut_for_room(rolling, writer)
+        writer.end_episode(np.ones((2, 3)), mask=[True, False])
+        rolling.refresh()
+
+        assert [len(episode.obs) for episode in rolling.episodes if episode.lane == 0] == [2]

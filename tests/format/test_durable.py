@@ -1,0 +1,111 @@
+"""Locks: one holder, whoever lets go, and nothing that a forked child could keep or free."""
+
+import fcntl
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from diskreplay.errors import StorageFull, StoreLocked
+from diskreplay.format.durable import held_lock, is_locked, try_lock, write_atomic, write_file
+
+HOLDER = """
+import sys
+from diskreplay.format.durable import try_lock
+lock = try_lock(sys.argv[1])
+print(lock is not None, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "lock"
+
+
+def hold(path):
+    """Start a process that holds the lock until its input ends."""
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_lock_has_one_holder_until_it_is_released(path):
+    lock = try_lock(path)
+    assert lock is not None
+    assert is_locked(path)
+    assert try_lock(path) is None
+    lock.release()
+    lock.release()
+    assert not is_locked(path)
+    again = try_lock(path)
+    assert again is not None
+    again.release()
+
+
+def test_a_lock_of_another_process_ends_with_it(path):
+    with hold(path) as other:
+        assert other.stdout.readline() == "True\n"
+        assert is_locked(path)
+        assert try_lock(path) is None
+        with pytest.raises(StoreLocked, match="another process has held"), held_lock(path, timeout_s=0.01):
+            pass
+        other.kill()
+    with held_lock(path):
+        assert is_locked(path)
+    assert not is_locked(path)
+
+
+def test_a_lock_that_nobody_refers_to_is_free(path):
+    assert try_lock(path) is not None
+    gc.collect()
+
+    assert not is_locked(path)
+
+
+def test_any_program_that_uses_flock_sees_it(path):
+    lock = try_lock(path)
+    with open(path) as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock.release()
+
+
+def test_a_forked_child_neither_frees_the_lock_nor_keeps_it(path):
+    lock = try_lock(path)
+    to_child, from_parent = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(from_parent)
+        lock.release()
+        os.read(to_child, 1)  # until the parent has let go and looked
+        os._exit(0)
+    os.close(to_child)
+    assert is_locked(path)
+    lock.release()
+    assert not is_locked(path)
+    os.close(from_parent)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path, path):
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        try_lock(path)
+
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_that_is_written_in_part_is_no_space(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:2]))
+    with pytest.raises(OSError, match="No space"):
+        write_file(str(tmp_path / "other"), b"data")
+    with pytest.raises(StorageFull):
+        write_atomic(target, b"new one")
+
+    assert target.read_bytes() == b"old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "other"]

@@ -1,0 +1,71 @@
+"""What a sealed segment says of its files, and what sealing leaves of them."""
+
+import json
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from tests.testing.support import serial_schema
+
+SCHEMA = serial_schema(
+    obs={"image": dr.Field((40, 40, 3), "uint8"), "state": dr.Field((2,), "float32")},
+    episode={"seed": dr.Field((), "int64")},
+)
+
+
+def write(writer, steps, serial=0):
+    """Append an episode one step at a time; wide rows, narrow rows, and a value of the episode."""
+    for t in range(steps):
+        last = t == steps - 1
+        obs = {"image": np.full((40, 40, 3), serial + t, np.uint8), "state": np.full(2, t, np.float32)}
+        writer.append(obs, t, 1.0, last, serial=serial + t, episode={"seed": 5} if last else None)
+
+
+def attributes(segment):
+    return json.loads((segment / "zarr.json").read_bytes())["attributes"]
+
+
+def files(segment):
+    """Every file that the format gives a checksum: all but the segment's own zarr.json and its lock."""
+    found = [file for file in segment.rglob("*") if file.is_file() and file.name != "lock"]
+    return {str(file.relative_to(segment)): file for file in found if file != segment / "zarr.json"}
+
+
+@pytest.mark.parametrize("segment_steps", [None, 20, "episode"])
+@pytest.mark.parametrize("chunk_bytes", [4096, 4 << 20])
+def test_checksums_are_of_every_file_as_it_is(tmp_store, segment_steps, chunk_bytes):
+    with dr.create(tmp_store, SCHEMA, segment_steps=segment_steps, chunk_bytes=chunk_bytes) as store:
+        with store.writer() as writer:
+            for episode in range(6):
+                write(writer, 7, serial=7 * episode)
+        segments = sorted((Path(tmp_store) / "segments").glob("0*"))
+        assert len(segments) >= 1
+        for segment in segments:
+            there = attributes(segment)
+            assert there["sealed"]
+            assert there["checksums"] == {
+                name: google_crc32c.value(file.read_bytes()) for name, file in files(segment).items()
+            }
+        assert sum(attributes(segment)["steps"] for segment in segments) == 42
+        rows = [np.fromfile(segments[0] / name / "c.0", "<i8").tolist() for name in ("committed", "durable")]
+        assert rows[0] == rows[1]
+
+
+def test_what_was_begun_behind_the_last_row_is_removed(tmp_store):
+    with dr.create(tmp_store, SCHEMA, chunk_bytes=64) as store:
+        with store.writer() as writer:
+            write(writer, 3)
+            segment = Path(tmp_store) / "segments" / "00000000"
+            # As a writer leaves it that dies while it creates the chunk of the fourth row.
+            writer._recorder.lanes[0].segment.reserve(0, 3)
+            (segment / "obs" / "image" / ".new-4").write_bytes(b"begun")
+            document = json.loads((segment / "obs" / "image" / "zarr.json").read_bytes())
+            assert document["shape"][1] == 4
+
+        assert sorted(file.name for file in (segment / "obs" / "image").iterdir()) == [
+            *(f"c.0.{chunk}.0.0.0" for chunk in range(3)),
+            "zarr.json",
+        ]
