@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diskreplay.buffers.distillation import DistillationBuffer as DistillationBuffer
+    from diskreplay.buffers.replay import Experience as Experience, ReplayBuffer as ReplayBuffer
+    from diskreplay.buffers.rollout import RolloutBuffer as RolloutBuffer
     from diskreplay.errors import (
         FormatError as FormatError,
         InvalidIndex as InvalidIndex,
@@ -29,12 +32,25 @@ if TYPE_CHECKING:
         RecordVectorEpisodes as RecordVectorEpisodes,
     )
     from diskreplay.loading.batch import Batch as Batch
+    from diskreplay.loading.mixed import MixedSampler as MixedSampler
     from diskreplay.loading.sampler import Sampler as Sampler
+    from diskreplay.loading.targets import nstep_targets as nstep_targets
+    from diskreplay.sampling.mixture import Mixture as Mixture
+    from diskreplay.sampling.prioritized import Prioritized as Prioritized
+    from diskreplay.sampling.recency import Recency as Recency
+    from diskreplay.sampling.schedule import Linear as Linear
+    from diskreplay.sampling.sweep import Sweep as Sweep
     from diskreplay.sampling.uniform import Uniform as Uniform
     from diskreplay.store.episodes import Episode as Episode
+    from diskreplay.store.limiter import RateLimiter as RateLimiter
     from diskreplay.store.store import Store as Store, create as create, open as open
     from diskreplay.store.vector_writer import VectorWriter as VectorWriter
     from diskreplay.store.writer import Writer as Writer
+    from diskreplay.views.episodes import Episodes as Episodes
+    from diskreplay.views.experiences import nstep_experiences as nstep_experiences
+    from diskreplay.views.hindsight import Hindsight as Hindsight
+    from diskreplay.views.rollouts import Rollouts as Rollouts
+    from diskreplay.views.sequences import Sequences as Sequences
     from diskreplay.views.transitions import Transitions as Transitions
 
 __version__ = "0.1.0"
@@ -42,30 +58,47 @@ __version__ = "0.1.0"
 # name -> module that defines it; the imports above say the same to type checkers, a test compares the two
 _MODULES = {
     "Batch": "diskreplay.loading.batch",
+    "DistillationBuffer": "diskreplay.buffers.distillation",
     "Episode": "diskreplay.store.episodes",
+    "Episodes": "diskreplay.views.episodes",
+    "Experience": "diskreplay.buffers.replay",
     "Field": "diskreplay.format.spaces",
     "FormatError": "diskreplay.errors",
+    "Hindsight": "diskreplay.views.hindsight",
     "InvalidIndex": "diskreplay.errors",
+    "Linear": "diskreplay.sampling.schedule",
+    "MixedSampler": "diskreplay.loading.mixed",
+    "Mixture": "diskreplay.sampling.mixture",
     "NotEnoughData": "diskreplay.errors",
+    "Prioritized": "diskreplay.sampling.prioritized",
     "RateLimited": "diskreplay.errors",
+    "RateLimiter": "diskreplay.store.limiter",
     "ReadOnlyError": "diskreplay.errors",
+    "Recency": "diskreplay.sampling.recency",
     "RecordEpisodes": "diskreplay.interop.gymnasium",
     "RecordVectorEpisodes": "diskreplay.interop.gymnasium",
+    "ReplayBuffer": "diskreplay.buffers.replay",
     "ReplayError": "diskreplay.errors",
+    "RolloutBuffer": "diskreplay.buffers.rollout",
+    "Rollouts": "diskreplay.views.rollouts",
     "Sampler": "diskreplay.loading.sampler",
     "Schema": "diskreplay.format.schema",
     "SchemaError": "diskreplay.errors",
+    "Sequences": "diskreplay.views.sequences",
     "StorageFull": "diskreplay.errors",
     "Store": "diskreplay.store.store",
     "StoreExists": "diskreplay.errors",
     "StoreLocked": "diskreplay.errors",
     "StoreNotFound": "diskreplay.errors",
+    "Sweep": "diskreplay.sampling.sweep",
     "Transitions": "diskreplay.views.transitions",
     "Uniform": "diskreplay.sampling.uniform",
     "VectorWriter": "diskreplay.store.vector_writer",
     "Writer": "diskreplay.store.writer",
     "WriterClosed": "diskreplay.errors",
     "create": "diskreplay.store.store",
+    "nstep_experiences": "diskreplay.views.experiences",
+    "nstep_targets": "diskreplay.loading.targets",
     "open": "diskreplay.store.store",
 }
 

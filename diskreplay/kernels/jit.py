@@ -122,12 +122,14 @@ if COMPILED:
         "bytes": types.Array(types.uint8, 1, "C", readonly=True),
         "floats": types.Array(types.float64, 1, "C", readonly=True),
         "floats2": types.Array(types.float64, 2, "C", readonly=True),
+        "bytes2": types.Array(types.uint8, 2, "C", readonly=True),
         "out_ints": types.Array(types.int64, 1, "C"),
         "out_ints2": types.Array(types.int64, 2, "C"),
         "out_bytes": types.Array(types.uint8, 1, "C"),
         "out_bytes2": types.Array(types.uint8, 2, "C"),
         "out_floats": types.Array(types.float64, 1, "C"),
         "out_floats32": types.Array(types.float32, 1, "C"),
+        "out_floats32_2": types.Array(types.float32, 2, "C"),
         "out_bools": types.Array(types.boolean, 1, "C"),
     }
 

@@ -34,3 +34,19 @@ def keep(runs: IdRuns, where: NDArray[np.bool_]) -> IdRuns:
 def joined(parts: list[IdRuns]) -> IdRuns:
     """Concatenate several sets of runs."""
     return IdRuns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return numbers that order ids by segment, lane and row; -1 where the segment is not there.
+
+    `lanes` are those of the segments from number `origin` on, 0 where one is gone.
+    """
+    slot, position = (ids >> SEGMENT_SHIFT) - origin, ids & WITHIN_SEGMENT
+    known = (slot >= 0) & (slot < len(lanes))
+    if not len(lanes):
+        return np.full(len(ids), -1)
+    width = lanes[np.where(known, slot, 0)]
+    known &= width > 0
+    width = np.maximum(width, 1)
+    row, lane = np.divmod(position, width)
+    return np.where(known, ids - position + lane * (WITHIN_SEGMENT // width) + row, -1)

@@ -4,19 +4,40 @@ from collections.abc import Callable
 from typing import Any
 
 from diskreplay.kernels import jit
+from diskreplay.kernels.gae import gae, gae_plain
 from diskreplay.kernels.gather import gather, gather_plain
 from diskreplay.kernels.nstep import nstep, nstep_plain
 from diskreplay.kernels.pick import pick, pick_plain
+from diskreplay.kernels.recency import count_newer, count_newer_plain, newest, newest_plain
 from diskreplay.kernels.scan import scan, scan_plain
+from diskreplay.kernels.spans import spans, spans_plain
+from diskreplay.kernels.sumtree import (
+    locate,
+    locate_plain,
+    powers,
+    powers_plain,
+    sumtree_find,
+    sumtree_find_plain,
+    sumtree_set,
+    sumtree_set_plain,
+)
 from diskreplay.kernels.transitions import transitions, transitions_plain
 
 Kernel = Callable[..., Any]
 
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
+    "count_newer": (count_newer, count_newer_plain),
+    "gae": (gae, gae_plain),
     "gather": (gather, gather_plain),
+    "locate": (locate, locate_plain),
+    "newest": (newest, newest_plain),
     "nstep": (nstep, nstep_plain),
     "pick": (pick, pick_plain),
+    "powers": (powers, powers_plain),
     "scan": (scan, scan_plain),
+    "spans": (spans, spans_plain),
+    "sumtree_find": (sumtree_find, sumtree_find_plain),
+    "sumtree_set": (sumtree_set, sumtree_set_plain),
     "transitions": (transitions, transitions_plain),
 }
 

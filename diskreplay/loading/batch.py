@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from diskreplay.loading.minibatches import minibatches
+
 Tree = Any  # a tensor, an array that has yet to become one, or a dict of trees
 
 
@@ -78,6 +80,27 @@ class Batch:
         """Return the fields as numpy arrays, nested as they are; on the CPU they share memory with the tensors."""
         arrays: dict[str, Any] = _map(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
         return arrays
+
+    def minibatches(self, size: int, epochs: int = 1, seed: int | None = None) -> Iterator["Batch"]:
+        """Return an iterator over the items in random order, `size` at a time; an epoch's last batch may be smaller.
+
+        The items of a rollout are its steps, (num_steps, num_envs) of them. Minibatches are copies.
+
+        Parameters
+        ----------
+        size : int
+            Items of a minibatch, its leading axis.
+        epochs : int
+            How often each item is given, in another order each time.
+        seed : int or None
+            Makes the orders a function of the seed; None is different each time.
+
+        Raises
+        ------
+        ValueError
+            `size` or `epochs` is no int of at least 1.
+        """
+        return minibatches(self, size, epochs, seed)
 
 
 # Looked up once: a batch is made and read in a few microseconds.

@@ -5,25 +5,35 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
+from diskreplay.loading.rollouts import RolloutCursor
 from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.share import draw_share
 from diskreplay.store.episodes import Episode
 from diskreplay.store.snapshot import SegmentGone
-from diskreplay.views.base import View
+from diskreplay.views.base import Block, View, offsets
+from diskreplay.views.rollouts import Rollouts
+
+Ints = NDArray[np.int64]
 
 # Each failed attempt means that a segment was evicted in the few microseconds since a refresh.
 ATTEMPTS = 100
 
 
 class Plan(NamedTuple):
-    """A batch that is drawn and not yet gathered. It keeps its snapshot, and with it what is mapped, alive."""
+    """A batch that is drawn and not yet gathered. It keeps its snapshot, and with it what is mapped, alive.
+
+    `entropy` seeds what the view draws itself, None where it draws nothing.
+    """
 
     snapshot: Any
     draw: Draw
+    entropy: int | None = None
 
 
 class Planner:
@@ -40,52 +50,158 @@ class Planner:
         rank: int,
         world_size: int,
     ) -> None:
-        self.distribution = distribution
         self._store = store
-        self._view = view
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-        self._admission = Admission(None if where is None else _asking(where))
-        self._rank, self._world_size = rank, world_size
-        self._queue: deque[Plan] = deque()
-        self._population = Population(view.runs, self._admission)
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        self._where = None if where is None else _asking(where)
+        self._share = rank, world_size
+        self.queue: deque[Plan] = deque()
+        self._priorities: Prioritized | None = None
+        self._cursors: dict[Any, RolloutCursor] = {}
+        self._follow(view)
+        self.distribution = self._own(distribution)
 
     def aim(self, view: View, distribution: Distribution) -> None:
         """Draw from now on with this view and distribution; what was drawn ahead is dropped."""
+        owned = self._own(distribution)
         if view is not self._view:
-            self._population = Population(view.runs, self._admission)
-        self._view, self.distribution = view, distribution
-        self._queue.clear()
+            self._follow(view)
+        self.distribution = owned
+        self.queue.clear()
+        self.failed()
+
+    def _follow(self, view: View) -> None:
+        self._view = view
+        self.population = Population(view.runs, Admission(self._where), view.kind)
+        self.cursor: RolloutCursor | None = None
+        if isinstance(view, Rollouts):
+            # One a view: what one has given, another may give again.
+            rank, world_size = self._share
+            cursor = RolloutCursor(view, self._store, Admission(self._where), rank, world_size)
+            self.cursor = self._cursors.setdefault(_hashable(view), cursor)
+
+    def _own(self, distribution: Distribution) -> Distribution:
+        """Claim a distribution that has state; a new `Prioritized` goes on with the priorities of the one before."""
+        claim = getattr(distribution, "claim", None)
+        if claim is not None:
+            claim(self)
+        if isinstance(distribution, Prioritized):
+            before = self._priorities
+            if before is not None and before is not distribution and distribution.is_new:
+                distribution.load_state_dict(before.state_dict())
+            self._priorities = distribution
+        return distribution
 
     def next(self, size: int, ahead: int, refresh: bool) -> Plan:
         """Return the next batch's plan, after drawing so many that `ahead` are left."""
-        if not ahead and not self._queue:
+        if not ahead and not self.queue:
             return self.draw(size, refresh)
-        while len(self._queue) <= ahead:
-            self._queue.append(self.draw(size, refresh))
-        return self._queue.popleft()
+        while len(self.queue) <= ahead:
+            try:
+                plan = self.draw(size, refresh)
+            except NotEnoughData:
+                if not self.queue:
+                    raise
+                break  # there may be enough when its turn comes
+            if not len(plan.draw.ids) and self.queue:
+                break
+            self.queue.append(plan)
+        return self.queue.popleft()
 
     def draw(self, size: int, refresh: bool) -> Plan:
         """Draw one batch from the store's snapshot."""
+        if self.cursor is not None:
+            snapshot, ids = self.cursor.plan(refresh)
+            return Plan(snapshot, Draw(ids))
         if refresh:
             self._store.refresh()
         snapshot = self._look()
-        if not self._population.size:
+        if not self.population.size:
             raise NotEnoughData(
                 f"the store has {len(snapshot)} steps, 0 of them sampleable as {self._view}; 1 is needed"
             )
-        draw = draw_share(self.distribution, self._population, size, self._rng, self._rank, self._world_size)
-        return Plan(snapshot, draw)
+        draw = draw_share(self.distribution, self.population, size, self.rng, *self._share)
+        entropy = None if getattr(self._view, "relabel", None) is None else int(self.rng.integers(1 << 62))
+        return Plan(snapshot, draw, entropy)
+
+    def delivered(self, plan: Plan) -> None:
+        """Count a plan's batch as delivered."""
+        if self.cursor is not None:
+            self.cursor.delivered(plan.draw.ids)
+
+    def failed(self) -> None:
+        """Let steps that are given once be planned again: a batch could not be made of them."""
+        if self.cursor is not None:
+            self.queue.clear()
+            self.cursor.rewind()
+
+    def update(self, ids: Ints, errors: NDArray[np.float64], schema: Any) -> int:
+        """Set priorities from errors, (n,), or (n, length) of sequences; return how many ids were skipped."""
+        priorities: Any = self.distribution if self._updates() else self._priorities
+        if priorities is None:
+            raise ValueError(f"{self.distribution} has no priorities to update: draw with Prioritized(...)")
+        if self.population.version == 0:
+            self._look()
+        if errors.ndim == 2:
+            ids, errors, skipped = self._of_sequences(ids, errors, schema, priorities.eta)
+            return skipped + int(priorities.update(self.population, ids, errors))
+        return int(priorities.update(self.population, ids, errors))
+
+    def _updates(self) -> bool:
+        return self.distribution.weighted and hasattr(self.distribution, "update")
+
+    def _of_sequences(
+        self, ids: Ints, errors: NDArray[np.float64], schema: Any, eta: float
+    ) -> tuple[Ints, NDArray[np.float64], int]:
+        """Return the ids that can be drawn, one error each, and how many cannot."""
+        for _ in range(ATTEMPTS):
+            known = self.population.contains(ids)
+            try:
+                mask = self._loss_mask(ids[known], errors.shape[1], schema)
+                break
+            except SegmentGone:
+                self._store.refresh()
+                self._look()
+        else:
+            raise SegmentGone(f"segments were evicted faster than they could be read, {ATTEMPTS} times")
+        return ids[known], sequence_error(errors[known], mask, eta), int((~known).sum())
+
+    def _loss_mask(self, ids: Ints, length: int, schema: Any) -> NDArray[np.bool_]:
+        """Return which steps of these sequences count for the loss, (n, length)."""
+        mask = np.zeros((len(ids), length), bool)
+        if not len(ids):
+            return mask
+        snapshot = self.population.snapshot
+        try:
+            reader = self._view.reader(schema, ("loss_mask",))
+        except ValueError:
+            raise ValueError(
+                f"td_error must have one axis, (batch,) or (batch, 1): {self._view} has no sequences"
+            ) from None
+        leaves_for = getattr(reader, "leaves_for", None)
+        leaves = reader.leaves if leaves_for is None else leaves_for(snapshot, ids)
+        block = Block(leaves, len(ids), np.empty(offsets(leaves, len(ids))[1], np.uint8))
+        reader.fill(snapshot, ids, block)
+        found = block.arrays[[leaf.path for leaf in leaves].index(("loss_mask",))]
+        if found.shape[1] > length:
+            raise ValueError(f"td_error has {length} steps a sequence, and these have {found.shape[1]}")
+        mask[:, : found.shape[1]] = found
+        return mask
 
     def _look(self) -> Any:
         """Bring the population up to the store's snapshot."""
         for _ in range(ATTEMPTS):
             snapshot = self._store.snapshot
             try:
-                self._population.refresh(snapshot)
+                self.population.refresh(snapshot)
                 return snapshot
             except SegmentGone:  # `where` read an episode
                 self._store.refresh()
         raise SegmentGone(f"segments were evicted faster than their episodes could be read, {ATTEMPTS} times")
+
+
+def _hashable(view: Rollouts) -> tuple[Any, ...]:
+    """Return what tells views of rollouts apart that give different steps."""
+    return view.num_steps, view.value, view.next_value
 
 
 def _asking(where: Callable[[Any], bool]) -> Callable[[Any, int], bool]:

@@ -1,24 +1,32 @@
 """The sampler: a store, a view and a distribution multiplied into batches."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from time import perf_counter
 from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from diskreplay.errors import InvalidIndex
+from diskreplay.loading.arguments import (
+    distribution_argument,
+    errors_argument,
+    ids_argument,
+    int_argument,
+    view_argument,
+)
 from diskreplay.loading.batch import Batch
+from diskreplay.loading.gatherer import Gatherer
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.ring import Ring
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
-from diskreplay.sampling.uniform import Uniform
+from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.snapshot import SegmentGone
-from diskreplay.views.base import Reader, View, nested
+from diskreplay.views.base import View
+
+# One line says what is active: when a sampler is made, and when its view or distribution is set.
+_logger = logging.getLogger("diskreplay")
 
 
 class Sampler:
@@ -50,6 +58,9 @@ class Sampler:
         one at every refresh that changed something.
     rank, world_size : int
         This trainer's share: of all ids, those whose position modulo `world_size` is `rank`. Shares do not overlap.
+    limiter : RateLimiter or None
+        Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. It counts in the
+        store, so that must be open with mode "a".
     refresh : bool
         Whether each batch looks for new steps first. If not, call `store.refresh()`.
     debug : bool
@@ -75,12 +86,13 @@ class Sampler:
         where: Callable[[Any], bool] | None = None,
         rank: int = 0,
         world_size: int = 1,
+        limiter: RateLimiter | None = None,
         refresh: bool = True,
         debug: bool = False,
     ) -> None:
-        self._batch_size = _int("batch_size", batch_size, 1)
-        self._prefetch = _int("prefetch", prefetch, 0)
-        world_size, rank = _int("world_size", world_size, 1), _int("rank", rank, 0)
+        self._batch_size = int_argument("batch_size", batch_size, 1)
+        self._prefetch = int_argument("prefetch", prefetch, 0)
+        world_size, rank = int_argument("world_size", world_size, 1), int_argument("rank", rank, 0)
         if rank >= world_size:
             raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
         if where is not None and not callable(where):
@@ -93,16 +105,22 @@ class Sampler:
         self._ring = Ring(debug=debug)
         self._statistics = Statistics()
         self._closed = False
-        self._use(_view(view), view.reader(store.schema, fields))
+        if limiter is not None:
+            limiter.check_batch(self._batch_size)
+        self._limiter = None if limiter is None else limiter.attach(store)
+        self._paid = 0
+        self._view = view_argument(view)
+        self._gatherer = self._gatherer_of(view)
         self._planner = Planner(
-            store, view, _distribution(distribution), seed=seed, where=where, rank=rank, world_size=world_size
+            store, view, distribution_argument(distribution), seed=seed, where=where, rank=rank, world_size=world_size
         )
+        _logger.info("%s", self)
 
-    def _use(self, view: View, reader: Reader) -> None:
-        self._view, self._reader = view, reader
-        self._paths = [leaf.path for leaf in reader.leaves]
-        self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
-        self._weight = self._paths.index(("weight",))
+    def _gatherer_of(self, view: View) -> Gatherer:
+        return Gatherer(view, self._store.schema, self._fields, self._device, self._ring)
+
+    def __repr__(self) -> str:
+        return f"{self.distribution} over {self.view}"
 
     @property
     def view(self) -> View:
@@ -111,20 +129,26 @@ class Sampler:
 
     @view.setter
     def view(self, view: View) -> None:
-        reader = _view(view).reader(self._store.schema, self._fields)
+        gatherer = self._gatherer_of(view_argument(view))
         with self._lock:
             self._planner.aim(view, self._planner.distribution)
-            self._use(view, reader)
+            self._view, self._gatherer = view, gatherer
+            _logger.info("%s", self)
 
     @property
     def distribution(self) -> Distribution:
-        """Which ids are drawn. Setting it counts from the next batch on; batches drawn ahead are drawn again."""
+        """Which ids are drawn. Setting it counts from the next batch on; batches drawn ahead are drawn again.
+
+        Priorities stay: those of a `Prioritized` that is set aside are kept up to date by `update_priorities`, and a
+        new one goes on with them.
+        """
         return self._planner.distribution
 
     @distribution.setter
     def distribution(self, distribution: Distribution) -> None:
         with self._lock:
-            self._planner.aim(self._view, _distribution(distribution))
+            self._planner.aim(self._view, distribution_argument(distribution))
+            _logger.info("%s", self)
 
     def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
         """Draw and gather one batch.
@@ -141,27 +165,43 @@ class Sampler:
         ------
         NotEnoughData
             No step is sampleable.
+        RateLimited
+            The limiter's timeout passed; nothing was drawn.
         ValueError
             `batch_size` is no positive int; `beta` is given to a distribution without weights.
         """
-        size = self._batch_size if batch_size is None else _int("batch_size", batch_size, 1)
+        size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
         with self._lock:
             self._check_open()
             distribution = self._planner.distribution
             if beta is not None and not distribution.weighted:
                 raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
+            rollouts = self._planner.cursor is not None
+            if batch_size is not None and rollouts:
+                raise ValueError(f"the size of a batch of {self.view} is its steps times lanes: leave batch_size out")
             started = perf_counter()
+            if not rollouts:
+                self._pay(size)
             if size == self._batch_size:
                 plan = self._planner.next(size, self._prefetch, self._refresh)
             else:
                 plan = self._planner.draw(size, self._refresh)
+            if not len(plan.draw.ids):
+                raise StopIteration(f"{distribution} has drawn every id")
+            if rollouts:
+                try:
+                    self._pay(len(plan.draw.ids))
+                except BaseException:
+                    self._planner.failed()
+                    raise
             planned = perf_counter()
             batch = self._deliver(plan, size, beta)
-            self._statistics.count(size, started, planned, perf_counter())
+            self._paid = 0
+            self._statistics.count(len(plan.draw.ids), started, planned, perf_counter())
             return batch
 
     def gather(self, ids: Any) -> Batch:
-        """Gather the batch of exactly these ids, in their order; all weights are 1.
+        """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
 
         Parameters
         ----------
@@ -173,43 +213,68 @@ class Sampler:
         InvalidIndex
             An id never existed, was evicted, or cannot be sampled with this view.
         """
-        wanted = _ids(ids)
+        wanted = ids_argument(ids)
         with self._lock:
             self._check_open()
             if self._refresh:
                 self._store.refresh()
             for _ in range(ATTEMPTS):
                 try:
-                    return self._gathered(self._store.snapshot, wanted, None)
+                    self._gatherer.reader.check(self._store.snapshot, wanted)
+                    return self._gatherer.batch(self._store.snapshot, wanted, None)
                 except SegmentGone:
                     self._store.refresh()  # which makes an evicted id an InvalidIndex
             raise SegmentGone("segments were evicted faster than they could be read")
 
+    def _pay(self, steps: int) -> None:
+        """Wait until the limiter lets so many steps be drawn; what a failed call has paid for counts for the next."""
+        if self._limiter is not None and steps > self._paid:
+            self._limiter.draw(steps - self._paid)
+            self._paid = steps
+
     def _deliver(self, plan: Plan, size: int, beta: float | None) -> Batch:
         for _ in range(ATTEMPTS):
             try:
-                weights = self._planner.distribution.weigh(plan.draw, beta)
-                return self._gathered(plan.snapshot, plan.draw.ids, weights)
+                weights = self._planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
+                batch = self._gatherer.batch(plan.snapshot, plan.draw.ids, weights, plan.entropy)
             except SegmentGone:
+                self._planner.failed()
                 plan = self._planner.draw(size, refresh=True)
+                continue
+            except BaseException:
+                self._planner.failed()
+                raise
+            self._planner.delivered(plan)
+            return batch
         raise SegmentGone("segments were evicted faster than they could be read")
 
-    def _gathered(self, snapshot: Any, ids: NDArray[np.int64], weights: NDArray[np.float32] | None) -> Batch:
-        """Gather into free memory, wrap it, and copy it to the device."""
-        slot = self._ring.take(self._reader.leaves, len(ids))
-        self._reader.fill(snapshot, ids, slot.block)
-        arrays = slot.block.arrays
-        if weights is None:
-            arrays[self._weight].fill(1.0)
-        else:
-            arrays[self._weight][:] = weights
-        batch = Batch(dict(zip(self._names, arrays)) if self._names else nested(self._paths, arrays))  # noqa: B905
-        if self._device.type == "cpu":
-            return batch
-        started = perf_counter()
-        batch = batch.to(self._device)
-        self._statistics.copied(perf_counter() - started)
-        return batch
+    def update_priorities(self, index: Any, td_error: Any) -> int:
+        """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.
+
+        Parameters
+        ----------
+        index : array_like of int or Tensor
+            Ids, such as a batch's `index`.
+        td_error : array_like of float or Tensor
+            One error of either sign for each, (B,) or (B, 1); of sequences also (B, L), of which the steps in the loss
+            mask count: eta · max |td| + (1 - eta) · mean |td|. A gradient is left alone. Where an id is named twice,
+            its last value counts.
+
+        Returns
+        -------
+        int
+            How many ids were skipped: they were evicted meanwhile, or are unknown to the view.
+
+        Raises
+        ------
+        ValueError
+            Another shape, a value that is not finite, or no `Prioritized` was ever the sampler's distribution.
+        """
+        ids = ids_argument(index)
+        errors = errors_argument(td_error, len(ids))
+        with self._lock:
+            self._check_open()
+            return self._planner.update(ids, errors, self._store.schema)
 
     def __iter__(self) -> Self:
         return self
@@ -224,7 +289,7 @@ class Sampler:
         delivered per step that is in the store now; `seconds_planning`, `seconds_gathering` and `seconds_copying`.
         """
         with self._lock:
-            return self._statistics.report(len(self._store.snapshot))
+            return self._statistics.report(len(self._store.snapshot), self._gatherer.seconds_copying)
 
     def close(self) -> None:
         """Let go of memory. Batches stay valid; the store stays open."""
@@ -242,36 +307,3 @@ class Sampler:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this sampler is closed")
-
-
-def _int(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an int of at least {least}, not {value!r}")
-    return int(value)
-
-
-def _view(view: Any) -> View:
-    if not (hasattr(view, "runs") and hasattr(view, "reader")):
-        raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
-    checked: View = view
-    return checked
-
-
-def _distribution(distribution: Any) -> Distribution:
-    if distribution is None:
-        return Uniform()
-    if not (hasattr(distribution, "draw") and hasattr(distribution, "weigh")):
-        raise ValueError(f"distribution must be one such as Uniform(), not {distribution!r}")
-    checked: Distribution = distribution
-    return checked
-
-
-def _ids(ids: Any) -> NDArray[np.int64]:
-    if isinstance(ids, torch.Tensor):
-        ids = ids.detach().cpu().numpy()
-    given = np.asarray(ids)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise InvalidIndex(f"ids must be integers with one axis, not {given.dtype}{list(given.shape)}")
-    if given.dtype.kind == "u" and given.size and int(given.max()) > np.iinfo(np.int64).max:
-        raise InvalidIndex(f"id {given.max()} never existed")
-    return np.ascontiguousarray(given, np.int64)

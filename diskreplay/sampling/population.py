@@ -11,12 +11,12 @@ outgrows the first, both are sorted into one.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT, IdRuns, after_frontier, joined, keep
+from diskreplay.kernels.runs import IdRuns, after_frontier, joined, keep, lane_keys
 from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.columns import Columns
 
@@ -25,6 +25,30 @@ Floats = NDArray[np.float64]
 
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024
+
+
+class Mark(NamedTuple):
+    """How far a follower of a population has seen it."""
+
+    epoch: int
+    rewrites: int
+    hidden: int
+    ended: int
+
+
+class Changes(NamedTuple):
+    """What a follower has to look at.
+
+    `runs` hold the ids that came; the last `loose` of them are all that may change without being new, and replace what
+    was loose before. `reached` are runs that the frontier has reached since, as they were; what is left of them is
+    loose. `whole`: `runs` are all there are, whatever was before.
+    """
+
+    mark: Mark
+    whole: bool
+    reached: IdRuns
+    runs: IdRuns
+    loose: int
 
 
 class Population:
@@ -36,6 +60,8 @@ class Population:
         The view's `runs(episodes, frontier)`.
     admission : Admission or None
         Which episodes count; None is all.
+    kind : tuple
+        What the ids are ids of: the view's.
 
     Attributes
     ----------
@@ -43,9 +69,13 @@ class Population:
         Ids that can be drawn.
     epoch : int
         Changes when positions of older ids change other than by the frontier: after a sort or a fresh start.
+    version : int
+        Changes with every refresh that brings another snapshot.
     """
 
-    def __init__(self, runs: Callable[[Any, int], IdRuns], admission: Admission | None = None) -> None:
+    def __init__(
+        self, runs: Callable[[Any, int], IdRuns], admission: Admission | None = None, kind: tuple[Any, ...] = ()
+    ) -> None:
         # Here and not above: it loads numba, which nobody needs to make a distribution.
         from diskreplay.kernels.table import chosen
 
@@ -53,7 +83,8 @@ class Population:
         self._runs = runs
         self._admission = admission or Admission()
         self._snapshot: Any = None
-        self.epoch = 0
+        self.kind = kind
+        self.epoch = self.version = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -66,6 +97,7 @@ class Population:
         self._frontier = 0
         self._main_index: tuple[Ints, Ints] | None = None
         self._rest_index: tuple[Ints, Ints] | None = None
+        self._rewrites = 0  # of the second region
         self.epoch += 1
 
     def refresh(self, snapshot: Any) -> None:
@@ -91,6 +123,7 @@ class Population:
         self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
         self._rest_index = None
         self._snapshot = snapshot
+        self.version += 1
 
     def _offered(self, snapshot: Any, episodes: Columns) -> IdRuns:
         runs = self._runs(self._admission.admit(snapshot, episodes), snapshot.frontier)
@@ -116,6 +149,7 @@ class Population:
         left = after_frontier(self._block.slice(self._main, self._ended), self._frontier)
         left = keep(left, left.count > 0)
         self._ended = self._block.write(self._main, left)
+        self._rewrites += 1
         self._oldest_new = int(left.first.min(initial=_NEVER))
 
     def _sort(self) -> None:
@@ -148,11 +182,42 @@ class Population:
         """Return the runs of all ids that can be drawn, in the order of their positions."""
         return self._block.slice(self._hidden, self._end)
 
+    def changes(self, mark: Mark | None) -> Changes:
+        """Return what changed since an earlier call returned this mark, at a cost of what is new; None: everything."""
+        now = Mark(self.epoch, self._rewrites, self._hidden, self._ended)
+        if mark is None or mark[:2] != now[:2]:
+            return Changes(now, True, _no_runs(), self.runs(), self._end - self._ended)
+        reached = self._block.slice(mark.hidden, self._hidden)
+        return Changes(now, False, reached, self._block.slice(mark.ended, self._end), self._end - self._ended)
+
+    @property
+    def snapshot(self) -> Any:
+        """The snapshot that it follows, None before the first."""
+        return self._snapshot
+
+    @property
+    def frontier(self) -> int:
+        """Ids below are hidden."""
+        return self._frontier
+
+    @property
+    def segments(self) -> tuple[int, Ints]:
+        """The number of the first segment, and how many lanes each has from there on, 0 where it is gone."""
+        snapshot = self._snapshot
+        return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
+
+    def episodes(self) -> IdRuns:
+        """Return all steps that the snapshot has, of episodes that do not count too, as one run an episode."""
+        if self._snapshot is None:
+            return _no_runs()
+        found = (Columns.of(self._snapshot.log), Columns.of(self._snapshot.open))
+        return after_frontier(joined([IdRuns(e.first, e.stride, e.steps) for e in found]), self._frontier)
+
     def find(self, ids: Ints) -> Ints:
         """Return the position of each id, -1 where it cannot be drawn."""
         positions = np.full(len(ids), -1)
         if self.size:
-            keys = self._lane_keys(ids)
+            keys = lane_keys(ids, *self.segments)
             if self._main_index is None:
                 self._main_index = self._index(0, self._main)
             if self._rest_index is None:
@@ -167,18 +232,9 @@ class Population:
 
     def _index(self, start: int, end: int) -> tuple[Ints, Ints]:
         """Return the runs of a region in the order of their lanes: keys, and where in the block they stand."""
-        keys = self._lane_keys(self._block.slice(start, end).first)
+        keys = lane_keys(self._block.slice(start, end).first, *self.segments)
         order = np.argsort(keys, kind="stable")
         return keys[order], order + start
-
-    def _lane_keys(self, ids: Ints) -> Ints:
-        """Return numbers that order ids by segment, lane, row: in this order the runs do not overlap. -1: no id."""
-        slot, position = (ids >> SEGMENT_SHIFT) - self._snapshot.origin, ids & WITHIN_SEGMENT
-        known = (slot >= 0) & (slot < len(self._snapshot.lanes))
-        lanes = self._snapshot.lanes[np.where(known, slot, 0)]
-        known &= lanes > 0
-        row, lane = np.divmod(position, np.maximum(lanes, 1))
-        return np.where(known, (slot << SEGMENT_SHIFT) + lane * (WITHIN_SEGMENT // np.maximum(lanes, 1)) + row, -1)
 
     def _look_up(self, ids: Ints, keys: Ints, index: tuple[Ints, Ints], positions: Ints) -> None:
         """Write the positions of the ids that lie in the indexed runs."""

@@ -29,6 +29,8 @@ def draw_share(
 ) -> Draw:
     """Draw `size` of the rank's ids, by rejection: among themselves they keep the probabilities they had.
 
+    A distribution that knows better how to share has a `draw_share` of its own.
+
     Raises
     ------
     NotEnoughData
@@ -36,10 +38,14 @@ def draw_share(
     """
     if world_size == 1:
         return distribution.draw(population, size, rng)
+    if hasattr(distribution, "draw_share"):
+        shared: Draw = distribution.draw_share(population, size, rng, rank, world_size)
+        return shared
     ids, chances, missing, fruitless = [], [], size, 0
     while missing:
         draw = distribution.draw(population, missing * world_size, rng)
-        mine = np.flatnonzero(belongs(draw.ids, rank, world_size))[:missing]
+        # At random if there are too many: a stratified draw is in order, its first ids are alike.
+        mine = np.sort(rng.permutation(np.flatnonzero(belongs(draw.ids, rank, world_size)))[:missing])
         ids.append(draw.ids[mine])
         if draw.chances is not None:
             chances.append(draw.chances[mine])
@@ -50,7 +56,7 @@ def draw_share(
                 f"none of the {population.size} sampleable steps belongs to rank {rank} of {world_size}; "
                 "1 is needed, append more"
             )
-    return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size)
+    return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
 
 
 def _has_any(population: Population, rank: int, world_size: int, block: int = 1 << 16) -> bool:

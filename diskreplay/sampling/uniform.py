@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.schedule import Schedule
 
 
 class Uniform:
@@ -20,6 +21,10 @@ class Uniform:
         # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
         return Draw(population.take_fractions(rng.random(size)))
 
-    def weigh(self, draw: Draw, beta: float | None) -> NDArray[np.float32] | None:
+    def chances(self, population: Population, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        return population.contains(ids) / max(population.size, 1)
+
+    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return None: all ids weigh 1."""
         return None

@@ -146,7 +146,8 @@ class Index:
             self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
             self._words = words
             arrived -= self._total_steps()
-        for slot in list(self._live):
+        # The newest first: where a lane has moved on, what it left is read after it left.
+        for slot in sorted(self._live, reverse=True):
             changed |= self._follow(slot)
         arrived += self._total_steps()
         if changed:

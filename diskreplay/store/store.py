@@ -16,6 +16,7 @@ from diskreplay.format.schema import Schema
 from diskreplay.store.episodes import EpisodeList
 from diskreplay.store.index import Index
 from diskreplay.store.info import episode_table, store_info
+from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.recorder import Recorder
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
@@ -116,10 +117,16 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @overload
-    def writer(self, num_envs: None = None, *, durability: Durability = "none") -> Writer: ...
+    def writer(
+        self, num_envs: None = None, *, durability: Durability = "none", limiter: RateLimiter | None = None
+    ) -> Writer: ...
     @overload
-    def writer(self, num_envs: int, *, durability: Durability = "none") -> VectorWriter: ...
-    def writer(self, num_envs: int | None = None, *, durability: Durability = "none") -> Writer | VectorWriter:
+    def writer(
+        self, num_envs: int, *, durability: Durability = "none", limiter: RateLimiter | None = None
+    ) -> VectorWriter: ...
+    def writer(
+        self, num_envs: int | None = None, *, durability: Durability = "none", limiter: RateLimiter | None = None
+    ) -> Writer | VectorWriter:
         """Return a writer for one environment, or for ``num_envs`` of them that step together.
 
         Parameters
@@ -129,6 +136,8 @@ class Store:
         durability : "none", "episode" or float
             When appended steps are put on the platter: when the system sees fit, at each episode's end, or when at
             least so many seconds have passed at an append. They are visible to all processes at once in any case.
+        limiter : RateLimiter, optional
+            Makes an append wait while the writers are too far ahead of the samplers with the same limiter.
 
         Raises
         ------
@@ -144,9 +153,10 @@ class Store:
         lanes = 1 if num_envs is None else num_envs
         if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
             raise ValueError(f"num_envs is from 1 to {layout.MAX_LANES}, not {num_envs!r}")
+        attached = None if limiter is None else limiter.attach(self)
         recorder = Recorder(self._root, self._counters, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
-        writer = kind(self.schema, recorder, durability, self._writer_closed)
+        writer = kind(self.schema, recorder, durability, self._writer_closed, attached)
         self._writers.add(writer)
         return writer
 

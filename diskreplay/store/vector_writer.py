@@ -113,7 +113,7 @@ class VectorWriter(_BaseWriter):
         final = None if final_obs is None else self._cast("obs", final_obs, (count,))
         values = self._cast_episode(episode, (count,))
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
-        with self._recording():
+        with self._recording(inserts=False):
             for i in np.flatnonzero(chosen).tolist():
                 end_lane(
                     self._recorder,

@@ -2,8 +2,9 @@
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError, StorageFull, WriterClosed
 from diskreplay.format.schema import Schema
+from diskreplay.store.limiter import AttachedLimiter
 from diskreplay.store.recorder import EpisodeValues, Lane, Recorder
 
 Durability = str | float
@@ -39,9 +41,14 @@ class _BaseWriter:
     """What both writers share: casting by the schema, syncing, closing."""
 
     def __init__(
-        self, schema: Schema, recorder: Recorder, durability: Durability, on_close: Callable[[Any], None]
+        self,
+        schema: Schema,
+        recorder: Recorder,
+        durability: Durability,
+        on_close: Callable[[Any], None],
+        limiter: AttachedLimiter | None = None,
     ) -> None:
-        self._schema, self._recorder = schema, recorder
+        self._schema, self._recorder, self._limiter = schema, recorder, limiter
         self._durability = check_durability(durability)
         self._on_close = on_close
         self._pid = os.getpid()
@@ -85,8 +92,12 @@ class _BaseWriter:
             self.flush()
 
     @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Close the writer where a step may have been interrupted between its publishing and our notes of it."""
+    def _recording(self, inserts: bool = True) -> Iterator[None]:
+        """Wait for the limiter; close the writer where a step may have been interrupted before our notes of it."""
+        with nullcontext() if self._limiter is None or not inserts else self._limiter.inserting():
+            yield from self._guarded()
+
+    def _guarded(self) -> Iterator[None]:
         try:
             yield
         except StorageFull:
@@ -185,6 +196,8 @@ class Writer(_BaseWriter):
             A value does not fit the schema; nothing was written.
         StorageFull
             There is no room; nothing was written.
+        RateLimited
+            The limiter's timeout passed; nothing was written.
         WriterClosed
             The writer is closed.
         """
@@ -196,15 +209,24 @@ class Writer(_BaseWriter):
         if episode and not ended:
             raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
         finals = self._cast_episode(episode)
-        try:  # as `_recording`, without the microsecond that a context manager takes
-            self._recorder.prepare(self._lane, values, ended or following is not None)
-            self._recorder.commit(self._lane, values, following, terminated, truncated, finals)
-        except StorageFull:
-            raise  # refused as a whole, before anything was written
-        except BaseException:
-            self._give_up()
-            raise
+        if self._limiter is not None:
+            with self._recording():
+                self._record(values, following, terminated, truncated, finals)
+        else:
+            try:  # as `_recording`, without the microsecond that a context manager takes
+                self._record(values, following, terminated, truncated, finals)
+            except StorageFull:
+                raise  # refused as a whole, before anything was written
+            except BaseException:
+                self._give_up()
+                raise
         self._after_step(ended)
+
+    def _record(
+        self, values: list[Any], following: list[Any] | None, terminated: bool, truncated: bool, finals: Any
+    ) -> None:
+        self._recorder.prepare(self._lane, values, terminated or truncated or following is not None)
+        self._recorder.commit(self._lane, values, following, terminated, truncated, finals)
 
     def append_episode(
         self,
@@ -234,7 +256,7 @@ class Writer(_BaseWriter):
         self._check_usable()
         final = None if final_obs is None else self._cast("obs", final_obs)
         values = self._cast_episode(episode)
-        with self._recording():
+        with self._recording(inserts=False):
             end_lane(self._recorder, self._lane, final, values)
         self._after_step(True)
 
@@ -243,6 +265,12 @@ def end_lane(recorder: Recorder, lane: Lane, final: list[NDArray[Any]] | None, e
     """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
     if lane.open and final is not None and not recorder.continues_pending(lane, final):
         recorder.warn_discontinuity()
+    elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
+        warnings.warn(
+            f"the episode of lane {lane.number} had been cut already, as the lane did not append while others filled "
+            "segments; the end_episode() that came now is too late to store its final observation or episode values",
+            stacklevel=3,
+        )
     recorder.cut(lane, final, episode)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,73 @@ def _stack(episode: ModelEpisode, t: int, depth: int) -> Flat:
         return episode.frame(t)
     rows = [episode.frame(max(t - back, episode.hidden)) for back in reversed(range(depth))]
     return {leaf: np.stack([row[leaf] for row in rows]) for leaf in rows[0]}
+
+
+def window_starts(episode: ModelEpisode, length: int, overlap: int, pad: bool = True) -> list[int]:
+    """List the steps at which the windows of `Sequences` start, those that a capacity has hidden left out."""
+    total = episode.window_end if episode.ended else episode.num_frames - 1
+    starts: list[int] = []
+    s = 0
+    while total > 0:
+        if not episode.ended and s + length > total:
+            break
+        starts.append(s)
+        if s + length >= total:
+            break
+        s += length - overlap
+    if episode.ended and not pad and total >= length:
+        starts[-1] = total - length
+    return [s for s in starts if s >= episode.hidden]
+
+
+def window(
+    episode: ModelEpisode,
+    start: int,
+    length: int,
+    burn_in: int = 0,
+    frame_stack: int = 1,
+    start_only: tuple[str, ...] = (),
+    continues: bool = False,
+) -> dict[str, Any]:
+    """Compute the window of `length` steps that starts at one of `window_starts`; leaves are keyed by path.
+
+    `continues` tells that the episode goes on from one cut for its length. A length of the whole episode, and no
+    burn-in, is an item of `Episodes`.
+    """
+    total = episode.window_end if episode.ended else episode.num_frames - 1
+    real = min(length, total - start)
+    found: dict[str, list[Any]] = {}
+
+    def put(values: Mapping[str, Any]) -> None:
+        for leaf, value in values.items():
+            found.setdefault(leaf, []).append(value)
+
+    frames = min(episode.num_frames, start + real + 1)
+    for j in range(length):
+        t, is_real = start + j, j < real
+        step = episode.steps[t if is_real else start]
+        last = is_real and episode.ended and t == len(episode.steps) - 1
+        is_first = j == 0 and start == 0 and not continues
+        stays_in_loss = j >= burn_in or (start == 0 and not continues)
+        values = {**step.action, "reward": step.reward, **_without(step.extra, start_only)}
+        put(values if is_real else {leaf: np.zeros_like(x) for leaf, x in values.items()})
+        put(_padded_stack(episode, t, frame_stack, frames))
+        put({f"next_{leaf}": x for leaf, x in _padded_stack(episode, t + 1, frame_stack, frames).items()})
+        put({"terminated": last and episode.terminated, "truncated": last and episode.truncated})
+        put({"is_first": is_first, "mask": is_real, "loss_mask": is_real and stays_in_loss})
+    read_once = {leaf: x for leaf, x in episode.steps[start].extra.items() if leaf.split("/")[0] in start_only}
+    return {**{leaf: np.stack(values) for leaf, values in found.items()}, **read_once}
+
+
+def _without(extra: Flat, names: tuple[str, ...]) -> Flat:
+    return {leaf: value for leaf, value in extra.items() if leaf.split("/")[0] not in names}
+
+
+def _padded_stack(episode: ModelEpisode, t: int, depth: int, frames: int) -> Flat:
+    """Stack the last `depth` frames; those from number `frames` on are zeros."""
+    rows = []
+    for back in reversed(range(depth)):
+        at = max(t - back, episode.hidden)
+        row = episode.frame(min(at, frames - 1))
+        rows.append(row if at < frames else {leaf: np.zeros_like(x) for leaf, x in row.items()})
+    return rows[0] if depth == 1 else {leaf: np.stack([row[leaf] for row in rows]) for leaf in rows[0]}

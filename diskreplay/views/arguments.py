@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 
 def positive(name: str, value: Any, otherwise: str = "") -> int:
@@ -11,6 +14,20 @@ def positive(name: str, value: Any, otherwise: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be an int of at least 1{f', {otherwise}' if otherwise else ''}, not {value!r}")
     return int(value)
+
+
+def bounded(name: str, value: Any, low: int, high: int) -> int:
+    """Return an int from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise ValueError(f"{name} must be an int from {low} to {high}, not {value!r}")
+    return int(value)
+
+
+def switch(name: str, value: Any) -> bool:
+    """Return a bool; numbers are refused, since one may belong to the argument before it."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
 
 
 def fraction(name: str, value: Any) -> float:
@@ -46,3 +63,31 @@ def reward_argument(value: Any) -> dict[str, float] | None:
         if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
             raise ValueError(f"reward[{field!r}] must be a finite number, not {weight!r}")
     return {str(field): float(weight) for field, weight in value.items()}
+
+
+def frame_stack_depths(
+    frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
+) -> dict[tuple[str, ...], int]:
+    """Return the depth of each observation leaf that is named, of all for an int; the leaves are keyed by path.
+
+    Raises
+    ------
+    ValueError
+        A name is none of the store's observation leaves.
+    """
+    if isinstance(frame_stack, int):
+        return dict.fromkeys(observations, frame_stack)
+    known = {"/".join(path[1:]): path for path in observations}
+    for name in frame_stack:
+        if not name or name not in known:
+            if "" in known:
+                raise ValueError(f"frame_stack names {name!r}, but the observation is one array: give an int")
+            leaves = ", ".join(map(repr, known))
+            raise ValueError(f"frame_stack names {name!r}; the observation leaves of this store are {leaves}")
+    return {known[name]: depth for name, depth in frame_stack.items()}
+
+
+def described(view: Any, always: Sequence[str]) -> str:
+    """Return a view as it would be written: the arguments named in `always`, and those that are not the default."""
+    shown = [f for f in fields(view) if f.name in always or getattr(view, f.name) != f.default]
+    return f"{type(view).__name__}({', '.join(f'{f.name}={getattr(view, f.name)!r}' for f in shown)})"

@@ -75,7 +75,12 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
 
 
 class Reader(Protocol):
-    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory."""
+    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
+
+    A reader may have more, which callers ask for by name: ``present(tensors)`` returns the fields of a batch, named by
+    ``paths``, as views of the leaves' tensors; ``leaves_for(snapshot, ids)`` returns the leaves of one batch, where
+    they depend on its ids, and `fill` is then given a block of these.
+    """
 
     leaves: Sequence[Leaf]
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from diskreplay.kernels.runs import IdRuns, after_frontier
-from diskreplay.views.arguments import fraction, frame_stack_argument, names, positive, reward_argument
+from diskreplay.views.arguments import described, fraction, frame_stack_argument, names, positive, reward_argument
 from diskreplay.views.base import FINAL_OBSERVATION, OPEN, TERMINATED, EpisodeColumns, Reader
+from diskreplay.views.hindsight import Hindsight
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Transitions:
     """n-step transitions: an id is that of the step they start at.
 
@@ -32,6 +33,9 @@ class Transitions:
         What is summed: weights by name, over "reward" and scalar extra fields. None is {"reward": 1.0}.
     next_fields : sequence of str
         Step fields of which a batch also holds the value n steps later, as next_<name>; zeros at an episode's end.
+    relabel : Hindsight or None
+        Replaces goals by ones that were reached; then only ended episodes are sampled, since the goals that an episode
+        will reach are not known before. `Sampler.gather` returns what is stored, whatever this is.
 
     Raises
     ------
@@ -44,6 +48,7 @@ class Transitions:
     frame_stack: int | Mapping[str, int] = 1
     reward: Mapping[str, float] | None = None
     next_fields: Sequence[str] = ()
+    relabel: Hindsight | None = None
 
     def __post_init__(self) -> None:
         if self.n_step is not None:
@@ -54,6 +59,11 @@ class Transitions:
         object.__setattr__(self, "next_fields", names("next_fields", self.next_fields))
         if "obs" in self.next_fields:
             raise ValueError("next_fields must not name 'obs': a batch always has next_obs")
+        if self.relabel is not None and not isinstance(self.relabel, Hindsight):
+            raise ValueError(f"relabel must be None or Hindsight(...), not {self.relabel!r}")
+
+    def __repr__(self) -> str:
+        return described(self, ("n_step",))
 
     @property
     def kind(self) -> tuple[str]:
@@ -65,7 +75,7 @@ class Transitions:
         end, steps = episodes.end, episodes.steps
         # Without a final observation the last step has nothing to bootstrap from, unless it terminated.
         ended = steps - ((end & (TERMINATED | FINAL_OBSERVATION)) == 0)
-        if self.n_step is None:
+        if self.n_step is None or self.relabel is not None:
             still_open = np.zeros_like(steps)
         else:
             reached = steps if self.next_fields else episodes.obs_rows
@@ -79,9 +89,13 @@ class Transitions:
         Raises
         ------
         ValueError
-            The view or `fields` names something that the schema has not.
+            The view or `fields` names something that the schema has not, or `relabel` is set and the observations
+            are not goal-conditioned.
         """
         # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
+        from diskreplay.views.hindsight_reader import HindsightReader
         from diskreplay.views.transitions_reader import TransitionsReader
 
+        if self.relabel is not None:
+            return HindsightReader(self, self.relabel, schema, fields)
         return TransitionsReader(self, schema, fields)

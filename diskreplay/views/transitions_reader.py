@@ -35,12 +35,15 @@ class Copy(NamedTuple):
 
 
 class TransitionsReader:
-    """Gathers `Transitions`. Not thread-safe: it owns scratch memory."""
+    """Gathers `Transitions`. Not thread-safe: it owns scratch memory.
+
+    `weights` are the fields that are summed: path, dtype and weight of each.
+    """
 
     def __init__(self, view: "Transitions", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
         self._n = -1 if view.n_step is None else view.n_step
-        self._weights = _reward_leaves(schema, view.reward)
+        self.weights = _reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
         self.leaves: Sequence[Leaf] = tuple(select(leaves, fields))
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
@@ -49,7 +52,7 @@ class TransitionsReader:
         self._sums = bool(place.keys() & {(name,) for name in SCALARS})
         self._index, self._k = place[("index",)], place.get(("n_steps",), -1)
         self._stack = max((copy.stack for copy in self._copies), default=1)
-        summands = self._weights if self._sums else []
+        summands = self.weights if self._sums else []
         self._bundle: Bundle | None = None
         if not summands or (0 < self._n <= TILE_STEPS and all(dtype in SUMMED for _, dtype, _ in summands)):
             self._bundle = Bundle(
@@ -105,7 +108,7 @@ class TransitionsReader:
         width = min(longest, TILE_STEPS)
         for start in range(0, longest, width):
             r = scratch.rewards(width)
-            for number, (leaf, dtype, weight) in enumerate(self._weights):
+            for number, (leaf, dtype, weight) in enumerate(self.weights):
                 raw = scratch.raw(number, width * dtype.itemsize)
                 windows.gather(snapshot, leaf, windows.row, windows.after, start, width, raw)
                 if number == 0:

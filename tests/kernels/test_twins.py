@@ -33,7 +33,10 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 
 @compiled
 def test_every_kernel_has_a_twin() -> None:
-    assert set(KERNELS) == {"gather", "nstep", "pick", "scan", "transitions"}
+    assert set(KERNELS) == {
+        "count_newer", "gae", "gather", "locate", "newest", "nstep", "pick", "powers", "scan", "spans", "sumtree_find",
+        "sumtree_set", "transitions",
+    }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
         assert not hasattr(plain, "signatures")

@@ -110,7 +110,7 @@ def test_weights_are_those_of_the_distribution(store: Store) -> None:
     class Halves(Uniform):
         weighted = True
 
-        def weigh(self, draw: Draw, beta: float | None) -> np.ndarray:
+        def weigh(self, draw: Draw, beta: float | None, batches: int = 0) -> np.ndarray:
             return np.full(len(draw.ids), 0.5 if beta is None else beta, np.float32)
 
     sampler = Sampler(store, Transitions(), Halves(), batch_size=3)

@@ -13,7 +13,8 @@ from diskreplay.sampling import population as module
 from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.population import Population
 from diskreplay.views.transitions import Transitions
-from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode
+from tests.sampling.growing import FakeStore
+from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 
 
 def everything(population: Population) -> list[int]:
@@ -27,35 +28,6 @@ def test_a_frontier_takes_exactly_the_ids_below_it(rows: list[tuple[int, int, in
     for (first, stride, count), *after in zip(rows, *left, strict=True):
         want = [i for i in range(first, first + stride * count, stride) if i >= frontier]
         assert list(range(after[0], after[0] + after[1] * after[2], after[1])) == want
-
-
-class FakeStore:
-    """Lanes of segments that grow by whole episodes, an episode log in order of discovery, and a frontier."""
-
-    def __init__(self) -> None:
-        self.lanes: list[int] = []
-        self.next_row: list[list[int]] = []
-        self.open: list[list[int]] = []
-        self.log: list[tuple[int, int, int, int, int]] = []
-        self.frontier = 0
-        self.generation = 0
-
-    def snapshot(self) -> Any:
-        snapshot = type("Snapshot", (), {})()
-        snapshot.origin, snapshot.frontier, snapshot.generation = 0, self.frontier, self.generation
-        snapshot.lanes = np.array(self.lanes, np.int64)
-        snapshot.log = Columns.of(self.log)
-        rows = [
-            (self.id(s, lane, self.next_row[s][lane]), self.lanes[s], steps, steps, 128)
-            for s in range(len(self.lanes))
-            for lane, steps in enumerate(self.open[s])
-            if steps
-        ]
-        snapshot.open = Columns.of(rows)
-        return snapshot
-
-    def id(self, segment: int, lane: int, row: int) -> int:
-        return segment << 35 | (row * self.lanes[segment] + lane)
 
 
 class Growth(RuleBasedStateMachine):

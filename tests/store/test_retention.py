@@ -223,3 +223,29 @@ def test_without_a_capacity_nothing_leaves(tmp_store):
             append_numbered(writer, range(first, first + 5))
 
         assert visible(store) == list(range(200))
+
+
+def test_a_store_of_one_group_an_episode_keeps_its_capacity(tmp_store):
+    with dr.create(tmp_store, serial_schema(), capacity=50, segment_steps="episode") as store:
+        with store.writer() as writer:
+            for first in range(0, 1000, 5):
+                append_numbered(writer, range(first, first + 5))
+        assert visible(store) == list(range(950, 1000))
+        assert segments_on_disk(tmp_store) == list(range(190, 200))
+
+
+@pytest.mark.parametrize("segment_steps", [20, "episode"])
+def test_stores_that_evict_in_turn_keep_the_newest_steps_of_all(tmp_store, segment_steps):
+    """Each keeps its own account of the segments, which the others make and remove."""
+    with (
+        dr.create(tmp_store, serial_schema(), capacity=100, segment_steps=segment_steps, chunk_bytes=1024) as one,
+        dr.open(tmp_store, "a") as two,
+    ):
+        for turn in range(8):
+            with (one, two)[turn % 2].writer() as writer:
+                for first in range(50 * turn, 50 * turn + 50, 5):
+                    append_numbered(writer, range(first, first + 5))
+            for store in (one, two):
+                assert visible(store) == list(range(max(0, 50 * turn - 50), 50 * turn + 50))
+        # 20 segments of 5 steps, or 6 of 20 and one more of each of both last writers.
+        assert len(segments_on_disk(tmp_store)) <= (20 if segment_steps == "episode" else 8)

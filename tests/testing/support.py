@@ -101,7 +101,7 @@ class _Quiet:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="an appended obs differs")
+                warnings.filterwarnings("ignore", message="an appended obs differs|the episode of lane")
                 return verb(*args, **kwargs)
 
         return call

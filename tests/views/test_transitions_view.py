@@ -246,4 +246,5 @@ def test_rewards_of_every_dtype_are_weighed_in_float64() -> None:
 def test_views_are_equal_by_their_arguments_and_print_as_a_call() -> None:
     assert Transitions(3) == Transitions(n_step=3)
     assert Transitions(3) != Transitions(4)
-    assert repr(Transitions(3)) == "Transitions(n_step=3, gamma=0.99, frame_stack=1, reward=None, next_fields=())"
+    assert repr(Transitions(3)) == "Transitions(n_step=3)"
+    assert repr(Transitions(gamma=0.9, frame_stack=4)) == "Transitions(n_step=1, gamma=0.9, frame_stack=4)"

@@ -1,0 +1,1 @@
+"""Buffers with the interfaces of well-known ones, each a thin face of a store."""

@@ -1,0 +1,127 @@
+"""The store behind a buffer: at a path of the user's, or in a temporary folder."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from diskreplay.buffers.values import Given
+from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
+from diskreplay.format.schema import Schema
+from diskreplay.loading.arguments import int_argument
+from diskreplay.store.store import PathLike, Store, create, open as open_store
+
+
+class Backing:
+    """Opens the store at a path, or makes one when the first step comes.
+
+    A temporary folder is removed by `close`, when the buffer is garbage, or when the process exits; a process that is
+    killed leaves it. Not thread-safe.
+
+    Parameters
+    ----------
+    path : path or None
+        Where the store is, or shall be; None is a temporary folder.
+    """
+
+    def __init__(self, path: PathLike | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._closed = False
+        self._remove: weakref.finalize[Any, Any] | None = None
+        self.store: Store | None = None
+        if self._path is not None:
+            with suppress(StoreNotFound):
+                self.store = open_store(self._path, "a")
+
+    def make(self, schema: Schema, **options: Any) -> Store:
+        """Make the store; see `create`."""
+        self.check_open()
+        if self._path is not None:
+            self.store = create(self._path, schema, **options)
+            return self.store
+        folder = tempfile.mkdtemp(prefix="diskreplay-")
+        try:
+            self.store = create(Path(folder) / "store", schema, **options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._remove = weakref.finalize(self, _discard, folder, self.store, os.getpid())
+        return self.store
+
+    def check(self, store: Store, capacity: int, given: Given, extra: Collection[str] = ()) -> None:
+        """Close a store that is not what a buffer would have made, and raise.
+
+        Raises
+        ------
+        ValueError
+            It has another capacity.
+        SchemaError
+            It has other fields.
+        """
+        try:
+            if store.capacity != capacity:
+                raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {capacity}")
+            given.check(store.schema)
+            if set(store.schema.extra) != set(extra):
+                raise SchemaError(
+                    f"the store at {store.path} has the extra fields {sorted(store.schema.extra)}, not {sorted(extra)}"
+                )
+        except ValueError:
+            self.close()
+            raise
+
+    def check_open(self) -> None:
+        """Raise ReplayError where the buffer is closed."""
+        if self._closed:
+            raise ReplayError("this buffer is closed; make another")
+
+    def close(self) -> None:
+        """Close the store, and remove it where it is temporary. Closing twice is fine."""
+        self._closed = True
+        if self._remove is not None:
+            self._remove()
+        elif self.store is not None:
+            self.store.close()
+
+
+class Backed:
+    """What every buffer has: a store, which is closed with it."""
+
+    def __init__(self, path: PathLike | None) -> None:
+        self._backing = Backing(path)
+
+    @property
+    def store(self) -> Store | None:
+        """The store that holds the steps, None before the first; it is closed with the buffer."""
+        return self._backing.store
+
+    def close(self) -> None:
+        """Close the store, and remove it where it is temporary; batches stay valid. Closing twice is fine."""
+        self._backing.close()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the buffer."""
+        self.close()
+
+
+def seed_argument(seed: Any) -> int | None:
+    """Return a seed of at least 0, or None; anything else is a ValueError."""
+    return None if seed is None else int_argument("seed", seed, 0)
+
+
+def _discard(folder: str, store: Store, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a forked child: the folder is its parent's
+    # Removed first: what is not there need not be put on the platter by sealing it, which then fails at once.
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(Exception):
+        store.close()
+    shutil.rmtree(folder, ignore_errors=True)

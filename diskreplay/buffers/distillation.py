@@ -1,0 +1,133 @@
+"""A buffer of what an expert saw and did."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from diskreplay.buffers.backing import Backed, seed_argument
+from diskreplay.buffers.values import Given, cast, fitted, leaves_of
+from diskreplay.errors import NotEnoughData, SchemaError
+from diskreplay.format.schema import Schema
+from diskreplay.loading.arguments import int_argument
+from diskreplay.loading.sampler import Sampler
+from diskreplay.sampling.distinct import Distinct
+from diskreplay.store.store import PathLike, Store
+from diskreplay.store.writer import Writer
+from diskreplay.views.transitions import Transitions
+
+
+class DistillationBuffer(Backed):
+    """The newest `capacity` pairs of observation and action, drawn at random.
+
+    Pairs are stored as steps without a reward, each add as an episode: only `obs` and `action` of the store mean
+    anything. dtypes and shapes are those of `ReplayBuffer`, shapes with this difference: without `obs_shape`, an add of
+    observations with two axes or more whose first is as long as the actions' first is taken for a batch.
+
+    Concurrency: one thread adds; any thread may do all else.
+
+    Parameters
+    ----------
+    capacity, obs_shape, action_shape, path, device, obs_dtype, action_dtype, seed
+        See `ReplayBuffer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is none of these, or the store at `path` has another capacity.
+    SchemaError
+        A shape or dtype cannot be stored, or is not that of the store at `path`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs_shape: Any = None,
+        action_shape: Any = None,
+        *,
+        path: PathLike | None = None,
+        device: torch.device | str | None = None,
+        obs_dtype: Any = None,
+        action_dtype: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        self._capacity = int_argument("capacity", capacity, 1)
+        self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
+        self._device = torch.device("cpu" if device is None else device)
+        self._seed = seed_argument(seed)
+        self._writer: Writer | None = None
+        super().__init__(path)
+        if self._backing.store is not None:
+            self._begin(self._backing.store)
+
+    def _begin(self, store: Store) -> None:
+        """Take up a store, new or found at the path."""
+        self._backing.check(store, self._capacity, self._given)
+        view = Transitions(n_step=1)
+        fields = ("obs", "action")
+        self._sampler = Sampler(store, view, Distinct(), device=self._device, seed=self._seed, fields=fields)
+
+    def add(self, obs: Any, action: Any) -> None:
+        """Add one pair, or a batch of them: arrays with a leading axis of the same length.
+
+        Raises
+        ------
+        SchemaError
+            A value does not fit those that came first; nothing was added.
+        """
+        self._backing.check_open()
+        store = self._backing.store
+        count = self._count(obs, action)
+        if store is None:
+            schema = Schema(self._given.field("obs", obs, count), self._given.field("action", action, count))
+        else:
+            schema = store.schema
+        rows = (1 if count is None else count,)
+        obs, action = fitted(schema.obs, obs, rows), fitted(schema.action, action, rows)
+        cast(schema, "obs", obs, rows)
+        cast(schema, "action", action, rows)
+        if store is None:
+            self._begin(store := self._backing.make(schema, capacity=self._capacity))
+        if self._writer is None:
+            self._writer = store.writer()
+        self._writer.append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
+
+    def _count(self, obs: Any, action: Any) -> int | None:
+        """Return how many pairs these are, None for a pair without that axis."""
+        leaf, acted = leaves_of(obs)[0], leaves_of(action)[0]
+        store = self._backing.store
+        shape = self._given.obs_shape
+        if store is not None:
+            shape = next(field.shape for path, field in store.schema.leaves.items() if path.split("/")[0] == "obs")
+        if shape is None:
+            batch = leaf.ndim >= 2 and acted.shape[:1] == leaf.shape[:1]
+        elif leaf.shape in (shape, leaf.shape[:1] + shape):
+            batch = leaf.shape != shape
+        else:
+            raise SchemaError(f"obs: got shape {leaf.shape}, needs {shape}, or a batch of these")
+        if batch and not leaf.shape[0]:
+            raise SchemaError("obs and action hold no pair")
+        return leaf.shape[0] if batch else None
+
+    def sample(self, batch_size: int) -> tuple[Any, Any]:
+        """Draw different pairs; return observations and actions, (batch_size, ...) each.
+
+        Raises
+        ------
+        NotEnoughData
+            There are fewer than `batch_size` pairs.
+        """
+        batch_size = int_argument("batch_size", batch_size, 1)
+        pairs = len(self)
+        if pairs < batch_size:
+            raise NotEnoughData(f"the buffer has {pairs} pairs, and a batch of {batch_size} needs {batch_size}")
+        batch = self._sampler.sample(batch_size)
+        return batch.obs, batch.action
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        store = self._backing.store
+        if store is None:
+            return 0
+        store.refresh()
+        return len(store)

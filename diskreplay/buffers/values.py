@@ -1,0 +1,151 @@
+"""What users hand to buffers: numbers, arrays and tensors, with or without an axis of one environment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diskreplay.errors import SchemaError
+from diskreplay.format.schema import Schema
+from diskreplay.format.spaces import Field
+
+Tree = Any  # values nested in dicts, as a schema's fields are
+
+
+def plain(value: Any) -> NDArray[Any]:
+    """Return a number, array or tensor as an array; a tensor is detached and copied to the CPU."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        # It has no numpy dtype; float32 holds all its values.
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise SchemaError(f"{value!r:.80} is no array ({error}); nested values come as dicts") from None
+
+
+def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
+    """Return values with the shapes of fields, where axes of length 1 are all that differs; others stay as they are.
+
+    Parameters
+    ----------
+    tree : Field, or dict of these
+        What the values are to fit.
+    value : array_like or Tensor, nested as the fields are
+        The values.
+    leading : tuple of int
+        Axes before each field's shape.
+    """
+    if not isinstance(tree, Field):
+        if not (isinstance(tree, dict) and isinstance(value, Mapping)):
+            return value
+        return {key: fitted(tree[key], below, leading) if key in tree else below for key, below in value.items()}
+    array, shape = plain(value), leading + tree.shape
+    if array.shape != shape and [n for n in array.shape if n != 1] == [n for n in shape if n != 1]:
+        return array.reshape(shape)
+    return array
+
+
+def leaves_of(value: Any) -> list[NDArray[Any]]:
+    """Return the arrays of a value that may be nested."""
+    if isinstance(value, Mapping):
+        return [leaf for below in value.values() for leaf in leaves_of(below)]
+    return [plain(value)]
+
+
+def cast(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:
+    """Return the leaves of a value, cast by a schema; SchemaError where one does not fit."""
+    return [schema.leaves[path].cast(raw, path, leading) for path, raw in schema.flatten(part, value)]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a buffer's user said of the shapes and dtypes of observations and actions; None is what comes first.
+
+    Raises
+    ------
+    SchemaError
+        One of them is no shape, or no dtype that can be stored.
+    """
+
+    obs_shape: Any = None
+    action_shape: Any = None
+    obs_dtype: Any = None
+    action_dtype: Any = None
+
+    def __post_init__(self) -> None:
+        for part in ("obs", "action"):
+            shape, dtype = self.of(part)
+            field = Field(() if shape is None else shape, "float32" if dtype is None else dtype)
+            if shape is not None:
+                object.__setattr__(self, f"{part}_shape", field.shape)
+            if dtype is not None:
+                object.__setattr__(self, f"{part}_dtype", field.dtype)
+
+    def of(self, part: str) -> tuple[Any, Any]:
+        """Return the shape and the dtype of "obs" or "action"."""
+        return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
+
+    def field(self, part: str, value: Any, lanes: int | None) -> Tree:
+        """Return the field of a first value, or a dict of fields.
+
+        Parameters
+        ----------
+        part : str
+            "obs" or "action".
+        value : array_like or Tensor, or dict of these
+            The value.
+        lanes : int or None
+            Length of the leading axis that is not the field's; None: there is none.
+        """
+        shape, dtype = self.of(part)
+        if isinstance(value, Mapping):
+            if shape is not None:
+                raise SchemaError(f"{part}_shape is {shape}, and {part} is a dict of {', '.join(map(str, value))}")
+            return {key: self.field(part, below, lanes) for key, below in value.items()}
+        array = plain(value)
+        if shape is None:
+            shape = array.shape
+            if lanes is not None:
+                if shape[:1] != (lanes,):
+                    raise SchemaError(f"{part}: got {array.dtype} of shape {shape}, needs a leading axis of {lanes}")
+                shape = shape[1:]
+        return Field(shape, dtype if dtype is not None else stored_dtype(value, array))
+
+    def check(self, schema: Schema) -> None:
+        """Raise SchemaError where the store at a buffer's path has other fields."""
+        for part in ("obs", "action"):
+            shape, dtype = self.of(part)
+            tree = getattr(schema, part)
+            if shape is None and dtype is None:
+                continue
+            if not isinstance(tree, Field) or shape not in (None, tree.shape) or dtype not in (None, tree.dtype):
+                raise SchemaError(
+                    f"the store that is there has {part} {tree}, not {shape or ''} {dtype or ''}".rstrip()
+                )
+
+
+def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
+    """Return the dtype of a field by its first value: float32 for float64, int64 for a bool of Python's, else its own.
+
+    A network computes in float32: float64 is what Python and numpy make of any number, and seldom a choice.
+    """
+    if type(value) is bool:
+        return np.dtype("int64")
+    return np.dtype("float32") if array.dtype.kind == "f" and array.dtype.itemsize > 4 else array.dtype
+
+
+def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: bool = False) -> bool:
+    """Tell whether a first observation has a leading axis of one environment.
+
+    It has where it is one axis of length 1 more than `shape`. Where no shape is known: where all its leaves have a
+    leading axis of 1, and one of them other axes too, or `batched` says that rewards have that axis.
+    """
+    leaves = leaves_of(obs)
+    if shape is not None and not isinstance(obs, Mapping):
+        return leaves[0].shape == (1, *shape)
+    ones = all(leaf.shape[:1] == (1,) for leaf in leaves)
+    return ones and (batched or any(leaf.ndim >= 2 for leaf in leaves))

@@ -1,0 +1,158 @@
+"""What rate limiters share through a store: steps drawn, in an array of slots, and steps inserted, in its segments."""
+
+import os
+import re
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.commit import map_lane_counter
+from diskreplay.format.durable import held_lock, storage_error
+from diskreplay.format.mapping import map_file
+from diskreplay.format.metadata import dump, parse_document
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
+
+SLOTS = 64
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+_NO_STEP = layout.OBSERVATION_ONLY | layout.END_MARKER
+
+
+def open_slots(root: Root, name: str) -> NDArray[np.int64]:
+    """Map a limiter's slots, (64,) int64, for writing; they are made, as zeros, where they are missing.
+
+    Any process adds to a slot under the lock `slots_lock`; nobody ever takes away.
+
+    Raises
+    ------
+    StorageFull
+        There is no room for them.
+    FormatError
+        What is there is no limiter's.
+    """
+    folder = root.path / layout.LIMITERS / name
+    if not folder.exists():
+        _create(root, name)
+    slots: NDArray[np.int64] = map_file(str(folder / "c.0"), SLOTS * 8, writable=True).array("<i8", (SLOTS,))
+    if (slots < 0).any():
+        raise FormatError(f"{folder} holds impossible counts; delete the folder to begin anew")
+    return slots
+
+
+def slots_lock(root: Root, name: str) -> str:
+    """Return the path of the lock under which steps of a limiter are inserted and drawn."""
+    return str(root.path / layout.LIMITERS / name / layout.LOCK)
+
+
+def _create(root: Root, name: str) -> None:
+    """Make a limiter's array; it appears whole."""
+    target, building = root.path / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
+    path = root.counters_folder / layout.METADATA
+    document = parse_document(path.read_bytes(), path)
+    grid = {"name": "regular", "configuration": {"chunk_shape": [SLOTS]}}
+    document |= {"shape": [SLOTS], "chunk_grid": grid, "dimension_names": ["slot"]}
+    with held_lock(root.lock_path):  # nobody tidies up there meanwhile
+        try:
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+            (building / layout.METADATA).write_bytes(dump(document))
+            (building / "c.0").write_bytes(bytes(SLOTS * 8))
+            (building / layout.LOCK).touch()
+            if not target.exists():
+                os.rename(building, target)
+        except OSError as error:
+            raise storage_error(error, target) from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+
+
+class Inserted(NamedTuple):
+    """Steps committed to a store ever, and those of them whose segment is still there."""
+
+    ever: int
+    held: int
+
+
+class StepCounter:
+    """Counts the steps of a store, each row once: what a look costs is what is new. Not thread-safe.
+
+    Steps count when they are committed, also those that a capacity or an eviction by hand hides; those of a segment
+    that was deleted are in the store's own counter.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root, self._counters = root, root.counters()
+        self._raw = b""
+        self._next = -1
+        self._sealed: dict[int, int] = {}
+        self._growing: dict[int, _Growing] = {}
+        self._ever = 0
+
+    def read(self) -> Inserted:
+        """Look again."""
+        raw = self._counters.raw()
+        words = self._counters.read()
+        if raw != self._raw:
+            self._look_for_segments(int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+            self._raw = raw
+        held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
+        # A segment that is being deleted is in neither count for a moment.
+        self._ever = max(self._ever, held + int(words[layout.STEPS_EVICTED]))
+        return Inserted(self._ever, held)
+
+    def _look_for_segments(self, first: int, end: int) -> None:
+        """Take in new segments, and let go of those that were sealed or deleted."""
+        for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
+            del self._sealed[number]
+        new = segment_numbers(self._root, max(first, self._next), end)
+        for number in sorted({*self._growing, *new}):
+            try:
+                info = read_segment(self._root, number)
+                if info.steps is not None:
+                    self._sealed[number] = info.steps
+                    self._growing.pop(number, None)
+                elif number not in self._growing:
+                    self._growing[number] = _Growing(info)
+            except FileNotFoundError:
+                self._growing.pop(number, None)
+        self._next = end
+
+
+class _Growing:
+    """A segment that is not sealed, and how far its flags were read."""
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self._folder, self._lanes = info.path / layout.DONE, len(info.lanes)
+        self._chunk_rows = info.chunk_rows[layout.DONE]
+        counter = layout.COMMITTED if info.shows_live_rows else layout.DURABLE
+        self._committed = map_lane_counter(str(info.path / counter), self._lanes)
+        self._rows = np.zeros(self._lanes, np.int64)
+        self._steps = 0
+        self._flags: dict[int, NDArray[np.uint8]] = {}
+
+    def count(self) -> int:
+        """Return its steps, after reading the flags of new rows."""
+        committed = self._committed.copy()
+        for lane in np.flatnonzero(committed != self._rows).tolist():
+            row, stop = int(self._rows[lane]), int(committed[lane])
+            while row < stop:
+                chunk, inside = divmod(row, self._chunk_rows)
+                count = min(stop - row, self._chunk_rows - inside)
+                flags = self._chunk(chunk)[lane, inside : inside + count]
+                self._steps += int(np.count_nonzero(flags & _NO_STEP == 0))
+                row += count
+            self._rows[lane] = stop
+        return self._steps
+
+    def _chunk(self, chunk: int) -> NDArray[np.uint8]:
+        if chunk not in self._flags:
+            self._flags.clear()  # lanes are near each other: another chunk's turn comes once
+            path = str(self._folder / layout.chunk_key(chunk, 0))
+            nbytes = self._lanes * self._chunk_rows
+            self._flags[chunk] = map_file(path, nbytes).array("u1", (self._lanes, self._chunk_rows))
+        return self._flags[chunk]

@@ -1,0 +1,69 @@
+"""Generalized advantage estimation: float64 from the last step to the first, rounded once to float32.
+
+Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation (2016), equation 16:
+A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t + gamma * V(s_{t+1}) - V(s_t).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels import jit
+
+Floats = NDArray[np.float64]
+
+# Bits of `ends`: nothing follows a terminated step; behind a stopped one comes a value, but no further delta.
+TERMINATED, STOPS = 1, 2
+
+
+@jit.kernel(
+    "none", "floats2", "floats2", "floats2", "bytes2", "float", "float", "out_floats", "out_floats32_2",
+    "out_floats32_2",
+)  # fmt: skip
+def gae(
+    r: Floats,
+    value: Floats,
+    next_value: Floats,
+    ends: NDArray[np.uint8],
+    gamma: float,
+    gae_lambda: float,
+    carry: Floats,
+    advantage: NDArray[np.float32],
+    ret: NDArray[np.float32],
+) -> None:
+    """Write the advantages of columns of steps, and their sums with `value`; arrays are (steps, columns).
+
+    `next_value` is V of what each step led to; that of a terminated step is not read. The last step of a column is
+    bootstrapped as a stopped one is. `carry` is scratch, (columns,).
+    """
+    steps, columns = r.shape
+    carry[:] = 0.0
+    for t in range(steps - 1, -1, -1):
+        for n in range(columns):
+            following = 0.0 if ends[t, n] & TERMINATED else next_value[t, n]
+            behind = 0.0 if ends[t, n] & (TERMINATED | STOPS) else carry[n]
+            delta = r[t, n] + gamma * following - value[t, n]
+            carry[n] = delta + gamma * gae_lambda * behind
+            advantage[t, n] = carry[n]
+            ret[t, n] = carry[n] + value[t, n]
+
+
+def gae_plain(
+    r: Floats,
+    value: Floats,
+    next_value: Floats,
+    ends: NDArray[np.uint8],
+    gamma: float,
+    gae_lambda: float,
+    carry: Floats,
+    advantage: NDArray[np.float32],
+    ret: NDArray[np.float32],
+) -> None:
+    """Do what `gae` does, one step of all columns after the other."""
+    carry[:] = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for t in reversed(range(len(r))):
+            following = np.where(ends[t] & TERMINATED, 0.0, next_value[t])
+            behind = np.where(ends[t] & (TERMINATED | STOPS), 0.0, carry)
+            carry[:] = r[t] + gamma * following - value[t] + gamma * gae_lambda * behind
+            advantage[t] = carry
+            ret[t] = carry + value[t]

@@ -1,0 +1,68 @@
+"""Arguments of samplers, in their plain form or refused."""
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex
+from diskreplay.sampling.base import Distribution
+from diskreplay.sampling.uniform import Uniform
+from diskreplay.views.base import View
+
+
+def int_argument(name: str, value: Any, least: int) -> int:
+    """Return an int of at least `least`, or raise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an int of at least {least}, not {value!r}")
+    return int(value)
+
+
+def view_argument(view: Any) -> View:
+    """Return a view, or raise ValueError."""
+    if isinstance(view, type) or not (hasattr(view, "runs") and hasattr(view, "reader")):
+        raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
+    checked: View = view
+    return checked
+
+
+def distribution_argument(distribution: Any) -> Distribution:
+    """Return a distribution, `Uniform()` for None, or raise ValueError."""
+    if distribution is None:
+        return Uniform()
+    if isinstance(distribution, type) or not (hasattr(distribution, "draw") and hasattr(distribution, "weigh")):
+        raise ValueError(f"distribution must be one such as Uniform(), not {distribution!r}")
+    checked: Distribution = distribution
+    return checked
+
+
+def ids_argument(ids: Any) -> NDArray[np.int64]:
+    """Return ids with one axis, or raise InvalidIndex."""
+    if isinstance(ids, torch.Tensor):
+        ids = ids.detach().cpu().numpy()
+    given = np.asarray(ids)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidIndex(f"ids must be integers with one axis, not {given.dtype}{list(given.shape)}")
+    if given.dtype.kind == "u" and given.size and int(given.max()) > np.iinfo(np.int64).max:
+        raise InvalidIndex(f"id {given.max()} never existed")
+    return np.ascontiguousarray(given, np.int64)
+
+
+def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
+    """Return errors as float64, (count,) or (count, length): numpy, or a tensor with or without a gradient.
+
+    Raises
+    ------
+    ValueError
+        Another shape, or a value that is not finite.
+    """
+    if isinstance(td_error, torch.Tensor):
+        td_error = td_error.detach().to("cpu", torch.float64).numpy()
+    errors = np.asarray(td_error, np.float64)
+    if errors.ndim == 2 and errors.shape[1] == 1:
+        errors = errors[:, 0]
+    if errors.ndim not in (1, 2) or len(errors) != count:
+        raise ValueError(f"td_error must have one row for each of {count} ids, not shape {list(errors.shape)}")
+    return errors

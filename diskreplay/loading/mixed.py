@@ -1,0 +1,181 @@
+"""One batch from several samplers: demonstrations and own experience, for example."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from diskreplay.errors import InvalidIndex
+from diskreplay.loading.arguments import errors_argument, ids_argument, int_argument
+from diskreplay.loading.batch import Batch, Tree
+from diskreplay.loading.sampler import Sampler
+
+# Which sampler an index belongs to stands in the bits above an id's: more than 8 million segments would reach them.
+SOURCE_SHIFT = 58
+MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
+
+
+class MixedSampler:
+    """Draws from several samplers at once, a fixed share of each batch from each.
+
+    A batch holds the items of the first sampler, then those of the second, and so on. Its `index` tells the samplers
+    apart, so it means something to this mixed sampler only. Weights are those that each sampler gives its own items.
+
+    Parameters
+    ----------
+    samplers : sequence of (Sampler, float)
+        Samplers and their shares, which need not sum to one. Their batches must have the same fields. The mixed sampler
+        does not close them.
+    batch_size : int
+        Items of a batch. Where shares of it are no whole numbers, the rest is dealt out at random, so that each sampler
+        gets its share on average.
+    seed : int or None
+        Makes that a function of the seed; None is different each time.
+
+    Raises
+    ------
+    ValueError
+        An argument is none of these.
+    """
+
+    def __init__(
+        self, samplers: Sequence[tuple[Sampler, float]], *, batch_size: int = 256, seed: int | None = None
+    ) -> None:
+        self._samplers, shares = _checked(samplers)
+        self._shares = shares / shares.sum()
+        self._batch_size = int_argument("batch_size", batch_size, 1)
+        self._rng = np.random.default_rng(seed)
+
+    def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
+        """Draw a batch; see `Sampler.sample`. `beta` counts for the samplers whose distribution has weights.
+
+        Raises
+        ------
+        NotEnoughData
+            A sampler with a share has nothing to draw from.
+        ValueError
+            The samplers' batches differ in their fields.
+        """
+        size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
+        parts = []
+        for source, count in enumerate(self._counts(size)):
+            if count:
+                sampler = self._samplers[source]
+                part = sampler.sample(count, beta if sampler.distribution.weighted else None)
+                parts.append((source, part))
+        return _joined(parts)
+
+    def _counts(self, size: int) -> list[int]:
+        """Return how many items of a batch each sampler gives."""
+        exact = self._shares * size
+        counts = np.floor(exact + 1e-9).astype(np.int64)
+        rest = size - int(counts.sum())
+        if rest:
+            left = np.maximum(exact - counts, 0.0)
+            counts += np.bincount(self._rng.choice(len(left), rest, p=left / left.sum()), minlength=len(left))
+        found: list[int] = counts.tolist()
+        return found
+
+    def gather(self, ids: Any) -> Batch:
+        """Gather the batch of exactly these ids, in their order, as `Sampler.gather` does.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is none of a batch's `index`.
+        """
+        ids, sources = self._routed(ids)
+        parts, places = [], []
+        for source in np.unique(sources).tolist():
+            places.append(np.flatnonzero(sources == source))
+            parts.append((source, self._samplers[source].gather(ids[places[-1]])))
+        joined = _joined(parts)
+        order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
+        return Batch({name: _reordered(joined[name], order) for name in joined})
+
+    def update_priorities(self, index: Any, td_error: Any) -> int:
+        """Give each sampler the errors of its own items; see `Sampler.update_priorities`.
+
+        Items of samplers whose distribution has no priorities are left out.
+
+        Returns
+        -------
+        int
+            How many ids were skipped, evicted meanwhile or unknown to their view.
+        """
+        ids, sources = self._routed(index)
+        errors = errors_argument(td_error, len(ids))
+        if not np.isfinite(errors).all():
+            raise ValueError("td_error must be finite: nothing was updated")
+        skipped = 0
+        for source in np.unique(sources).tolist():
+            sampler = self._samplers[source]
+            if sampler.distribution.weighted:
+                mine = sources == source
+                skipped += sampler.update_priorities(ids[mine], errors[mine])
+        return skipped
+
+    def _routed(self, index: Any) -> tuple[Any, Any]:
+        """Return the ids in their own stores, and which sampler each belongs to."""
+        ids = ids_argument(index)
+        sources = ids >> SOURCE_SHIFT
+        unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
+        if len(unknown):
+            raise InvalidIndex(f"id {ids[unknown[0]]} is of none of the {len(self._samplers)} samplers")
+        return ids & ((1 << SOURCE_SHIFT) - 1), sources
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        return self.sample()
+
+
+def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
+    """Return the samplers and their shares."""
+    if isinstance(samplers, str) or not isinstance(samplers, Sequence) or not samplers or len(samplers) > MOST_SOURCES:
+        raise ValueError(f"samplers must be 1 to {MOST_SOURCES} pairs of a Sampler and its share, not {samplers!r}")
+    for pair in samplers:
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], Sampler):
+            raise ValueError(f"samplers must be pairs of a Sampler and its share, and {pair!r} is none")
+    shares = np.array([share for _, share in samplers], np.float64)
+    if not np.isfinite(shares).all() or (shares <= 0).any():
+        raise ValueError(f"shares must be positive numbers, not {shares.tolist()}")
+    return [sampler for sampler, _ in samplers], shares
+
+
+def _joined(parts: Sequence[tuple[int, Batch]]) -> Batch:
+    """Return one batch of several, with indices that tell them apart."""
+    first = parts[0][1]
+    for _, other in parts[1:]:
+        if _form(first) != _form(other):
+            raise ValueError(f"the samplers' batches have different fields: {first} and {other}; see `fields`")
+    fields: dict[str, Tree] = {}
+    for name in first:
+        trees = [part[name] for _, part in parts]
+        if name == "index":
+            trees = [tree | (source << SOURCE_SHIFT) for tree, (source, _) in zip(trees, parts, strict=True)]
+        fields[name] = _concatenated(trees)
+    return Batch(fields)
+
+
+def _form(batch: Batch) -> Any:
+    def of(tree: Tree) -> Any:
+        if isinstance(tree, dict):
+            return {name: of(below) for name, below in tree.items()}
+        return tree.dtype, tree.shape[1:], tree.device
+
+    return {name: of(batch[name]) for name in batch}
+
+
+def _concatenated(trees: Sequence[Tree]) -> Tree:
+    if isinstance(trees[0], dict):
+        return {name: _concatenated([tree[name] for tree in trees]) for name in trees[0]}
+    return torch.cat(list(trees))
+
+
+def _reordered(tree: Tree, order: torch.Tensor) -> Tree:
+    if isinstance(tree, dict):
+        return {name: _reordered(below, order) for name, below in tree.items()}
+    return tree[order.to(tree.device)]

@@ -1,0 +1,55 @@
+"""Batches that hold no id twice, and batches that are refused where there are fewer ids than items."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import NotEnoughData
+from diskreplay.sampling.base import Draw
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.prioritized import Prioritized
+from diskreplay.sampling.schedule import Schedule
+
+
+class Distinct:
+    """Draw ids without replacement within a batch, every set of them with the same probability. Without state."""
+
+    weighted = False
+
+    def __repr__(self) -> str:
+        return "Distinct()"
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` different ids.
+
+        Raises
+        ------
+        NotEnoughData
+            The population has fewer.
+        """
+        check_enough(population, size)
+        return Draw(population.take(rng.choice(population.size, size, replace=False)))
+
+    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
+        """Return None: all ids weigh 1."""
+        return None
+
+
+class PrioritizedOfEnough(Prioritized):
+    """`Prioritized`, for batches of no more items than there are ids."""
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids.
+
+        Raises
+        ------
+        NotEnoughData
+            The population has fewer.
+        """
+        check_enough(population, size)
+        return super().draw(population, size, rng)
+
+
+def check_enough(population: Population, size: int) -> None:
+    """Raise NotEnoughData where a population has fewer than `size` ids."""
+    if population.size < size:
+        raise NotEnoughData(f"{population.size} steps are sampleable, and a batch of {size} needs {size}: add more")

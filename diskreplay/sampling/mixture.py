@@ -1,0 +1,133 @@
+"""Some of the draws from one distribution, some from another."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.sampling.base import Distribution, Draw
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.schedule import Schedule, number
+from diskreplay.sampling.share import draw_share
+
+Ints = NDArray[np.int64]
+
+
+class Mixture:
+    """Draw each item of a batch from one of several distributions, chosen at random by their shares.
+
+    So an id has the probability P(i) = Σ share · P_d(i). If one of them is prioritized, that is what the weights are
+    made of, (N · P(i)) ** -beta over the batch's largest, with its beta; else all weigh 1.
+
+    Not thread-safe: a sampler calls it under its lock. It belongs to one sampler if any of its distributions does.
+
+    Parameters
+    ----------
+    parts : sequence of (distribution, share)
+        Shares are above 0; only their ratios count.
+
+    Raises
+    ------
+    ValueError
+        There are none, a share is none of these, or a distribution does not fit: a `Sweep` must have no end, and
+        `Prioritized` must normalize over the batch.
+    """
+
+    normalize = "batch"
+
+    def __init__(self, parts: Sequence[tuple[Distribution, float]]) -> None:
+        try:
+            given = [(distribution, share) for distribution, share in parts]
+        except (TypeError, ValueError):
+            raise ValueError(f"parts must be (distribution, share) pairs, not {parts!r}") from None
+        if not given:
+            raise ValueError("parts must name at least one distribution")
+        self._parts: list[Any] = []
+        shares = []
+        for i, (distribution, share) in enumerate(given):
+            if not hasattr(distribution, "draw") or not hasattr(distribution, "chances"):
+                raise ValueError(f"parts[{i}] must begin with a distribution such as Uniform(), not {distribution!r}")
+            if getattr(distribution, "passes", None) is not None:
+                raise ValueError(f"parts[{i}] is {distribution}, which ends: only Sweep(passes=None) fits")
+            if getattr(distribution, "normalize", "batch") != "batch":
+                raise ValueError(f'parts[{i}] must have normalize="batch": the largest weight of a store is not known')
+            self._parts.append(distribution)
+            shares.append(number(f"the share of parts[{i}]", share, above=0.0))
+        self._shares = np.array(shares) / sum(shares)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether beta means anything: one of them is prioritized."""
+        return any(part.weighted for part in self._parts)
+
+    @property
+    def eta(self) -> float:
+        """That of the first prioritized distribution, see there; 1 where there is none."""
+        return next((float(part.eta) for part in self._parts if part.weighted), 1.0)
+
+    def __repr__(self) -> str:
+        return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids of a population that is not empty."""
+        return self.draw_share(population, size, rng, 0, 1)
+
+    def draw_share(
+        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> Draw:
+        """Draw `size` of a rank's ids, as `draw` does: each distribution gives its share of what the rank gets."""
+        # Not by thinning out the whole mixture: a sweep would lose ids. Among several ranks the probabilities are then
+        # those of `chances` but for how evenly each distribution falls on the ranks, which are dealt by row.
+        ids = np.empty(size, np.int64)
+        which = np.searchsorted(np.cumsum(self._shares)[:-1], rng.random(size), side="right")
+        for i, part in enumerate(self._parts):
+            chosen = np.flatnonzero(which == i)
+            if len(chosen):
+                ids[chosen] = draw_share(part, population, len(chosen), rng, rank, world_size).ids
+        return Draw(ids, self.chances(population, ids) if self.weighted else None, population.size)
+
+    def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        found = np.zeros(len(ids))
+        for part, share in zip(self._parts, self._shares, strict=True):
+            found += share * part.chances(population, ids)
+        return found
+
+    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
+        """Return the weight of each drawn id, by the beta of the first prioritized distribution, or None."""
+        for part in self._parts:
+            if part.weighted:
+                weights: NDArray[np.float32] = part.weigh(draw, beta, batches)
+                return weights
+        return None
+
+    def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
+        """Update all that are prioritized; see `Prioritized.update`."""
+        return max(
+            (part.update(population, ids, td_error, loss_mask) for part in self._parts if part.weighted), default=0
+        )
+
+    def claim(self, owner: object) -> None:
+        """Belong to this owner with all that have state; see `Owned.claim`."""
+        for part in self._parts:
+            if hasattr(part, "claim"):
+                part.claim(owner)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all that have one, by their place."""
+        return {str(i): part.state_dict() for i, part in enumerate(self._parts) if hasattr(part, "state_dict")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            It is another mixture's.
+        """
+        stateful = {str(i): part for i, part in enumerate(self._parts) if hasattr(part, "load_state_dict")}
+        if set(stateful) != set(state):
+            raise ValueError(f"this is no state of {self}: it has {sorted(state)}, not {sorted(stateful)}")
+        for key, part in stateful.items():
+            part.load_state_dict(state[key])

@@ -1,0 +1,272 @@
+"""Prioritized replay: ids in proportion to the errors that they last gave."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.sampling.base import Draw, Owned
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.priorities import PriorityTable
+from diskreplay.sampling.schedule import Schedule, number, scheduled
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Prioritized(Owned):
+    """Draw ids in proportion to |td| ** alpha: proportional prioritization, Schaul et al. 2016 (sections 3.3 and 3.4).
+
+    P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids have the largest priority so far, 1 before any update. The
+    weight of a drawn id is (N · P(i)) ** -beta over the largest such weight, where N counts the ids that can be drawn.
+
+    It holds priorities, and so belongs to one sampler, under whose lock it is called. Each kind of id has a table of
+    its own: all transitions share one, sequences of each (length, overlap, pad) have another. A table is made when its
+    kind is first drawn from, and kept while the view is switched.
+
+    Parameters
+    ----------
+    alpha : float
+        Exponent of the priorities, at least 0; 0 is uniform. It may be set at run time.
+    beta : float or schedule
+        Exponent of the weights, at least 0; a schedule such as `Linear(0.4, 1.0, 1_000_000)` is counted in delivered
+        batches.
+    eps : float
+        What is added to each |td|, above 0, so that every id is drawn now and then.
+    eta : float
+        Priorities of sequences are eta · max |td| + (1 - eta) · mean |td| (Kapturowski et al. 2019, section 2.3).
+    normalize : {"batch", "store"}
+        Over what the largest weight is taken: the batch, or all that can be drawn.
+    stratified : bool
+        Whether one id is drawn from each of as many equal parts of the total as the batch has items (section B.2.1);
+        False draws them independently.
+
+    Raises
+    ------
+    ValueError
+        An argument is none of these.
+    """
+
+    weighted = True
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float | Schedule = 0.4,
+        eps: float = 1e-6,
+        eta: float = 0.9,
+        normalize: str = "batch",
+        stratified: bool = True,
+    ) -> None:
+        super().__init__()
+        self._alpha = number("alpha", alpha, 0.0)
+        self._beta = scheduled("beta", beta, 0.0)
+        self._eps = number("eps", eps, above=0.0)
+        self._eta = number("eta", eta, 0.0, 1.0)
+        if normalize not in ("batch", "store"):
+            raise ValueError(f'normalize must be "batch" or "store", not {normalize!r}')
+        if not isinstance(stratified, bool | np.bool_):
+            raise ValueError(f"stratified must be True or False, not {stratified!r}")
+        self._normalize, self._stratified = normalize, bool(stratified)
+        self._tables: dict[tuple[Any, ...], PriorityTable] = {}
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of the priorities. Setting it counts from the next draw on, which then costs as much as a pass."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._alpha = number("alpha", alpha, 0.0)
+
+    @property
+    def beta(self) -> float | Schedule:
+        """Exponent of the weights, or a schedule; it may be set at run time."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, beta: float | Schedule) -> None:
+        self._beta = scheduled("beta", beta, 0.0)
+
+    @property
+    def eps(self) -> float:
+        """What is added to each |td|."""
+        return self._eps
+
+    @property
+    def eta(self) -> float:
+        """The share of the largest error in the priority of a sequence."""
+        return self._eta
+
+    @property
+    def normalize(self) -> str:
+        """Over what the largest weight is taken: "batch" or "store"."""
+        return self._normalize
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it holds no priorities yet."""
+        return not self._tables
+
+    def __repr__(self) -> str:
+        beta = self._beta if callable(self._beta) else f"{self._beta:g}"
+        return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
+
+    def _followed(self, population: Population) -> PriorityTable:
+        """Return the table of the population's kind, up to date with it."""
+        table = self._tables.get(population.kind)
+        if table is None:
+            table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
+        table.set_alpha(self._alpha)
+        table.follow(population)
+        return table
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids of a population that is not empty."""
+        table = self._followed(population)
+        total = table.tree.total
+        targets = rng.random(size)
+        if self._stratified:
+            targets += np.arange(size)
+            targets *= total / size
+        else:
+            targets *= total
+        places, masses = table.tree.find(targets)
+        masses /= total
+        least = table.tree.least / total if self._normalize == "store" else 0.0
+        return Draw(table.ids[places], masses, population.size, least)
+
+    def chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        table = self._followed(population)
+        places = table.places(population, ids)
+        return np.where(places >= 0, table.tree.masses[places] / (table.tree.total or 1.0), 0.0)
+
+    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32]:
+        """Return the importance weight of each drawn id, at most 1.
+
+        Parameters
+        ----------
+        draw : Draw
+            What `draw` returned.
+        beta : float or schedule or None
+            Exponent of this batch's weights; None is the distribution's own.
+        batches : int
+            Batches delivered before this one, for a schedule.
+        """
+        exponent = self._beta if beta is None else scheduled("beta", beta, 0.0)
+        if callable(exponent):
+            exponent = number("beta", exponent(batches), 0.0)
+        # Here and not above: it loads numba, which nobody needs to make a distribution.
+        from diskreplay.kernels.table import chosen
+
+        assert draw.chances is not None
+        # N cancels against the largest weight, which is that of the smallest chance.
+        least = draw.least if self._normalize == "store" else draw.chances.min(initial=1.0)
+        weights = least / draw.chances
+        chosen("powers")(weights, exponent, 0.0, 1.0, weights)
+        return weights.astype(np.float32)
+
+    def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
+        """Set the priorities of ids from their errors; nothing is changed if it raises.
+
+        Parameters
+        ----------
+        population : Population
+            What can be drawn now, refreshed at least once.
+        ids : (n,) int64
+            Which ids; the last value counts where one is named twice.
+        td_error : (n,) or (n, 1) float, or (n, length) with a loss mask
+            Errors of either sign.
+        loss_mask : (n, length) bool, optional
+            The steps of each sequence that count; see `sequence_error`.
+
+        Returns
+        -------
+        int
+            How many of the ids cannot be drawn: they were evicted, or the view does not offer them.
+
+        Raises
+        ------
+        ValueError
+            Another shape, or a value that is not finite.
+        """
+        error = np.asarray(td_error, np.float64)
+        if error.ndim == 2 and error.shape[1] == 1:
+            error = error[:, 0]
+        elif error.ndim == 2 and loss_mask is not None:
+            error = sequence_error(error, loss_mask, self._eta)
+        if error.shape != (len(ids),):
+            raise ValueError(f"td_error must have one value for each of {len(ids)} ids, not shape {list(error.shape)}")
+        raw = np.abs(error)
+        if not np.isfinite(raw.max(initial=0.0)):
+            worst = np.flatnonzero(~np.isfinite(raw))[0]
+            raise ValueError(f"td_error[{worst}] is {error[worst]}: nothing was updated")
+        raw += self._eps
+        return self._followed(population).update(population, np.ascontiguousarray(ids, np.int64), raw)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tables: by kind, written as JSON, dicts of arrays and numbers."""
+        return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned: ids that are gone are dropped, those not in it are new.
+
+        Raises
+        ------
+        ValueError
+            This is no such state; nothing is changed.
+        """
+        least = self._normalize == "store"
+        tables = {_kind(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
+        self._tables = tables
+
+
+def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
+    """Return one error a sequence, eta · max |td| + (1 - eta) · mean |td| (Kapturowski et al. 2019, section 2.3).
+
+    Parameters
+    ----------
+    td_error : (batch, length) float
+        The error of each step.
+    loss_mask : (batch, length) bool
+        Which steps count.
+    eta : float
+        The share of the largest error.
+
+    Returns
+    -------
+    (batch,) float64
+        0 for a sequence of which no step counts.
+
+    Raises
+    ------
+    ValueError
+        The shapes differ, or an error that counts is not finite.
+    """
+    counts = np.asarray(loss_mask, bool)
+    error = np.abs(np.asarray(td_error, np.float64))
+    if error.ndim != 2 or error.shape != counts.shape:
+        raise ValueError(
+            f"td_error must be (batch, length) as loss_mask, {list(counts.shape)}, not {list(error.shape)}"
+        )
+    error = np.where(counts, error, 0.0)
+    if not np.isfinite(error).all():
+        row, step = np.argwhere(~np.isfinite(error))[0]
+        raise ValueError(f"td_error[{row}, {step}] is {error[row, step]}: nothing was updated")
+    largest = error.max(axis=1, initial=0.0)
+    mean = error.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    found: Floats = eta * largest + (1.0 - eta) * mean
+    return found
+
+
+def _kind(text: str) -> tuple[Any, ...]:
+    try:
+        parts = json.loads(text)
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list):
+        raise ValueError(f"{text!r} is no kind of id: these are no saved priorities")
+    return tuple(parts)

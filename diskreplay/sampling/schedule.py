@@ -1,0 +1,87 @@
+"""Numbers that change as batches are delivered."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From `start` to `end` in equal steps, then `end` for ever; counted in delivered batches.
+
+    Without state: the sampler counts. Any function from the number of batches delivered before to a number may stand
+    in its place.
+
+    Parameters
+    ----------
+    start, end : float
+        The first value and the last.
+    steps : int
+        Batches from one to the other: batch 0 has `start`, batch `steps` and later ones `end`.
+
+    Raises
+    ------
+    ValueError
+        An argument is none of these.
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 1:
+            raise ValueError(f"steps must be an int of at least 1, not {self.steps!r}")
+        object.__setattr__(self, "steps", int(self.steps))
+
+    def __call__(self, batches: int) -> float:
+        """Return the value after so many batches."""
+        done = min(batches / self.steps, 1.0)
+        return (1.0 - done) * self.start + done * self.end
+
+    def __str__(self) -> str:
+        return f"{self.start}→{self.end}"
+
+
+def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> float:
+    """Return a finite float within limits.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    good = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    if good and least <= float(value) <= most and float(value) > above:
+        return float(value)
+    if above > -math.inf:
+        limits = f" above {above:g}"
+    elif most < math.inf:
+        limits = f" from {least:g} to {most:g}"
+    else:
+        limits = f" of at least {least:g}" if least > -math.inf else ""
+    raise ValueError(f"{name} must be a finite number{limits}, not {value!r}")
+
+
+def scheduled(name: str, value: Any, least: float = -math.inf, above: float = -math.inf) -> float | Schedule:
+    """Return a number within limits as a float, or a schedule as it is; the ends of a `Linear` keep the limits too.
+
+    Raises
+    ------
+    ValueError
+        It is neither.
+    """
+    if isinstance(value, Linear):
+        number(f"{name}.start", value.start, least, above=above)
+        number(f"{name}.end", value.end, least, above=above)
+        return value
+    if callable(value):
+        schedule: Schedule = value
+        return schedule
+    return number(name, value, least, above=above)

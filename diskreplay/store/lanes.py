@@ -1,0 +1,99 @@
+"""Writers' lanes across segments: which lane of a segment carries on which, and which writers may still append."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format.durable import is_locked
+from diskreplay.format.layout import MAX_LANES, POSITION_BITS, POSITION_MASK
+from diskreplay.format.sealing import may_seal
+
+Ints = NDArray[np.int64]
+
+LANE_BITS = MAX_LANES.bit_length() - 1
+
+
+def writer_and_lane(key: Any) -> tuple[Any, Any]:
+    """Return the writer and the lane of a key, or of an array of them."""
+    return key >> LANE_BITS, key & (MAX_LANES - 1)
+
+
+class LaneMap:
+    """Where the lanes of all segments belong: arrays by segment lane, ``lane_base[slot] + lane`` of a snapshot.
+
+    ``key`` is ``writer << 20 | lane``, -1 where the segment was gone before it was seen; keys are in the order of
+    (writer, lane). ``slot`` is the segment's, ``following`` the segment lane in which the same lane goes on, -1: none.
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._generation: int | None = None
+        self._clear(0)
+
+    def _clear(self, origin: int) -> None:
+        self.key: Ints = np.zeros(0, np.int64)
+        self.slot: Ints = np.zeros(0, np.int64)
+        self.following: Ints = np.zeros(0, np.int64)
+        self._origin = origin
+        self._base: Ints = np.zeros(0, np.int64)
+        self._counts: Ints = np.zeros(0, np.int64)
+
+    def update(self, snapshot: Any) -> None:
+        """Take in the segments of a newer snapshot."""
+        if snapshot.generation != self._generation:
+            self._generation = snapshot.generation
+            self._clear(snapshot.origin)
+        seen, slots = len(self._base), len(snapshot.lanes)
+        if slots == seen:
+            return
+        # Of segments that are gone too, which have no lanes in the snapshot.
+        self._base = snapshot.lane_base
+        self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
+        keys = [self.key]
+        for info, count in zip(snapshot.tables.infos[seen:slots], self._counts[seen:].tolist(), strict=True):
+            if info is None:
+                keys.append(np.full(count, -1))
+            else:
+                keys.append((info.writer << LANE_BITS) + np.array(info.lanes, np.int64))
+        self.key = np.concatenate(keys)
+        self.slot = np.repeat(np.arange(slots), self._counts)
+        order = np.argsort(self.key, kind="stable")
+        same = (self.key[order][1:] == self.key[order][:-1]) & (self.key[order][1:] >= 0)
+        self.following = np.full(len(self.key), -1)
+        self.following[order[:-1][same]] = order[1:][same]
+
+    def places(self, ids: Ints) -> Ints:
+        """Return the segment lane of each id of a snapshot that was taken in."""
+        slot = (ids >> POSITION_BITS) - self._origin
+        places: Ints = self._base[slot] + (ids & POSITION_MASK) % self._counts[slot]
+        return places
+
+    def next_rows(self, snapshot: Any, places: Ints) -> Ints:
+        """Return for each segment lane the next one in which the same lane has rows, -1 where there is none."""
+        found = self.following[places]
+        while True:
+            empty = found >= 0
+            empty[empty] = snapshot.committed[found[empty]] == 0
+            if not empty.any():
+                return found
+            found[empty] = self.following[found[empty]]
+
+    def growing(self, snapshot: Any) -> Ints:
+        """Return the keys of all lanes of writers that have a segment which is not sealed, in order."""
+        live = np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0))
+        lanes = self.key[np.isin(self.slot, live)]
+        writers = np.unique(lanes >> LANE_BITS)
+        known = np.unique(self.key[self.key >= 0])
+        return known[np.isin(known >> LANE_BITS, writers)]
+
+
+def is_abandoned(snapshot: Any, writer: int) -> bool:
+    """Tell whether a writer with unsealed segments died: none of them is locked, and this machine would see a lock."""
+    infos = snapshot.tables.infos[: len(snapshot.lanes)]
+    live = [
+        info
+        for info, sealed, lanes in zip(infos, snapshot.sealed, snapshot.lanes, strict=True)
+        if info is not None and info.writer == writer and lanes and not sealed
+    ]
+    return all(may_seal(info) and not is_locked(info.lock_path) for info in live)

@@ -1,0 +1,165 @@
+"""Steps one by one, and what follows each of them in its lane: from the flags of the rows around it.
+
+A lane's chain of steps goes on from a step to the next of its episode, and from the last step of an episode that was
+cut for its length to the first of its continuation, which may lie in the writer's next segment.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex
+from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
+from diskreplay.kernels.scan import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, TERMINATED, TRUNCATED
+from diskreplay.store.lanes import LaneMap
+from diskreplay.views.base import Ints
+from diskreplay.views.windows import Windows
+
+Bools = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
+
+NONE = -1
+
+
+class Following(NamedTuple):
+    """What follows each step: arrays of one length.
+
+    `successor` is the id of the lane's next step in the chain, NONE where the chain ends or goes no further yet.
+    `truncated` also tells the last step of an episode that was cut and is not continued. `obs` says where the
+    observation that the step led to lies, where `has_obs`.
+    """
+
+    terminated: Bools
+    truncated: Bools
+    successor: Ints
+    has_obs: Bools
+    obs: Windows
+
+
+class Chains:
+    """Finds steps and what follows them. Not thread-safe: it keeps what it has learnt of a store's lanes."""
+
+    def __init__(self) -> None:
+        self._lanes = LaneMap()
+
+    def find(self, snapshot: Any, ids: Ints, stack: int, refuse: Callable[[int], InvalidIndex]) -> Windows:
+        """Return windows of one row, that of the step of each id; `floor` is right for stacks of `stack` frames.
+
+        Raises
+        ------
+        InvalidIndex
+            `refuse` says it, of the first id that is no visible step's.
+        """
+        slot = (ids >> SEGMENT_SHIFT) - snapshot.origin
+        good = (ids >= snapshot.frontier) & (slot >= 0) & (slot < len(snapshot.lanes))
+        good[good] = snapshot.lanes[slot[good]] > 0
+        if not good.all():
+            raise refuse(int(ids[np.argmin(good)]))
+        steps = place(snapshot, ids)
+        good = steps.row < committed(snapshot, steps)
+        if good.all():
+            good = flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
+        if not good.all():
+            raise refuse(int(ids[np.argmin(good)]))
+        if stack > 1:
+            self._set_floor(snapshot, ids, steps, stack)
+        return steps
+
+    def _set_floor(self, snapshot: Any, ids: Ints, steps: Windows, stack: int) -> None:
+        """Find the oldest row that a stack may show: the episode's first, or the first that retention has left."""
+        lanes = snapshot.lanes[steps.slot]
+        kept = -(-((snapshot.frontier & WITHIN_SEGMENT) - steps.lane) // lanes)
+        kept[ids >> SEGMENT_SHIFT != snapshot.frontier >> SEGMENT_SHIFT] = 0
+        steps.floor[:] = np.maximum(np.maximum(kept, steps.row - stack + 1), 0)
+        flags = np.empty((len(ids), stack), np.uint8)
+        steps.gather(snapshot, "done", steps.row, steps.row + 1, 1 - stack, stack, flags)
+        newest_first = flags[:, ::-1] & FIRST != 0
+        back = np.where(newest_first.any(axis=1), newest_first.argmax(axis=1), stack)
+        np.maximum(steps.floor, steps.row - back, out=steps.floor)
+
+    def follow(self, snapshot: Any, ids: Ints, steps: Windows) -> Following:
+        """Find what follows each of these steps."""
+        own = flags_at(snapshot, steps, steps.row, steps.row)
+        rows = committed(snapshot, steps)
+        behind = flags_at(snapshot, steps, steps.row + 1, rows - 1)
+        flagged = own & (TERMINATED | TRUNCATED) != 0
+        newest = steps.row + 1 >= rows
+        going_on = ~flagged & ~newest & (behind & (NO_STEP | FIRST) == 0)
+        successor = np.where(going_on, ids + snapshot.lanes[steps.slot], NONE)
+        loose = np.flatnonzero(~flagged & ~going_on)
+        moved_on = np.zeros(len(ids), np.bool_)
+        if len(loose):
+            after = steps.row[loose] + 1 + (behind[loose] & NO_STEP != 0)
+            successor[loose], moved_on[loose] = self._continuations(snapshot, ids[loose], after)
+        observed = snapshot.observed[snapshot.lane_base[steps.slot] + steps.lane]
+        still_open = ~flagged & newest & ~snapshot.sealed[steps.slot] & ~moved_on
+        has_obs = going_on | (behind & OBSERVATION_ONLY != 0) | (still_open & (steps.row + 1 < observed))
+        cut = ~flagged & ~going_on & ~still_open & (successor == NONE)
+        obs = _copy(steps)
+        obs.row += 1
+        elsewhere = np.flatnonzero(~has_obs & (successor != NONE))
+        if len(elsewhere):
+            target = place(snapshot, successor[elsewhere])
+            obs.table[:, elsewhere] = target.table
+            has_obs[elsewhere] = True
+        obs.after[:] = obs.row + 1
+        truncated = (own & TRUNCATED != 0) | cut
+        return Following(own & TERMINATED != 0, truncated, successor, has_obs, obs)
+
+    def _continuations(self, snapshot: Any, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
+        """Return the first step of the continuation of each episode that ends before row `after` of its lane.
+
+        Also whether the lane has a row there, or in a later segment: then nothing is appended to the episode.
+        """
+        self._lanes.update(snapshot)
+        lane = self._lanes.places(ids)
+        inside = after < snapshot.committed[lane]
+        lane = np.where(inside, lane, self._lanes.next_rows(snapshot, lane))
+        row = np.where(inside, after, 0)
+        found = lane >= 0
+        found[found] = snapshot.lanes[self._lanes.slot[lane[found]]] > 0
+        successor, known = np.full(len(ids), NONE), np.flatnonzero(found)
+        slot = self._lanes.slot[lane[known]]
+        position = row[known] * snapshot.lanes[slot] + lane[known] - snapshot.lane_base[slot]
+        first = ((slot + snapshot.origin) << SEGMENT_SHIFT) | position
+        target = place(snapshot, first)
+        continues = flags_at(snapshot, target, target.row, target.row) & (FIRST | CUT) == FIRST | CUT
+        successor[known[continues]] = first[continues]
+        return successor, found
+
+
+def place(snapshot: Any, ids: Ints) -> Windows:
+    """Return windows of one row, that of each id; stacks repeat it."""
+    windows = Windows(len(ids))
+    windows.slot[:] = (ids >> SEGMENT_SHIFT) - snapshot.origin
+    lanes = snapshot.lanes[windows.slot]
+    np.divmod(ids & WITHIN_SEGMENT, lanes, windows.row, windows.lane)
+    windows.floor[:] = windows.row
+    windows.after[:] = windows.row + 1
+    return windows
+
+
+def committed(snapshot: Any, windows: Windows) -> Ints:
+    """Return the committed rows of each window's lane."""
+    rows: Ints = snapshot.committed[snapshot.lane_base[windows.slot] + windows.lane]
+    return rows
+
+
+def flags_at(snapshot: Any, windows: Windows, row: Ints, last: Ints) -> Bytes:
+    """Return the flags of a row of each window's lane, 0 for rows behind `last`."""
+    flags = np.empty((len(row), 1), np.uint8)
+    windows.gather(snapshot, "done", row, last + 1, 0, 1, flags)
+    return flags[:, 0]
+
+
+def take(windows: Windows, at: Ints) -> Windows:
+    """Return some of the windows."""
+    chosen = Windows(len(at))
+    chosen.table[:] = windows.table[:, at]
+    return chosen
+
+
+def _copy(windows: Windows) -> Windows:
+    return take(windows, np.arange(windows.table.shape[1]))

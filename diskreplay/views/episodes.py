@@ -1,0 +1,66 @@
+"""The view of whole episodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diskreplay.kernels.runs import IdRuns, after_frontier
+from diskreplay.views.arguments import described, positive
+from diskreplay.views.base import OPEN, EpisodeColumns, Reader
+from diskreplay.views.sequences import sampleable_steps
+
+
+@dataclass(frozen=True, repr=False)
+class Episodes:
+    """Whole ended episodes: an id is that of an episode's first step.
+
+    The batch has the fields of `Sequences`, (batch, L, ...), where L is the length of its longest episode, in steps.
+    An episode whose first steps a capacity has hidden is not sampled.
+
+    Immutable: any thread may use it, and several samplers may share it.
+
+    Parameters
+    ----------
+    max_length : int or None
+        Of longer episodes only the first `max_length` steps are gathered. None: all of them; then one long episode
+        makes every item of its batch as long.
+
+    Raises
+    ------
+    ValueError
+        `max_length` is none of these.
+    """
+
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None:
+            object.__setattr__(self, "max_length", positive("max_length", self.max_length, "or None for no limit"))
+
+    def __repr__(self) -> str:
+        return described(self, ())
+
+    @property
+    def kind(self) -> tuple[str]:
+        """All episodes share one table of priorities, whatever their `max_length`."""
+        return ("episodes",)
+
+    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
+        """Return the first step of each ended episode, those below `frontier` left out."""
+        offered = ((episodes.end & OPEN) == 0) & (sampleable_steps(episodes) > 0)
+        return after_frontier(IdRuns(episodes.first, episodes.stride, offered.astype(np.int64)), frontier)
+
+    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+        """Bind the view to a schema; `fields` names what a batch holds, None all.
+
+        Raises
+        ------
+        ValueError
+            `fields` names something that a batch has not.
+        """
+        # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
+        from diskreplay.views.sequences_reader import EpisodesReader
+
+        return EpisodesReader(self, schema, fields)

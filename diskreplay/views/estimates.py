@@ -1,0 +1,51 @@
+"""Advantages of columns of steps that are in memory."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels.gae import TERMINATED
+from diskreplay.kernels.table import chosen
+from diskreplay.views.arguments import fraction
+
+_gae = chosen("gae")
+
+Floats32 = NDArray[np.float32]
+
+
+def advantages(
+    rewards: Any, values: Any, last_values: Any, dones: Any, gamma: float, gae_lambda: float
+) -> tuple[Floats32, Floats32]:
+    """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
+
+    Nothing follows a step that is done; the last step of a column is bootstrapped with its last value.
+
+    Parameters
+    ----------
+    rewards, values : (num_steps, columns)
+        Of each step.
+    last_values : (columns,)
+        V of the observation behind each column.
+    dones : (num_steps, columns)
+        Whether each step ended its episode.
+    gamma, gae_lambda : float
+        Discount a step, and the exponent's base of the estimate, 0 to 1.
+
+    Returns
+    -------
+    (num_steps, columns) float32, twice
+        The advantages, and the returns: advantage + value.
+
+    Raises
+    ------
+    ValueError
+        `gamma` or `gae_lambda` is not from 0 to 1.
+    """
+    gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
+    r, v = np.array(rewards, np.float64), np.array(values, np.float64)
+    following = np.concatenate([v[1:], np.asarray(last_values, np.float64)[None]])
+    ends = np.where(np.asarray(dones) != 0, TERMINATED, 0).astype(np.uint8)
+    advantage, ret = np.empty(r.shape, np.float32), np.empty(r.shape, np.float32)
+    _gae(r, v, following, ends, gamma, gae_lambda, np.empty(r.shape[1]), advantage, ret)
+    return advantage, ret

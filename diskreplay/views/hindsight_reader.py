@@ -1,0 +1,167 @@
+"""How transitions are relabelled: gather them as they are, then replace goals and rewards in the batch."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels.table import chosen
+from diskreplay.views.base import Block, Ints, Leaf
+from diskreplay.views.hindsight import Hindsight
+from diskreplay.views.transitions_reader import TransitionsReader
+from diskreplay.views.windows import Windows, refuse
+
+if TYPE_CHECKING:
+    from diskreplay.views.transitions import Transitions
+
+_nstep = chosen("nstep")
+
+ACHIEVED, DESIRED = "obs/achieved_goal", "obs/desired_goal"
+TO_THE_END = -1  # as many steps as the episode has
+ALL_BEFORE = 1 << 40  # more rows than a lane can have
+
+
+class HindsightReader:
+    """Gathers `Transitions` with `Hindsight`. Not thread-safe: it owns scratch memory.
+
+    `fill` relabels only when `seed` came before it: the same seed, snapshot and ids give the same batch.
+    """
+
+    def __init__(
+        self, view: "Transitions", hindsight: Hindsight, schema: Any, fields: Sequence[str] | None = None
+    ) -> None:
+        _check_goals(schema)
+        self._view = view
+        self._hindsight = hindsight
+        self._plain = TransitionsReader(view, schema, fields)
+        self.leaves: Sequence[Leaf] = self._plain.leaves
+        self._goal = schema.leaves[ACHIEVED]
+        place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
+        shown = (("obs", "desired_goal"), ("next_obs", "desired_goal"))
+        self._shown = [place[path] for path in shown if path in place]
+        recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)
+        self._reward = place.get(("reward",), -1) if recomputed else -1
+        self._entropy: int | None = None
+
+    def seed(self, entropy: int | None) -> None:
+        """Say what the next `fill`, and no later one, draws goals from; None: it relabels nothing."""
+        self._entropy = entropy
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather the transitions of these ids into the block, everything but their weights.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is not sampleable.
+        ValueError
+            The reward function returns something else than finite numbers.
+        """
+        entropy, self._entropy = self._entropy, None
+        self._plain.fill(snapshot, ids, block)
+        if entropy is None:
+            return
+        # Drawn for every item, wanted or not: what becomes of one does not depend on the others.
+        chance, choice = np.random.Generator(np.random.PCG64(entropy)).random((2, len(ids)))
+        items = np.flatnonzero(chance < self._hindsight.ratio)
+        windows = self._find(snapshot, ids[items], looks_back=self._hindsight.strategy == "episode")
+        k, last = self._bounds(windows)
+        known = np.flatnonzero(windows.row + k <= last)
+        if len(known) < len(items):
+            items, k, last, windows = items[known], k[known], last[known], _chosen(windows, known)
+        if len(items):
+            self._relabel(snapshot, windows, k, last, choice[items], items, block)
+
+    def check(self, snapshot: Any, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
+        self._find(snapshot, ids)
+
+    def _find(self, snapshot: Any, ids: Ints, looks_back: bool = False) -> Windows:
+        """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""
+        windows = Windows(len(ids))
+        bad = windows.find(snapshot, ids, TO_THE_END, ALL_BEFORE if looks_back else 1, False)
+        if bad >= 0:
+            raise refuse(snapshot, int(ids[bad]), self._view)
+        return windows
+
+    def _bounds(self, windows: Windows) -> tuple[Ints, Ints]:
+        """Return the steps of the view's windows, and the last row of each episode that has an observation."""
+        k = windows.k.copy() if self._view.n_step is None else np.minimum(windows.k, self._view.n_step)
+        return k, windows.after - (windows.obs_stop == 0)
+
+    def _relabel(
+        self,
+        snapshot: Any,
+        windows: Windows,
+        k: Ints,
+        last: Ints,
+        choice: NDArray[np.float64],
+        items: Ints,
+        block: Block,
+    ) -> None:
+        """Replace goals and rewards of these items of the block."""
+        strategy = self._hindsight.strategy
+        # A goal is what the observation after a step achieved, so the first that counts is one row later.
+        first = last if strategy == "final" else (windows.row if strategy == "future" else windows.floor) + 1
+        row = first + (choice * (last - first + 1)).astype(np.int64)
+        goals = self._achieved(snapshot, windows, row, row + 1, 0, 1)[:, 0]
+        for place in self._shown:
+            shown = block.arrays[place]
+            frames = (1,) * (shown.ndim - goals.ndim)
+            shown[items] = goals.reshape(len(items), *frames, *self._goal.shape)
+        if self._reward >= 0:
+            block.arrays[self._reward][items] = self._returns(snapshot, windows, k, goals)
+
+    def _returns(self, snapshot: Any, windows: Windows, k: Ints, goals: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the n-step returns under these goals."""
+        size, width = len(k), int(k.max())
+        inside = np.arange(width) < k[:, None]
+        achieved = self._achieved(snapshot, windows, windows.row, windows.row + k + 1, 1, width)[inside]
+        rewards = self._hindsight.rewards(achieved, np.repeat(goals, k, axis=0))
+        r = np.zeros((size, width))
+        for leaf, dtype, weight in self._plain.weights:
+            if leaf == "reward":
+                r[inside] += rewards * weight
+                continue
+            raw = np.empty((size, width * dtype.itemsize), np.uint8)
+            windows.gather(snapshot, leaf, windows.row, windows.row + k, 0, width, raw)
+            r += raw.view(dtype) * weight
+        found = np.empty(size, np.float32)
+        unwanted = np.empty(size, np.float32), np.empty(size, np.bool_), np.empty(size, np.bool_)
+        _nstep(r, 0, k, windows.ends, self._view.gamma, np.empty(size), np.empty(size), found, *unwanted)
+        return found
+
+    def _achieved(
+        self, snapshot: Any, windows: Windows, row: Ints, stop: Ints, offset: int, length: int
+    ) -> NDArray[Any]:
+        """Return the achieved goals (items, length, *shape) of rows row + offset, ...; zeros from `stop` on."""
+        raw = np.empty((len(row), length * self._goal.row_bytes), np.uint8)
+        windows.gather(snapshot, ACHIEVED, row, stop, offset, length, raw)
+        return raw.view(self._goal.dtype).reshape(len(row), length, *self._goal.shape)
+
+
+def _chosen(windows: Windows, which: Ints) -> Windows:
+    kept = Windows(len(which))
+    kept.table[:], kept.ends[:] = windows.table[:, which], windows.ends[which]
+    return kept
+
+
+def _check_goals(schema: Any) -> None:
+    """Refuse observations that are not goal-conditioned, naming what is missing."""
+    wanted = 'relabel needs observations that are a dict with "observation", "achieved_goal" and "desired_goal"'
+    names = [leaf.split("/")[1:] for leaf in schema.leaves if leaf.split("/")[0] == "obs"]
+    if [] in names:
+        raise ValueError(f"{wanted}; those of this store are one array")
+    keys = list(dict.fromkeys(path[0] for path in names))
+    for key in ("observation", "achieved_goal", "desired_goal"):
+        if key not in keys:
+            raise ValueError(f"{wanted}; those of this store have no {key!r}, but {', '.join(map(repr, keys))}")
+        if key != "observation" and [key] not in names:
+            raise ValueError(f"relabel needs goals that are one array each; {key!r} of this store is nested")
+    achieved, desired = schema.leaves[ACHIEVED], schema.leaves[DESIRED]
+    if (achieved.dtype, achieved.shape) != (desired.dtype, desired.shape):
+        raise ValueError(
+            f"relabel needs goals of one dtype and shape; in this store achieved_goal is {achieved.dtype}"
+            f"{list(achieved.shape)} and desired_goal {desired.dtype}{list(desired.shape)}"
+        )

@@ -1,0 +1,235 @@
+"""How rollouts are gathered: copy the leaves, follow each column's chain, bootstrap where it stops, sum backwards.
+
+A batch is a grid of ids, (num_steps, columns), one row after the other; all else is derived from the rows they name.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex, ReplayError
+from diskreplay.kernels.gae import STOPS, TERMINATED
+from diskreplay.kernels.table import chosen
+from diskreplay.views.arguments import frame_stack_depths
+from diskreplay.views.base import Block, Ints, Leaf, Path, nested, select
+from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
+from diskreplay.views.transitions_reader import _reward_leaves
+from diskreplay.views.windows import Windows, refuse
+
+if TYPE_CHECKING:
+    from diskreplay.views.rollouts import Rollouts
+
+_gae = chosen("gae")
+
+Floats = NDArray[np.float64]
+
+FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
+ESTIMATES = ("advantage", "ret")
+
+
+class Copy(NamedTuple):
+    """A leaf of the store that fills a leaf of the batch, (*shape) a step, or (stack, *shape) where stack > 1."""
+
+    path: Path
+    source: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    stack: int = 1
+
+    @property
+    def leaf(self) -> Leaf:
+        """The leaf of the batch."""
+        return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
+
+
+class RolloutsReader:
+    """Gathers `Rollouts`. Not thread-safe: it keeps what it has learnt of the store's lanes.
+
+    `leaves` are those of one step, `paths` and `present` say how a batch shows them: without its weights, which are all
+    1. `evaluate` computes the values to bootstrap from, (n,) or (n, 1), of nested arrays of observations, (n, ...).
+    """
+
+    def __init__(self, view: "Rollouts", schema: Any, fields: Sequence[str] | None) -> None:
+        self._view = view
+        self._rewards = _reward_leaves(schema, view.reward)
+        self._value = _scalar_field(schema, "value", view.value)
+        self._next_value = None if view.next_value is None else _scalar_field(schema, "next_value", view.next_value)
+        copies = _copies(view, schema)
+        self._obs = [copy for copy in copies if copy.path[0] == "obs"]
+        shown = select(_leaves(copies), fields, always=("index",))
+        self.paths: Sequence[Path] = [leaf.path for leaf in shown]
+        self.leaves: Sequence[Leaf] = (*shown, Leaf(("weight",), FLOAT32))
+        self._place = {leaf.path: number for number, leaf in enumerate(self.leaves)}
+        self._copies = [copy for copy in copies if copy.path in self._place]
+        self._stack = max(copy.stack for copy in copies)
+        self._chains = Chains()
+        self.evaluate: Callable[[Any], Any] | None = view.value_fn
+
+    def present(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the fields of a batch, in the order of `paths`: (num_steps, columns, ...) of (items, ...)."""
+        steps = self._view.num_steps
+        shown = tensors[: len(self.paths)]
+        return [tensor.reshape(steps, len(tensor) // steps, *tensor.shape[1:]) for tensor in shown]
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is no step's, or they are no grid.
+        ReplayError
+            A step that was truncated, or the last of a column, has nothing to bootstrap from.
+        """
+        steps = self._find(snapshot, ids)
+        following = self._chains.follow(snapshot, ids, steps)
+        grid = ids.reshape(self._view.num_steps, -1)
+        chained = np.zeros(grid.shape, np.bool_)
+        chained[:-1] = following.successor.reshape(grid.shape)[:-1] == grid[1:]
+        inside = np.ones(grid.shape, np.bool_)
+        inside[-1] = False
+        broken = (inside & ~chained).ravel() & ~following.terminated
+        made: dict[str, Any] = {
+            "terminated": following.terminated,
+            "truncated": following.truncated | broken,
+            "index": ids,
+        }
+        rewards = self._rewards_of(snapshot, steps)
+        made["reward"] = rewards
+        if any((name,) in self._place for name in ESTIMATES):
+            ends = np.where(following.terminated, TERMINATED, 0) | np.where(chained.ravel(), 0, STOPS)
+            values = _numbers(snapshot, steps, *self._value)
+            bootstraps = self._next_values(snapshot, ids, steps, following, chained.ravel(), values)
+            made |= self._estimate(grid.shape, rewards, values, bootstraps, ends.astype(np.uint8))
+        for copy in self._copies:
+            raw = block.raw[self._place[copy.path]]
+            steps.gather(snapshot, copy.source, steps.row, steps.after, 1 - copy.stack, copy.stack, raw)
+        with np.errstate(over="ignore"):
+            for name, array in made.items():
+                if (name,) in self._place:
+                    block.arrays[self._place[name,]][:] = array
+
+    def check(self, snapshot: Any, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""
+        self._find(snapshot, ids)
+
+    def _find(self, snapshot: Any, ids: Ints) -> Windows:
+        steps = self._view.num_steps
+        if not len(ids) or len(ids) % steps:
+            raise InvalidIndex(
+                f"{len(ids)} ids are no grid of {steps} steps a column, one row of steps after the other"
+            )
+        return self._chains.find(snapshot, ids, self._stack, lambda step_id: refuse(snapshot, step_id, self._view))
+
+    def _rewards_of(self, snapshot: Any, steps: Windows) -> Floats:
+        total: Floats = np.zeros(steps.table.shape[1])
+        for leaf, dtype, weight in self._rewards:
+            total += _numbers(snapshot, steps, leaf, dtype) * weight
+        return total
+
+    def _estimate(
+        self, shape: tuple[int, ...], rewards: Floats, values: Floats, following: Floats, ends: NDArray[np.uint8]
+    ) -> dict[str, Any]:
+        advantage, ret = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        inputs = (array.reshape(shape) for array in (rewards, values, following, ends))
+        _gae(*inputs, self._view.gamma, self._view.gae_lambda, np.empty(shape[1]), advantage, ret)
+        return {"advantage": advantage.ravel(), "ret": ret.ravel()}
+
+    def _next_values(
+        self, snapshot: Any, ids: Ints, steps: Windows, following: Following, chained: Bools, values: Floats
+    ) -> Floats:
+        """Return V of what each step led to; anything where it terminated."""
+        columns = len(ids) // self._view.num_steps
+        found = np.append(values[columns:], np.full(columns, np.nan))
+        if self._next_value is not None:
+            found = _numbers(snapshot, steps, *self._next_value)
+        left = np.flatnonzero(~following.terminated & ~chained)
+        if self.evaluate is not None and len(left):
+            seen = left[following.has_obs[left]]
+            if len(seen):
+                found[seen] = self._evaluated(snapshot, take(following.obs, seen))
+            left = left[~following.has_obs[left]]
+        if self._next_value is None and len(left):
+            unknown = left[following.successor[left] == NONE]
+            if len(unknown):
+                raise self._nothing_behind(int(ids[unknown[0]]), bool(following.truncated[unknown[0]]))
+            found[left] = _numbers(snapshot, place(snapshot, following.successor[left]), *self._value)
+        return found
+
+    def _evaluated(self, snapshot: Any, rows: Windows) -> Floats:
+        """Return what `evaluate` says of the observations of these rows."""
+        size = rows.table.shape[1]
+        arrays = []
+        for copy in self._obs:
+            array = np.empty((size, *copy.leaf.shape), copy.dtype)
+            raw = array.reshape(size, -1).view(np.uint8)
+            rows.gather(snapshot, copy.source, rows.row, rows.after, 1 - copy.stack, copy.stack, raw)
+            arrays.append(array)
+        assert self.evaluate is not None
+        values = np.asarray(self.evaluate(nested([copy.path for copy in self._obs], arrays)["obs"]))
+        if values.shape not in ((size,), (size, 1)):
+            raise ValueError(
+                f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"
+            )
+        return values.reshape(size).astype(np.float64)
+
+    def _nothing_behind(self, step_id: int, truncated: bool) -> ReplayError:
+        what = "was truncated" if truncated else "is the last of its column"
+        if self.evaluate is not None:
+            return ReplayError(
+                f"step {step_id} {what}, and the observation behind it, which value_fn would be given, is not in the "
+                "store: name a field that holds its value in next_value"
+            )
+        return ReplayError(
+            f"step {step_id} {what}, and nothing says the value of what it led to: give Rollouts value_fn, which "
+            "computes it from the observation, or next_value, the name of a field that holds it"
+        )
+
+
+def _numbers(snapshot: Any, windows: Windows, leaf: str, dtype: np.dtype[Any]) -> Floats:
+    """Return a scalar leaf of each window's row in float64."""
+    raw = np.empty((windows.table.shape[1], dtype.itemsize), np.uint8)
+    windows.gather(snapshot, leaf, windows.row, windows.after, 0, 1, raw)
+    return raw.view(dtype)[:, 0].astype(np.float64)
+
+
+def _scalar_field(schema: Any, argument: str, name: str) -> tuple[str, np.dtype[Any]]:
+    field = schema.leaves.get(f"extra/{name}")
+    if field is None or field.shape != ():
+        scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
+        known = ", ".join(leaf.removeprefix("extra/") for leaf in scalars) or "none"
+        what = "is not scalar" if field is not None else "is no extra field"
+        raise ValueError(f"{argument} names {name!r}, which {what}; the scalar extra fields of this store are {known}")
+    return f"extra/{name}", field.dtype
+
+
+def _copies(view: "Rollouts", schema: Any) -> list[Copy]:
+    """Return the leaves that are copied, in the order of the schema; that of the values is named "value"."""
+    parts: dict[str, dict[Path, str]] = {"obs": {}, "action": {}, "value": {("value",): f"extra/{view.value}"}}
+    for source in schema.leaves:
+        part = tuple(source.split("/"))
+        # An extra field stands under its own name in a batch.
+        path = part[1:] if part[0] == "extra" else part
+        if part[0] not in ("episode", "reward") and path[0] != "value":
+            parts.setdefault(path[0], {})[path] = source
+    depths = frame_stack_depths(view.frame_stack, parts["obs"])
+    fields = schema.leaves
+    return [
+        Copy(path, source, fields[source].dtype, fields[source].shape, depths.get(path, 1))
+        for below in parts.values()
+        for path, source in below.items()
+    ]
+
+
+def _leaves(copies: Sequence[Copy]) -> list[Leaf]:
+    """Return all leaves of a batch in order."""
+    by_name: dict[str, list[Leaf]] = {}
+    for copy in copies:
+        by_name.setdefault(copy.path[0], []).append(copy.leaf)
+    made = {"reward": FLOAT32, "terminated": BOOL, "truncated": BOOL, "advantage": FLOAT32, "ret": FLOAT32}
+    by_name |= {name: [Leaf((name,), dtype)] for name, dtype in {**made, "index": INT64}.items()}
+    order = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "ret", "index"]
+    order += [name for name in by_name if name not in order]
+    return [leaf for name in order for leaf in by_name[name]]

@@ -1,0 +1,134 @@
+"""The view of sequences: windows of steps inside episodes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels.runs import IdRuns, after_frontier, joined, keep
+from diskreplay.views.arguments import bounded, described, frame_stack_argument, names, positive, switch
+from diskreplay.views.base import FINAL_OBSERVATION, OPEN, TERMINATED, EpisodeColumns, Ints, Reader
+
+
+@dataclass(frozen=True, repr=False)
+class Sequences:
+    """Windows of `length` steps of one episode, for recurrent agents: an id is that of a window's first step.
+
+    Windows start at steps 0, stride, 2 stride, ... of each episode, stride = length - overlap, up to the first that
+    reaches the episode's end: every step is in some window, and with ``overlap=length - 1`` every full window is
+    there. A window of an open episode exists once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use length
+    80, overlap 40 and a burn-in of up to 40.
+
+    The batch has `obs`, `next_obs`, `action`, `reward`, `terminated`, `truncated`, `is_first`, `mask`, `loss_mask` and
+    the extra fields, all (batch, length, ...), and `index` and `weight`, (batch,). `obs` and `next_obs` share memory.
+    What lies behind an episode's end is zeros and False, but the first padded `obs` is the final observation. `mask`
+    is true at real steps; `loss_mask` leaves out the burn-in, except in a window that starts its episode: there the
+    initial state is exact. `is_first` marks the step after a reset of the environment. An episode that continues one
+    cut for its length has none, and windows at its start have a burn-in.
+
+    Immutable: any thread may use it, and several samplers may share it.
+
+    Parameters
+    ----------
+    length : int
+        Steps of a window.
+    overlap : int
+        Steps that a window shares with the next one, 0 to length - 1.
+    burn_in : int
+        Steps at a window's start that only warm up a recurrent state, 0 to `overlap`.
+    pad : bool
+        How an episode's last window is made full: with padding, or (False) moved back to end at the episode's end. An
+        episode shorter than `length` is one padded window in both cases.
+    frame_stack : int or dict
+        Frames of each observation, oldest first, (batch, length, frame_stack, *shape), as views of frames that are
+        gathered once; stacks read earlier frames of the episode, and before its start the first frame repeats. Padding
+        is by frame: stacks just behind the end still show the last frames. See `Transitions`.
+    start_only : sequence of str
+        Extra fields that are read at a window's first step only, (batch, ...): a stored recurrent state.
+
+    Raises
+    ------
+    ValueError
+        An argument is none of these.
+    """
+
+    length: int = 80
+    overlap: int = 40
+    burn_in: int = 0
+    pad: bool = True
+    frame_stack: int | Mapping[str, int] = 1
+    start_only: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", positive("length", self.length))
+        if isinstance(self.overlap, int) and self.overlap >= self.length:
+            raise ValueError(f"overlap must be less than length, {self.length}, not {self.overlap}")
+        object.__setattr__(self, "overlap", bounded("overlap", self.overlap, 0, self.length - 1))
+        if isinstance(self.burn_in, int) and self.burn_in > self.overlap:
+            raise ValueError(
+                f"burn_in must be at most overlap, {self.overlap}, not {self.burn_in}: "
+                "steps would be in no window's loss"
+            )
+        object.__setattr__(self, "burn_in", bounded("burn_in", self.burn_in, 0, self.overlap))
+        object.__setattr__(self, "pad", switch("pad", self.pad))
+        object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))
+        object.__setattr__(self, "start_only", names("start_only", self.start_only))
+
+    @property
+    def stride(self) -> int:
+        """Steps from one window's start to the next."""
+        return self.length - self.overlap
+
+    def __repr__(self) -> str:
+        return described(self, ("length", "overlap"))
+
+    @property
+    def kind(self) -> tuple[str, int, int, bool]:
+        """Sequences of one length, overlap and pad share a table of priorities."""
+        return ("sequences", self.length, self.overlap, self.pad)
+
+    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
+        """Return the windows' first steps, those below `frontier` left out.
+
+        One run an episode; with ``pad=False`` the windows that were moved back come as runs of their own behind.
+        """
+        is_open = (episodes.end & OPEN) != 0
+        total = sampleable_steps(episodes)
+        missing = total - self.length  # negative: steps that a full window lacks
+        # Rounded down are the full windows, rounded up all of them.
+        regular = np.where(missing >= 0, missing // self.stride + 1, 0)
+        if self.pad:
+            ended = np.where(total > 0, -(-np.maximum(missing, 0) // self.stride) + 1, 0)
+        else:
+            ended = np.where(missing < 0, np.minimum(total, 1), regular)
+        count = np.where(is_open, regular, ended)
+        found = IdRuns(episodes.first, episodes.stride * self.stride, count)
+        if not self.pad:
+            moved = ~is_open & (missing > 0) & (missing % self.stride != 0)
+            ones = np.ones_like(missing)
+            back = keep(IdRuns(episodes.first + missing * episodes.stride, episodes.stride, ones), moved)
+            found = joined([found, back])
+        return after_frontier(found, frontier)
+
+    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+        """Bind the view to a schema; `fields` names what a batch holds, None all.
+
+        Raises
+        ------
+        ValueError
+            The view or `fields` names something that the schema has not.
+        """
+        # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
+        from diskreplay.views.sequences_reader import SequencesReader
+
+        return SequencesReader(self, schema, fields)
+
+
+def sampleable_steps(episodes: EpisodeColumns) -> Ints:
+    """Return how many steps of each episode have something behind them, as in a 1-step transition."""
+    # Without a final observation the last step has nothing to bootstrap from, unless it terminated.
+    known: NDArray[np.bool_] = (episodes.end & (TERMINATED | FINAL_OBSERVATION)) != 0
+    ended = np.where(known, episodes.steps, episodes.steps - 1)
+    return np.where((episodes.end & OPEN) != 0, episodes.obs_rows - 1, ended)

@@ -1,0 +1,210 @@
+"""How sequences and whole episodes are gathered: find the windows, copy the leaves, mark what is real."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex
+from diskreplay.kernels.scan import CUT, FIRST, TERMINATED, TRUNCATED
+from diskreplay.kernels.table import chosen
+from diskreplay.views.base import Block, Ints, Leaf, Path
+from diskreplay.views.step_layout import FLAGS, StepLayout
+from diskreplay.views.windows import ATTEMPTS, Windows, addresses, refuse
+
+if TYPE_CHECKING:
+    from diskreplay.views.episodes import Episodes
+    from diskreplay.views.sequences import Sequences
+
+_spans = chosen("spans")
+
+TO_THE_END = -1  # as many steps as the episode has
+
+
+class SequencesReader:
+    """Gathers `Sequences`. Not thread-safe: it owns scratch memory.
+
+    `leaves` are what is gathered, `paths` and `present` say how a batch shows them.
+    """
+
+    def __init__(self, view: "Sequences", schema: Any, fields: Sequence[str] | None) -> None:
+        self._view = view
+        self._layout = StepLayout(schema, fields, view.frame_stack, view.start_only)
+        self._windows = _WindowsOfSteps(self._layout, view)
+        self.leaves: Sequence[Leaf] = self._layout.leaves(view.length)
+        self.paths: Sequence[Path] = self._layout.paths
+
+    def present(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
+        return self._layout.present(tensors)
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather the windows that begin at these ids into the block, everything but their weights.
+
+        Whether they are starts of the view is left to `check`: it would have to look back to the episode's first step.
+
+        Raises
+        ------
+        InvalidIndex
+            No such window begins at an id.
+        """
+        self._windows.fill(snapshot, ids, block, self._view.length, self._view.burn_in)
+
+    def check(self, snapshot: Any, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
+        view = self._view
+        windows = _found(snapshot, ids, view.length, view)
+        before = _steps_before(snapshot, windows, ids, view)
+        # The first window that reaches the end is the last: the one before it must have stopped short of it.
+        whole = windows.k == view.length
+        regular = (before % view.stride == 0) & (whole | (before == 0) | (view.pad & (windows.k > view.overlap)))
+        odd = np.flatnonzero(~regular)
+        if len(odd) and not view.pad:
+            odd = odd[~self._moved_back(snapshot, ids, windows, odd)]
+        if len(odd):
+            raise InvalidIndex(
+                f"id {ids[odd[0]]} is step {before[odd[0]]} of its episode, and no window of {view} starts there"
+            )
+
+    def _moved_back(self, snapshot: Any, ids: Ints, windows: Windows, odd: Ints) -> NDArray[np.bool_]:
+        """Tell which windows end with their episode: one step more cannot be had, and the episode is not open."""
+        length = self._view.length
+        moved = windows.k[odd] == length
+        longer = Windows(1)
+        for i in np.flatnonzero(moved):
+            step_id = ids[odd[i : i + 1]]
+            moved[i] = longer.find(snapshot, step_id, length + 1, 1, False) < 0 and longer.k[0] == length
+        return moved
+
+
+class EpisodesReader:
+    """Gathers `Episodes`. Not thread-safe: it owns scratch memory.
+
+    The leaves depend on the batch: `leaves_for` says them, `leaves` are those of a batch of one-step episodes.
+    """
+
+    def __init__(self, view: "Episodes", schema: Any, fields: Sequence[str] | None) -> None:
+        self._view = view
+        self._layout = StepLayout(schema, fields)
+        self._windows = _WindowsOfSteps(self._layout, view)
+        self.leaves: Sequence[Leaf] = self._layout.leaves(1)
+        self.paths: Sequence[Path] = self._layout.paths
+
+    @property
+    def _steps(self) -> int:
+        return TO_THE_END if self._view.max_length is None else self._view.max_length
+
+    def leaves_for(self, snapshot: Any, ids: Ints) -> Sequence[Leaf]:
+        """Return the leaves of the batch of these ids, as long as its longest episode.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is not sampleable.
+        """
+        return self._layout.leaves(int(_found(snapshot, ids, self._steps, self._view).k.max(initial=1)))
+
+    def present(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
+        return self._layout.present(tensors)
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather the episodes that begin at these ids into a block of `leaves_for`, everything but their weights.
+
+        Whether episodes begin there and have ended is left to `check`.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is not sampleable.
+        """
+        self._windows.fill(snapshot, ids, block, self._steps, 0)
+
+    def check(self, snapshot: Any, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
+        windows = _found(snapshot, ids, TO_THE_END, self._view)
+        before = _steps_before(snapshot, windows, ids, self._view)
+        inside = np.flatnonzero(before)
+        if len(inside):
+            first = inside[0]
+            raise InvalidIndex(f"id {ids[first]} is step {before[first]} of its episode; {self._view} start at step 0")
+
+
+class _WindowsOfSteps:
+    """Copies windows of steps into blocks of a layout, and marks which steps are real and how they end."""
+
+    def __init__(self, layout: StepLayout, view: Any) -> None:
+        self._layout = layout
+        self._view = view
+        self._windows = Windows(0)
+        self._first_flags = np.zeros((0, 1), np.uint8)
+        self._index = layout.place["index",]
+        self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block, n: int, burn_in: int) -> None:
+        """Gather up to `n` steps from each id on."""
+        if len(self._first_flags) != len(ids):
+            self._windows, self._first_flags = Windows(len(ids)), np.zeros((len(ids), 1), np.uint8)
+        windows = self._windows
+        bad = windows.find(snapshot, ids, n, self._layout.stack, False)
+        if bad >= 0:
+            raise refuse(snapshot, int(ids[bad]), self._view)
+        length = self._layout.length(block.leaves)
+        stop = windows.after
+        obs_stop = np.maximum(stop, windows.obs_stop)
+        for copy in self._layout.copies:
+            out = block.raw[copy.target]
+            if copy.stack:
+                offset, rows, end = 1 - copy.stack, length + copy.stack, obs_stop
+            else:
+                offset, rows, end = 0, 1 if copy.at_start else length, stop
+            windows.gather(snapshot, copy.source, windows.row, end, offset, rows, out)
+        block.arrays[self._index][:] = ids
+        if self._wanted:
+            self._mark(snapshot, block, length, burn_in)
+
+    def _mark(self, snapshot: Any, block: Block, length: int, burn_in: int) -> None:
+        windows, arrays = self._windows, {name: block.arrays[at] for name, at in self._wanted.items()}
+        step = np.arange(length)
+        real = step < windows.k[:, None]
+        resets = np.zeros(len(real), bool)
+        if "is_first" in arrays or "loss_mask" in arrays:
+            windows.gather(snapshot, "done", windows.row, windows.after, 0, 1, self._first_flags)
+            # A continuation after a length cut has both: the environment was not reset there.
+            resets = (self._first_flags[:, 0] & (FIRST | CUT)) == FIRST
+        if "mask" in arrays:
+            arrays["mask"][:] = real
+        if "loss_mask" in arrays:
+            arrays["loss_mask"][:] = real & ((step >= burn_in) | resets[:, None])
+        if "is_first" in arrays:
+            arrays["is_first"][:] = (step == 0) & resets[:, None]
+        for name, bit in (("terminated", TERMINATED), ("truncated", TRUNCATED)):
+            if name in arrays:
+                arrays[name][:] = (step == windows.k[:, None] - 1) & ((windows.ends & bit) != 0)[:, None]
+
+
+def _found(snapshot: Any, ids: Ints, n: int, view: Any) -> Windows:
+    """Return the windows of up to `n` steps at these ids."""
+    windows = Windows(len(ids))
+    bad = windows.find(snapshot, ids, n, 1, False)
+    if bad >= 0:
+        raise refuse(snapshot, int(ids[bad]), view)
+    return windows
+
+
+def _steps_before(snapshot: Any, windows: Windows, ids: Ints, view: Any) -> Ints:
+    """Return how many steps of its episode come before each window, hidden ones included."""
+    before, flags = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint8)
+    done = snapshot.leaf("done")
+    bad = 0
+    for _ in range(ATTEMPTS):
+        _held, chunks, first_chunk, bases = addresses(done)
+        bad = _spans(
+            windows.slot, windows.lane, windows.row, first_chunk, chunks, done.shift, snapshot.lanes, bases,
+            before, flags,
+        )  # fmt: skip
+        if bad < 0:
+            return before
+        done.ensure(windows.slot, np.zeros_like(windows.row), windows.row)
+    raise refuse(snapshot, int(ids[bad]), view)

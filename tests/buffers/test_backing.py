@@ -1,0 +1,130 @@
+"""Where buffers keep their stores, and when these go."""
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+
+
+def replay() -> dr.ReplayBuffer:
+    buffer = dr.ReplayBuffer(100)
+    buffer.add(np.zeros(2), 0, 1.0, np.ones(2), False)
+    return buffer
+
+
+def rollout() -> dr.RolloutBuffer:
+    buffer = dr.RolloutBuffer(2, 5)
+    buffer.add(np.zeros((2, 3)), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2))
+    return buffer
+
+
+def distillation() -> dr.DistillationBuffer:
+    buffer = dr.DistillationBuffer(100)
+    buffer.add(np.zeros((4, 3)), np.zeros((4, 2)))
+    return buffer
+
+
+EVERY = pytest.mark.parametrize("make", [replay, rollout, distillation])
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which temporary ones are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@EVERY
+def test_a_temporary_folder_goes_when_the_buffer_is_closed(
+    make: Callable[[], dr.ReplayBuffer], temporary: Path
+) -> None:
+    buffer = make()
+    (folder,) = temporary.iterdir()
+    assert folder.name.startswith("diskreplay-")
+    assert buffer.store.path == folder / "store"
+    buffer.close()
+    assert list(temporary.iterdir()) == []
+    buffer.close()
+
+
+@EVERY
+def test_a_temporary_folder_goes_with_the_buffer(make: Callable[[], dr.ReplayBuffer], temporary: Path) -> None:
+    buffer = make()
+    assert len(list(temporary.iterdir())) == 1
+    del buffer
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+
+
+@EVERY
+def test_a_closed_buffer_says_so(make: Callable[[], dr.ReplayBuffer], temporary: Path) -> None:
+    buffer = make()
+    buffer.close()
+    with pytest.raises(dr.ReplayError, match="closed"):
+        len(buffer) if not isinstance(buffer, dr.RolloutBuffer) else buffer.sample()
+    arguments = {dr.ReplayBuffer: 5, dr.RolloutBuffer: 6, dr.DistillationBuffer: 2}[type(buffer)]
+    with pytest.raises(dr.ReplayError, match="^this buffer is closed; make another$"):
+        buffer.add(*[np.zeros(2)] * arguments)
+
+
+def test_a_batch_outlives_its_buffer(temporary: Path) -> None:
+    buffer = replay()
+    batch, experience = buffer.sample(1), buffer[0]
+    buffer.close()
+    assert batch.next_states.tolist() == [[1.0, 1.0]]
+    assert experience.next_state.tolist() == [1.0, 1.0]
+
+
+def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    root = Path(dr.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+FILL = """
+import os, sys, tempfile
+import numpy as np
+import diskreplay as dr
+kept = [dr.ReplayBuffer(100), dr.RolloutBuffer(2, 5), dr.DistillationBuffer(100)]
+kept[0].add(np.zeros(2), 0, 1.0, np.ones(2), False)
+kept[1].add(np.zeros((2, 3)), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2))
+kept[2].add(np.zeros(3), np.zeros(2))
+there = lambda: len(os.listdir(tempfile.gettempdir()))
+print(there())
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise RuntimeError('the end')"])
+def test_temporary_folders_go_when_the_process_ends(tmp_path: Path, ending: str) -> None:
+    done = run(FILL + ending, tmp_path)
+    assert done.stdout == "3\n"
+    assert ("the end" in done.stderr) == ("the end" in ending)
+    assert "the end" in ending or done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_leaves_its_parents_folders_alone(tmp_path: Path) -> None:
+    child = """
+pid = os.fork()
+if pid == 0:
+    kept.clear()
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print(there(), len(kept[0]), kept[0].sample(1).states.tolist())
+"""
+    done = run(FILL + child, tmp_path)
+    assert (done.stdout, done.stderr) == ("3\n3 1 [[0.0, 0.0]]\n", "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,379 @@
+"""The replay buffer: what goes in comes out, against plain lists."""
+
+import random
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import diskreplay as dr
+
+
+def stream(count: int, start: int = 0) -> list[dr.Experience]:
+    """Steps of one endless episode; everything about step t follows from t."""
+    return [
+        dr.Experience(np.full(3, t, "f4"), t, t / 2, np.full(3, t + 1, "f4"), False)
+        for t in range(start, start + count)
+    ]
+
+
+def serials(batch: Any) -> list[int]:
+    return batch.states[:, 0].int().tolist()
+
+
+def same(found: dr.Experience, pushed: dr.Experience) -> bool:
+    pairs = zip(found, pushed, strict=True)
+    return all(np.array_equal(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs)
+
+
+# --- adding and reading ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("ctde"), st.integers(0, 1)), max_size=40), st.data())
+def test_a_buffer_is_the_sequence_of_its_newest_steps(
+    capacity: int, steps: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    """c: the episode goes on, t: it is truncated, d: it is done, e: it is left as it is; 1 comes from another one."""
+    model: list[dr.Experience] = []
+    at, cleared = {0: 0, 1: 1000}, False
+    with dr.ReplayBuffer(capacity) as buffer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind, env in steps:
+            t = at[env] = at[env] + (2 if kind == "e" else 1)
+            step = dr.Experience(np.full(2, t, "f4"), t, t / 4, np.full(2, t + 1, "f4"), kind == "d")
+            buffer.add(*step, truncated=kind == "t")
+            model = [*model, step][-capacity:]
+            assert len(buffer) == len(model)
+            if not cleared and data.draw(st.integers(0, 9)) == 0:
+                buffer.clear()
+                model, cleared = [], True
+                assert len(buffer) == 0
+        assert len(buffer) == len(model)
+        assert all(same(a, b) for a, b in zip(buffer, model, strict=True))
+        assert all(same(buffer[i], model[i]) for i in range(-len(model), len(model)))
+        assert all(same(a, b) for a, b in zip(buffer[1:-1:2], model[1:-1:2], strict=True))
+        if model:
+            batch = buffer.sample(len(model))
+            assert sorted(batch.actions[:, 0].tolist()) == sorted(step.action for step in model)
+            by_action = {step.action: step for step in model}
+            for i, action in enumerate(batch.actions[:, 0].tolist()):
+                values = (
+                    getattr(batch, name)[i] for name in ("states", "action", "reward", "next_states", "terminated")
+                )
+                assert same(dr.Experience(*values), by_action[action])
+        for place in (len(model), -len(model) - 1):
+            with pytest.raises(IndexError, match=f"none at {place}$"):
+                buffer[place]
+
+
+def test_batches_have_the_names_of_other_buffers_too() -> None:
+    with dr.ReplayBuffer(10) as buffer:
+        buffer.push(dr.Experience(torch.ones(1, 4), 2, 3.0, torch.full((1, 4), 2.0), True))
+        batch = buffer.sample(1)
+        assert (batch.states.shape, batch.next_states.shape) == ((1, 4), (1, 4))
+        for name in ("actions", "rewards", "dones"):
+            assert batch[name].shape == (1, 1), name
+        assert (batch.actions.dtype, batch.rewards.dtype, batch.dones.dtype) == (
+            torch.int64,
+            torch.float32,
+            torch.float32,
+        )
+        assert (batch.actions.item(), batch.rewards.item(), batch.dones.item()) == (2, 3.0, 1.0)
+        assert {"obs", "action", "reward", "next_obs", "terminated", "truncated", "discount", "index"} <= set(batch)
+        assert len(batch) == 1
+
+
+def test_random_sample_takes_a_buffer_for_a_sequence() -> None:
+    with dr.ReplayBuffer(100) as buffer:
+        for step in stream(20):
+            buffer.push(*step)
+        random.seed(0)
+        states, actions, rewards, next_states, dones = zip(*random.sample(buffer, 5), strict=True)
+        assert torch.stack(states).shape == torch.stack(next_states).shape == (5, 3)
+        assert len({int(action) for action in actions}) == 5
+        assert torch.equal(torch.stack(rewards), torch.stack(actions).float() / 2)
+        assert float((1 - torch.stack(dones)).sum()) == 5.0
+
+
+def test_the_newest_step_can_be_sampled_at_once() -> None:
+    with dr.ReplayBuffer(100) as buffer:
+        for count, step in enumerate(stream(5), 1):
+            buffer.push(step)
+            assert sorted(serials(buffer.sample(count))) == list(range(count))
+
+
+def test_a_batch_needs_as_many_steps_and_says_so() -> None:
+    with dr.ReplayBuffer(10) as buffer:
+        with pytest.raises(BufferError, match="^the buffer has 0 steps, and a batch of 2 needs 2$"):
+            buffer.sample(2)
+        buffer.push(stream(1)[0])
+        with pytest.raises(dr.NotEnoughData, match="^the buffer has 1 steps, and a batch of 2 needs 2$"):
+            buffer.sample(2)
+        with pytest.raises(ValueError, match="batch_size must be an int of at least 1, not 0"):
+            buffer.sample(0)
+
+
+def test_streams_that_take_turns_are_episodes_without_a_warning() -> None:
+    one, other = stream(6), stream(6, start=100)
+    with dr.ReplayBuffer(100) as buffer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for pair in zip(one, other, strict=True):
+            for step in pair:
+                buffer.push(step)
+        batch = buffer.sample(12)
+        assert sorted(serials(batch)) == [*range(6), *range(100, 106)]
+        assert torch.equal(batch.next_states, batch.states + 1)
+        assert not batch.terminated.any()
+        assert torch.allclose(batch.discount, torch.tensor(0.99))
+
+
+def test_a_truncated_step_is_bootstrapped_and_a_done_one_is_not() -> None:
+    zero, one = np.zeros(2, "f4"), np.ones(2, "f4")
+    with dr.ReplayBuffer(10, gamma=0.9) as buffer:
+        buffer.add(zero, 0, 1.0, one, done=False, truncated=True)
+        buffer.add(zero, 1, 1.0, one, done=True)
+        buffer.add(zero, 2, 1.0, None, done=True)
+        buffer.add(zero, 3, 1.0, one, done=True, truncated=True)
+        batch = buffer.sample(4)
+        order = batch.action.argsort()
+        assert torch.allclose(batch.discount[order], torch.tensor([0.9, 0, 0, 0]))
+        assert batch.dones[order, 0].tolist() == [0, 1, 1, 1]
+        assert batch.next_states[order, 0].tolist() == [1, 1, 0, 1]
+
+
+def test_n_step_returns_end_with_the_episode() -> None:
+    with dr.ReplayBuffer(100, n_step=3, gamma=0.5) as buffer:
+        for step in stream(5)[:4]:
+            buffer.push(step._replace(reward=1.0))
+        with pytest.raises(dr.NotEnoughData, match="^2 steps are sampleable, and a batch of 3 needs 3: add more$"):
+            buffer.sample(3)
+        assert sorted(serials(buffer.sample(2))) == [0, 1]
+        buffer.push(stream(5)[4]._replace(reward=1.0, done=True))
+        batch = buffer.sample(5)
+        order = batch.action.argsort()
+        assert batch.rewards[order, 0].tolist() == [1.75, 1.75, 1.75, 1.5, 1.0]
+        assert batch.dones[order, 0].tolist() == [0, 0, 1, 1, 1]
+        # The sequence is of single steps all the same.
+        assert buffer[0].reward == 1.0
+        assert buffer[0].next_state[0] == 1.0
+
+
+# --- shapes and dtypes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "shapes", "dtypes"),
+    [
+        (torch.zeros(1, 4), 1.0, ((4,), ()), ("float32", "float32")),
+        (torch.zeros(1, 4, dtype=torch.float64), torch.tensor([[2]]), ((4,), (1,)), ("float32", "int64")),
+        (torch.zeros(1, 4, dtype=torch.bfloat16), torch.zeros(1, 3), ((4,), (3,)), ("float32", "float32")),
+        (np.zeros(4), True, ((4,), ()), ("float32", "int64")),
+        (np.zeros((84, 84), "u1"), np.int8(3), ((84, 84), ()), ("uint8", "int8")),
+        (np.zeros(1, "f2"), np.zeros(1), ((1,), (1,)), ("float16", "float32")),
+        ([0.0, 1.0], [1, 2], ((2,), (2,)), ("float32", "int64")),
+        (3, 4, ((), ()), ("int64", "int64")),
+    ],
+)
+def test_shapes_and_dtypes_are_those_of_the_first_step(obs: Any, action: Any, shapes: Any, dtypes: Any) -> None:
+    with dr.ReplayBuffer(10) as buffer:
+        buffer.add(obs, action, 1.0, obs, False)
+        schema = buffer.store.schema
+        assert (schema.obs.shape, schema.action.shape) == shapes
+        assert (schema.obs.dtype, schema.action.dtype, schema.reward.dtype) == (*dtypes, "float32")
+        assert buffer.sample(1).states.shape == (1, *(shapes[0] or (1,)))
+
+
+def test_a_given_shape_keeps_its_leading_axis_of_one() -> None:
+    frame = np.arange(6, dtype="u1").reshape(1, 2, 3)
+    with dr.ReplayBuffer(
+        10, obs_shape=(1, 2, 3), action_shape=(2,), obs_dtype="uint8", action_dtype=np.float64
+    ) as buffer:
+        buffer.add(frame, [0.1, 0.2], torch.ones(1, 1), frame[None], torch.tensor([False]))
+        batch = buffer.sample(1)
+        assert torch.equal(batch.states[0], torch.from_numpy(frame))
+        assert torch.equal(batch.next_states, batch.states)
+        assert batch.actions.tolist() == [[0.1, 0.2]]
+
+
+def test_later_steps_may_come_with_or_without_the_environments_axis() -> None:
+    with dr.ReplayBuffer(10) as buffer:
+        buffer.add(torch.zeros(1, 4), torch.tensor([[1]]), torch.ones(1), torch.ones(1, 4), torch.zeros(1))
+        buffer.add(np.ones(4), 2, 1.0, np.full(4, 2.0), True)
+        assert sorted(buffer.sample(2).actions.tolist()) == [[1], [2]]
+        assert buffer.store.num_episodes == 1
+
+
+def test_nested_observations_and_actions_come_as_dicts() -> None:
+    obs = {"image": np.full((2, 2), 7, "u1"), "speed": 0.5}
+    with dr.ReplayBuffer(10) as buffer:
+        buffer.add(obs, {"kind": 3, "force": np.ones(2)}, 1.0, obs, True)
+        batch = buffer.sample(1)
+        assert torch.equal(batch.states["image"][0], torch.full((2, 2), 7, dtype=torch.uint8))
+        assert (batch.actions["kind"].shape, batch.actions["force"].shape) == ((1, 1), (1, 2))
+        assert buffer[0].state["speed"] == 0.5
+        assert int(buffer[0].action["kind"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"obs": np.zeros(4)}, "obs: got float64 of shape (4,), needs float32 of shape (3,)"),
+        ({"action": 1.5}, "action: got float64 of shape (), needs int64 of shape ()"),
+        ({"action": (1, np.zeros(2))}, "nested values come as dicts"),
+        ({"reward": [1.0, 2.0]}, "reward: got float64 of shape (2,), needs float32 of shape ()"),
+        ({"next_obs": np.zeros((2, 3))}, "obs: got float64 of shape (2, 3), needs float32 of shape (3,)"),
+        ({"next_obs": None}, "next_obs may be None only where done is true"),
+        ({"done": [True, False]}, "done is one truth value a step"),
+        ({"truncated": "no"}, "truncated is one truth value a step"),
+    ],
+)
+def test_a_step_that_does_not_fit_changes_nothing(change: dict[str, Any], message: str) -> None:
+    first, second = stream(2)
+    names = ("obs", "action", "reward", "next_obs", "done")
+    with dr.ReplayBuffer(10) as buffer:
+        buffer.push(first)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            buffer.add(**{**dict(zip(names, stream(1, start=50)[0], strict=True)), **change})
+        buffer.push(second)
+        assert len(buffer) == 2
+        assert buffer.store.num_episodes == 1
+
+
+def test_a_first_step_that_does_not_fit_makes_no_store() -> None:
+    with dr.ReplayBuffer(10, obs_shape=(4,)) as buffer:
+        with pytest.raises(dr.SchemaError, match=re.escape("obs: got float64 of shape (5,)")):
+            buffer.add(np.zeros(5), 1, 1.0, np.zeros(5), False)
+        assert buffer.store is None
+        assert len(buffer) == 0
+        with pytest.raises(IndexError):
+            buffer[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0}, "capacity must be an int of at least 1, not 0"),
+        ({"capacity": 2.5}, "capacity must be an int of at least 1, not 2.5"),
+        ({"capacity": 5, "obs_shape": (0,)}, "a field's shape"),
+        ({"capacity": 5, "action_dtype": "object"}, "a field's dtype"),
+        ({"capacity": 5, "n_step": 0}, "n_step must be"),
+        ({"capacity": 5, "gamma": 2.0}, "gamma must be"),
+        ({"capacity": 5, "seed": -1}, "seed must be"),
+    ],
+)
+def test_arguments_are_checked_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dr.ReplayBuffer(**arguments)
+
+
+# --- priorities, clearing --------------------------------------------------------------------------------------------
+
+
+def test_priorities_make_the_round_trip() -> None:
+    with dr.ReplayBuffer(1000, prioritized=True, seed=0) as buffer:
+        for step in stream(20):
+            buffer.push(step)
+        batch = buffer.sample(20)
+        # All new steps are alike, and each has its part of the line that is drawn from.
+        assert sorted(serials(batch)) == list(range(20))
+        errors = (batch.actions + 1.0).requires_grad_()
+        assert buffer.update_priorities(batch.index, errors) == 0
+        drawn = [buffer.sample(20) for _ in range(200)]
+        found = np.bincount(np.concatenate([b.action for b in drawn]), minlength=20) / 4000
+        p = np.arange(1.0, 21.0) ** 0.6
+        np.testing.assert_allclose(found, p / p.sum(), atol=0.01)
+        weights = drawn[-1].weight
+        expected = (p / p.sum())[drawn[-1].action] ** -0.4
+        np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-3)
+        with pytest.raises(dr.NotEnoughData, match="^the buffer has 20 steps, and a batch of 21 needs 21$"):
+            buffer.sample(21)
+        buffer.clear()
+        for step in stream(5, start=50):
+            buffer.push(step)
+        assert set(serials(buffer.sample(5))) <= set(range(50, 55))
+        assert buffer.update_priorities(batch.index, errors) == len(batch.index)
+
+
+def test_a_buffer_without_priorities_says_how_to_get_them() -> None:
+    with dr.ReplayBuffer(10) as buffer:
+        buffer.push(stream(1)[0])
+        with pytest.raises(ValueError, match="^this buffer has no priorities: make it with prioritized=True$"):
+            buffer.update_priorities([0], [1.0])
+    with pytest.raises(dr.NotEnoughData):
+        dr.ReplayBuffer(10, prioritized=True).update_priorities([0], [1.0])
+
+
+def test_a_seed_makes_the_batches() -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        with dr.ReplayBuffer(100, seed=seed) as buffer:
+            for step in stream(50):
+                buffer.push(step)
+            drawn.append([serials(buffer.sample(8)) for _ in range(3)])
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_cleared_steps_are_neither_counted_nor_sampled() -> None:
+    with dr.ReplayBuffer(50) as buffer:
+        buffer.clear()
+        for step in stream(30):
+            buffer.push(step)
+        buffer.clear()
+        assert len(buffer) == 0
+        with pytest.raises(BufferError):
+            buffer.sample(1)
+        with pytest.raises(IndexError):
+            buffer[0]
+        for step in stream(10, start=30):
+            buffer.push(step)
+        assert sorted(serials(buffer.sample(10))) == list(range(30, 40))
+        assert buffer[0].action == 30
+        for step in stream(60, start=40):
+            buffer.push(step)
+        assert len(buffer) == 50
+        assert sorted(serials(buffer.sample(50))) == list(range(50, 100))
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_buffer_at_a_path_is_continued(tmp_store: Path) -> None:
+    with dr.ReplayBuffer(20, path=tmp_store) as buffer:
+        assert not tmp_store.exists()
+        for step in stream(15):
+            buffer.push(step)
+    with dr.ReplayBuffer(20, obs_shape=(3,), path=tmp_store) as buffer:
+        assert sorted(serials(buffer.sample(15))) == list(range(15))
+        for step in stream(10, start=15):
+            buffer.push(step)
+        assert [int(step.action) for step in buffer] == list(range(5, 25))
+    with dr.open(tmp_store) as store:
+        assert len(store) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 30}, "keeps 20 steps, not 30"),
+        ({"capacity": 20, "obs_shape": (4,)}, "has obs"),
+        ({"capacity": 20, "action_dtype": "float32"}, "has action"),
+    ],
+)
+def test_a_store_that_does_not_fit_is_refused(tmp_store: Path, arguments: dict[str, Any], message: str) -> None:
+    with dr.ReplayBuffer(20, path=tmp_store) as buffer:
+        buffer.push(stream(1)[0])
+    with pytest.raises(ValueError, match=message):
+        dr.ReplayBuffer(path=tmp_store, **arguments)
+
+
+def test_a_store_with_fields_that_a_step_has_not_is_refused(tmp_store: Path) -> None:
+    field = dr.Field((), "float32")
+    dr.create(tmp_store, dr.Schema(obs=field, action=field, extra={"bonus": field}), capacity=20).close()
+    with pytest.raises(dr.SchemaError, match=re.escape("has the extra fields ['bonus'], not []")):
+        dr.ReplayBuffer(20, path=tmp_store)

@@ -1,0 +1,219 @@
+"""The sum tree against sums and searches in plain numpy, and its kernels against their twins."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from diskreplay.kernels import jit
+from diskreplay.kernels.runs import SEGMENT_SHIFT, lane_keys
+from diskreplay.kernels.sumtree import FAN_OUT, tree_starts
+from diskreplay.kernels.table import KERNELS
+
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.sampled_from((1, 2, 15, 16, 17, 255, 256, 257, 700, 5000)) | st.integers(1, 600)
+kinds = [pytest.param(1, id="plain")]
+if jit.COMPILED:
+    kinds.append(pytest.param(0, id="compiled"))
+compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+
+
+class Tree:
+    """A tree of one kind of kernel, and its leaves beside it."""
+
+    def __init__(self, capacity: int, kind: int, least: bool = True) -> None:
+        self.starts = tree_starts(capacity)
+        self.tree = np.zeros(self.starts[-1])
+        self.least = np.full(self.starts[-1] - self.starts[1] if least else 0, math.inf)
+        self.leaves = np.zeros(capacity)
+        self._set, self._find = KERNELS["sumtree_set"][kind], KERNELS["sumtree_find"][kind]
+
+    def set(self, leaves: np.ndarray, masses: np.ndarray) -> None:
+        self._set(leaves, masses, self.starts, self.tree, self.least)
+        for leaf, mass in zip(leaves.tolist(), masses.tolist(), strict=True):
+            self.leaves[leaf] = mass
+
+    def find(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mass, found = targets.copy(), np.full(len(targets), -7)
+        self._find(self.starts, self.tree, mass, found)
+        return found, mass
+
+
+def masses(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draw masses of very different size, some of them 0."""
+    return rng.random(size) * 10.0 ** rng.integers(-12, 12, size) * (rng.random(size) < rng.random())
+
+
+def test_levels_follow_each_other_and_end_in_one_root() -> None:
+    assert tree_starts(1).tolist() == [0, 16, 17]
+    assert tree_starts(16).tolist() == [0, 16, 17]
+    assert tree_starts(17).tolist() == [0, 32, 48, 49]
+    assert tree_starts(257).tolist() == [0, 272, 304, 320, 321]
+
+
+@pytest.mark.parametrize("kind", kinds)
+@given(sizes, seeds)
+def test_every_node_is_the_sum_of_its_leaves_and_knows_the_smallest(kind: int, capacity: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = Tree(capacity, kind)
+    for _ in range(4):
+        some = rng.integers(0, capacity, rng.integers(0, 2 * capacity + 1))  # with duplicates: the last one counts
+        tree.set(some, masses(rng, len(some)))
+    np.testing.assert_array_equal(tree.tree[:capacity], tree.leaves)
+    for level in range(1, len(tree.starts) - 1):
+        start, end, width = tree.starts[level], tree.starts[level + 1], FAN_OUT**level
+        for node in range(-(-capacity // width)):
+            below = tree.leaves[node * width : (node + 1) * width]
+            assert tree.tree[start + node] == pytest.approx(math.fsum(below), rel=1e-13)
+            assert tree.least[start + node - tree.starts[1]] == min(below[below > 0], default=math.inf)
+        assert not tree.tree[start + -(-capacity // width) : end].any()
+
+
+@pytest.mark.parametrize("kind", kinds)
+@given(sizes, seeds)
+def test_a_search_finds_the_leaf_where_the_cumulated_masses_pass_it(kind: int, capacity: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = Tree(capacity, kind, least=False)
+    values = rng.integers(0, 4, capacity).astype(float)  # whole numbers: every sum is exact
+    values[rng.integers(capacity)] = 1.0
+    tree.set(np.arange(capacity), values)
+    total = values.sum()
+    targets = np.concatenate([rng.random(30) * total, np.floor(rng.random(30) * total), [0.0, total - 1]])
+    found, mass = tree.find(targets)
+    assert found.tolist() == np.searchsorted(np.cumsum(values), targets, side="right").tolist()
+    np.testing.assert_array_equal(mass, values[found])
+
+
+@pytest.mark.parametrize("kind", kinds)
+@given(sizes, seeds)
+def test_no_search_ends_at_a_leaf_of_mass_zero(kind: int, capacity: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = Tree(capacity, kind)
+    values = masses(rng, capacity)
+    values[rng.integers(capacity)] = 10.0 ** rng.integers(-290, 280)
+    tree.set(np.arange(capacity), values)
+    total, edges = tree.tree[-1], np.cumsum(values)
+    around = np.concatenate([edges, np.nextafter(edges, 0), np.nextafter(edges, math.inf)])
+    targets = np.concatenate([around, rng.random(50) * total, [0.0, -1.0, total, total * 1.001, 1e308, math.inf]])
+    found, mass = tree.find(targets)
+    assert ((found >= 0) & (found < capacity)).all()
+    assert (mass > 0).all()
+    np.testing.assert_array_equal(mass, values[found])
+
+
+def drift(kind: int, updates: int, size: int) -> float:
+    """Return how far the root is from the exact sum after so many updates of changing scale, relative."""
+    rng = np.random.default_rng(0)
+    tree = Tree(20_000, kind, least=False)
+    tree.set(np.arange(20_000), rng.random(20_000))
+    for i in range(updates // size):
+        leaves = rng.integers(0, 20_000, size)
+        tree._set(leaves, rng.random(size) * 10.0 ** (i % 13 - 6), tree.starts, tree.tree, tree.least)
+    exact = math.fsum(tree.tree[:20_000])
+    return abs(tree.tree[-1] - exact) / exact
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_the_root_stays_the_exact_sum(kind: int) -> None:
+    assert drift(kind, 100_000, 1_000) < 1e-13
+
+
+@compiled
+@pytest.mark.slow
+def test_the_root_stays_the_exact_sum_over_ten_million_updates() -> None:
+    assert drift(0, 10_000_000, 256) < 1e-12
+
+
+@compiled
+@given(sizes, seeds)
+def test_the_tree_kernels_do_what_their_twins_do(capacity: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    trees = [Tree(capacity, kind) for kind in (0, 1)]
+    for _ in range(3):
+        some = rng.integers(0, capacity, rng.integers(1, 2 * capacity + 1))
+        values = masses(rng, len(some))
+        values[0] = 1.0
+        for tree in trees:
+            tree.set(some, values)
+        np.testing.assert_array_equal(trees[0].tree, trees[1].tree)
+        np.testing.assert_array_equal(trees[0].least, trees[1].least)
+        if trees[0].tree[-1]:
+            targets = rng.random(40) * trees[0].tree[-1] * 1.01
+            for one, other in zip(trees[0].find(targets), trees[1].find(targets), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", kinds)
+@given(st.floats(0, 6), seeds)
+def test_powers(kind: int, exponent: float, seed: int) -> None:
+    values = 10.0 ** np.random.default_rng(seed).uniform(-300, 300, 50)
+    out = np.zeros(50)
+    KERNELS["powers"][kind](values, exponent, 1e-200, 1e200, out)
+    for value, power in zip(values.tolist(), out.tolist(), strict=True):
+        want = min(max(exponent * math.log10(value), -200.0), 200.0)
+        assert math.log10(power) == pytest.approx(want, abs=1e-9, rel=1e-12)
+
+
+def extents(rng: np.random.Generator) -> tuple[int, np.ndarray, list[tuple[int, int, int]]]:
+    """Return the first segment, the lanes of segments, and runs of ids that do not overlap."""
+    origin, lanes = int(rng.integers(0, 3)), rng.integers(0, 4, rng.integers(0, 4))
+    runs = []
+    for slot, width in enumerate(lanes.tolist()):
+        for lane in range(width):
+            row = 0
+            for _ in range(rng.integers(0, 4)):
+                step, count = int(rng.integers(1, 3)), int(rng.integers(1, 6))
+                row += int(rng.integers(0, 3))
+                runs.append((((slot + origin) << SEGMENT_SHIFT) | (row * width + lane), width * step, count))
+                row += step * count
+    return origin, lanes, [runs[i] for i in rng.permutation(len(runs))]
+
+
+@pytest.mark.parametrize("kind", kinds)
+@given(seeds)
+def test_locate_finds_the_extent_and_number_of_every_id_that_counts(kind: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    origin, lanes, runs = extents(rng)
+    first, stride, count = np.array(runs, np.int64).reshape(-1, 3).T.copy()
+    low, high = np.sort(rng.integers(0, count + 1, (2, len(runs))), axis=0)
+    keys = lane_keys(first, origin, lanes)
+    at = np.argsort(keys)
+    where = {f + s * j: (i, j) for i, (f, s, _) in enumerate(runs) for j in range(low[i].item(), high[i].item())}
+    near = {i + d for f, s, c in runs for i in range(f - s, f + s * (c + 1), s) for d in (-1, 0, 1)}
+    ids = np.array([*near, -1, 1 << 60, (1 << 62) + 5], np.int64)
+    extent, number = np.full(len(ids), -1), np.full(len(ids), -1)
+    KERNELS["locate"][kind](ids, origin, lanes, keys[at], at, first, stride, low, high, extent, number)
+    found: list[Any] = list(zip(extent.tolist(), number.tolist(), strict=True))
+    assert found == [where.get(i, (-1, -1)) for i in ids.tolist()]
+
+
+def ages(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Return runs in lane order as the kernels of recency take them."""
+    origin, lanes, runs = extents(rng)
+    first, stride, count = np.array(runs, np.int64).reshape(-1, 3).T
+    order = np.argsort(lane_keys(first, origin, lanes))
+    first, stride, count = first[order], stride[order], count[order]
+    segment = first >> SEGMENT_SHIFT
+    lane = segment * 10 + first % lanes[segment - origin]
+    starts = np.flatnonzero(np.diff(lane, prepend=-1))
+    groups = np.flatnonzero(np.diff(segment[starts], prepend=-1))
+    after = np.array([count[i + 1 :][lane[i + 1 :] == lane[i]].sum() for i in range(len(first))], np.int64)
+    newer = np.array([count[segment > s].sum() for s in np.unique(segment)], np.int64)
+    return newer, np.append(groups, len(starts)), np.append(starts, len(first)), first, stride, count, after
+
+
+@pytest.mark.parametrize("kind", kinds)
+@given(seeds)
+def test_ages_and_ids_are_each_others_inverse_in_the_order_of_ids(kind: int, seed: int) -> None:
+    arrays = ages(np.random.default_rng(seed))
+    first, stride, count = arrays[3:6]
+    ids = sorted(f + s * j for f, s, c in zip(first, stride, count, strict=True) for j in range(c))
+    every = np.arange(len(ids))
+    found, back = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+    KERNELS["newest"][kind](every, *arrays, found)
+    assert found.tolist() == ids[::-1]
+    segments = np.searchsorted(np.unique(first >> SEGMENT_SHIFT), found >> SEGMENT_SHIFT)
+    KERNELS["count_newer"][kind](found, segments, *arrays, back)
+    assert back.tolist() == every.tolist()

@@ -1,0 +1,97 @@
+"""Writers and samplers that a limiter keeps in step."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+
+SCHEMA = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with dr.create(tmp_path / "store", SCHEMA) as store:
+        yield store
+
+
+def append(writer: Any, steps: int) -> None:
+    for t in range(steps):
+        writer.append(0.0, t, 1.0, False, next_obs=0.0)
+
+
+def test_both_sides_stop_where_the_rule_says(store: Any) -> None:
+    limiter = dr.RateLimiter(2.0, min_size=10, error_buffer=8, timeout=0.0)
+    writer = store.writer(limiter=limiter)
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=4, seed=0, limiter=limiter)
+    append(writer, 9)
+    with pytest.raises(dr.RateLimited, match="drawing begins at 10"):
+        sampler.sample()
+    # inserted * 2 - drawn is kept within 20 +- 8
+    append(writer, 5)
+    with pytest.raises(dr.RateLimited, match="insert a step"):
+        append(writer, 1)
+    assert store.refresh() == 14
+    drawn = 0
+    while True:
+        try:
+            drawn += len(sampler.sample())
+        except dr.RateLimited:
+            break
+    assert drawn == 16
+    append(writer, 4)  # the writer was not closed by the refusals
+    writer.end_episode()
+    assert len(sampler.sample()) == 4
+    assert sampler.stats()["batches"] == 5
+
+
+def test_a_refused_batch_is_the_next_one(store: Any) -> None:
+    with store.writer() as writer:
+        append(writer, 30)
+    limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=20, timeout=0.0)
+    limited = dr.Sampler(store, dr.Transitions(), batch_size=10, seed=3, limiter=limiter, refresh=False)
+    free = dr.Sampler(store, dr.Transitions(), batch_size=10, seed=3, refresh=False)
+    store.refresh()
+    expected = [free.sample().index.tolist() for _ in range(5)]
+    got = [limited.sample().index.tolist() for _ in range(4)]
+    with pytest.raises(dr.RateLimited):
+        limited.sample()
+    with store.writer() as writer:
+        append(writer, 10)
+    assert [*got, limited.sample().index.tolist()] == expected
+
+
+def test_vectors_and_whole_episodes_wait_too(store: Any) -> None:
+    limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=4, timeout=0.0)
+    with store.writer(2, limiter=limiter) as writer:
+        writer.append(np.zeros(2), [0, 0], np.ones(2), [False] * 2, [False] * 2)
+        writer.append_episode(0, np.zeros(6), np.zeros(5, int), np.ones(5), terminated=True)
+        with pytest.raises(dr.RateLimited):
+            writer.append(np.zeros(2), [0, 0], np.ones(2), [False] * 2, [False] * 2)
+        with pytest.raises(dr.RateLimited):
+            writer.append_episode(0, np.zeros(6), np.zeros(5, int), np.ones(5), terminated=True)
+    store.refresh()
+    assert len(store) == 7
+
+
+def test_a_waiting_writer_goes_on_when_a_sampler_draws(store: Any) -> None:
+    limiter = dr.RateLimiter(1.0, min_size=4, error_buffer=4, timeout=30.0)
+    writer = store.writer(limiter=limiter)
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=4, seed=0, limiter=limiter)
+    thread = threading.Thread(target=append, args=(writer, 40))
+    thread.start()
+    for _ in range(9):
+        sampler.sample()
+    thread.join()
+    store.refresh()
+    assert len(store) == 40
+
+
+def test_a_limiter_needs_a_store_that_can_be_written(store: Any) -> None:
+    with dr.open(store.path) as reader, pytest.raises(dr.ReadOnlyError, match='mode "a"'):
+        dr.Sampler(reader, dr.Transitions(), batch_size=4, limiter=dr.RateLimiter(1.0, 1, 4))
+    with pytest.raises(ValueError, match="could wait for each other"):
+        dr.Sampler(store, dr.Transitions(), batch_size=400, limiter=dr.RateLimiter(1.0, 1, 4))

@@ -1,0 +1,149 @@
+"""Samplers with priorities, and samplers of samplers: what is drawn, updated, switched and mixed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import diskreplay as dr
+
+SCHEMA = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
+
+
+def filled(path: Path, lengths: tuple[int, ...], action: int = 0) -> Any:
+    store = dr.create(path, SCHEMA)
+    with store.writer() as writer:
+        for steps in lengths:
+            obs = np.random.default_rng(steps).standard_normal((steps + 1, 2), dtype=np.float32)
+            writer.append_episode(obs, np.full(steps, action), np.ones(steps, np.float32), terminated=True)
+    store.refresh()
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with filled(tmp_path / "store", (30, 80, 20)) as store:
+        yield store
+
+
+def shares(sampler: Any, draws: int = 40) -> dict[int, float]:
+    ids = torch.cat([sampler.sample().index for _ in range(draws)]).tolist()
+    return {i: ids.count(i) / len(ids) for i in set(ids)}
+
+
+@pytest.mark.parametrize("form", [lambda td: td, lambda td: td[:, None], torch.from_numpy])
+def test_updated_steps_are_drawn_in_proportion(store: Any, form: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=1.0), batch_size=130, seed=0)
+    ids = sampler.sample().index.unique()
+    td = np.full(len(ids), 1e-9)
+    td[0] = -5.0
+    assert sampler.update_priorities(ids, form(td)) == 0
+    others = np.array([i for episode in store.episodes for i in episode.ids if i not in ids.tolist()])
+    assert sampler.update_priorities(others, np.zeros(len(others))) == 0
+    assert shares(sampler)[int(ids[0])] > 0.99
+
+
+def test_weights_follow_the_formula_and_beta(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=0.5), batch_size=64, seed=0)
+    ids = np.concatenate([episode.ids for episode in store.episodes])
+    priorities = np.arange(1.0, len(ids) + 1)
+    sampler.update_priorities(ids, priorities - 1e-6)
+    for beta in (None, 1.0):
+        batch = sampler.sample(beta=beta)
+        mass = priorities[np.searchsorted(ids, batch.index.numpy())]
+        expected = (mass / mass.min()) ** -(0.5 if beta is None else beta)
+        np.testing.assert_allclose(batch.weight.numpy(), expected, rtol=1e-5)
+
+
+def test_a_schedule_counts_delivered_batches(store: Any) -> None:
+    schedule = dr.Linear(0.0, 1.0, 3)
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=schedule), batch_size=32, seed=0)
+    sampler.update_priorities(np.concatenate([e.ids for e in store.episodes]), np.arange(130.0) + 1)
+    least = [float(sampler.sample().weight.min()) for _ in range(4)]
+    assert least[0] == 1.0
+    assert least[1] > least[2] > least[3]
+
+
+def test_ids_that_the_view_does_not_know_are_counted_and_bad_errors_change_nothing(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=16, seed=0)
+    first = store.episodes[0].ids
+    assert sampler.update_priorities([int(first[0]), 1 << 60], [1.0, 1.0]) == 1
+    before = shares(sampler)
+    with pytest.raises(ValueError, match="nan"):
+        sampler.update_priorities(first[:2], [1e9, np.nan])
+    with pytest.raises(ValueError, match="one row for each of 2"):
+        sampler.update_priorities(first[:2], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="one axis"):
+        sampler.update_priorities(first[:2], np.ones((2, 5)))
+    assert max(shares(sampler).values()) < 2 * max(before.values())
+
+
+def test_priorities_outlive_switches_of_view_and_distribution(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(n_step=5), dr.Prioritized(alpha=1.0), batch_size=64, seed=0)
+    assert repr(sampler) == "Prioritized(alpha=1, beta=0.4) over Transitions(n_step=5)"
+    ids = np.concatenate([episode.ids for episode in store.episodes])
+    sampler.update_priorities(ids, np.where(ids == ids[7], 1.0, 0.0))
+    sampler.view, sampler.distribution = dr.Transitions(n_step=1), dr.Uniform()
+    assert float(sampler.sample().weight.min()) == 1.0
+    assert max(shares(sampler).values()) < 0.1
+    sampler.view = dr.Sequences(length=10, overlap=5)
+    assert sampler.sample().obs.shape == (64, 10, 2)
+    sampler.view, sampler.distribution = dr.Transitions(), dr.Prioritized(alpha=1.0, beta=1.0)
+    assert shares(sampler)[int(ids[7])] > 0.99
+
+
+def test_errors_of_sequences_count_where_the_loss_does(store: Any) -> None:
+    view = dr.Sequences(length=20, overlap=10, burn_in=10)
+    sampler = dr.Sampler(store, view, dr.Prioritized(alpha=1.0, eta=0.5), batch_size=8, seed=0)
+    ids = sampler.sample().index.unique()
+    batch = sampler.gather(ids)
+    td = torch.where(batch.loss_mask, 0.0, 1e6)
+    assert sampler.update_priorities(ids, td) == 0
+    assert not set(ids.tolist()) & {i for i, share in shares(sampler).items() if share > 0.2}
+    with pytest.raises(ValueError, match="4 steps a sequence"):
+        sampler.update_priorities(ids, td[:, :4])
+
+
+def test_updates_without_priorities_are_refused(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=8)
+    with pytest.raises(ValueError, match=r"Uniform\(\) has no priorities"):
+        sampler.update_priorities(sampler.sample().index, np.ones(8))
+
+
+def test_a_distribution_with_state_belongs_to_one_sampler(store: Any) -> None:
+    distribution = dr.Prioritized()
+    sampler = dr.Sampler(store, dr.Transitions(), distribution)
+    with pytest.raises(ValueError, match="another sampler"):
+        dr.Sampler(store, dr.Transitions(), distribution)
+    sampler.distribution = distribution
+
+
+def test_mixed_batches_hold_fixed_shares_and_updates_find_their_way(store: Any, tmp_path: Path) -> None:
+    with filled(tmp_path / "other", (50,), action=1) as other:
+        own = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), seed=0)
+        demonstrations = dr.Sampler(other, dr.Transitions(), dr.Prioritized(alpha=1.0), seed=1)
+        mixed = dr.MixedSampler([(own, 3), (demonstrations, 1)], batch_size=64, seed=0)
+        batch = mixed.sample()
+        assert batch.action.tolist() == [0] * 48 + [1] * 16
+        assert mixed.gather(batch.index.flip(0)).obs.equal(batch.obs.flip(0))
+        best = batch.index[-1:]
+        every = mixed.gather(batch.index.unique()).index
+        assert mixed.update_priorities(every, torch.where(every == best, 100.0, 0.0)) == 0
+        assert (mixed.sample().index[48:] == best).float().mean() > 0.5
+        counts = [int(mixed.sample(3).action.sum()) for _ in range(200)]
+        assert set(counts) == {0, 1}
+        assert 0.6 < np.mean(counts) < 0.9
+        with pytest.raises(dr.InvalidIndex, match="none of the 2"):
+            mixed.update_priorities([2 << 58], [1.0])
+
+
+def test_mixed_samplers_refuse_what_does_not_fit(store: Any) -> None:
+    plain = dr.Sampler(store, dr.Transitions())
+    for bad in ([], [plain], [(plain, 0.0)], [(store, 1.0)], [(plain, float("nan"))]):
+        with pytest.raises(ValueError, match=r"samplers must be|shares must be"):
+            dr.MixedSampler(bad)
+    mixed = dr.MixedSampler([(plain, 1), (dr.Sampler(store, dr.Transitions(frame_stack=2)), 1)])
+    with pytest.raises(ValueError, match="different fields"):
+        mixed.sample()

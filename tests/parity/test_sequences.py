@@ -1,0 +1,226 @@
+"""Windows and whole episodes gathered in bytes equal the reference enumeration, every field of every step."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import diskreplay as dr
+from diskreplay.kernels.runs import SEGMENT_SHIFT
+from diskreplay.testing import ModelStore, check_store
+from diskreplay.testing.model import ModelEpisode
+from diskreplay.testing.nested import flat
+from diskreplay.testing.reference import window, window_starts
+from diskreplay.testing.scripts import play
+from diskreplay.testing.strategies import schemas, writer_plans
+from diskreplay.views.base import Block, offsets
+from diskreplay.views.episodes import Episodes
+from diskreplay.views.sequences import Sequences
+from tests.testing.support import quiet, scratch
+from tests.views.fakes import SCHEMA, Segment, Snapshot, episode
+from tests.views.strategies import snapshots
+
+seeds = st.integers(0, 2**32 - 1)
+stacks = st.integers(1, 4) | st.dictionaries(st.sampled_from(("image", "state")), st.integers(1, 4))
+start_only = st.sampled_from(((), ("hidden",), ("bonus", "hidden")))
+
+
+@st.composite
+def views(draw: st.DrawFn) -> Sequences:
+    length = draw(st.integers(1, 12))
+    overlap = draw(st.integers(0, length - 1))
+    burn_in = draw(st.integers(0, overlap))
+    return Sequences(length, overlap, burn_in, draw(st.booleans()), draw(stacks), draw(start_only))
+
+
+def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
+    """Make some episodes continuations of ones cut for their length; return the ids that these begin at."""
+    rng = np.random.default_rng(seed)
+    chosen = {i for i, (_, t) in snapshot.model.items() if t == 0 and rng.random() < 0.4}
+    done = snapshot.leaf("done")
+    for step_id in chosen:
+        slot = (step_id >> SEGMENT_SHIFT) - snapshot.origin
+        row, lane = divmod(step_id & ((1 << SEGMENT_SHIFT) - 1), int(snapshot.lanes[slot]))
+        shift = int(done.shift[slot])
+        done.holder[done.first_chunk[slot] + (row >> shift)][lane, row & ((1 << shift) - 1), 0] |= 16
+    return chosen
+
+
+def offered(view: Any, snapshot: Snapshot) -> list[int]:
+    """List the ids that the view's runs offer."""
+    runs = [view.runs(episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
+    return [i + stride * j for run in runs for i, stride, count in zip(*run, strict=True) for j in range(count)]
+
+
+def windows_of(view: Sequences, snapshot: Snapshot) -> dict[int, tuple[ModelEpisode, int]]:
+    """Ask the reference for all windows: the id of each, its episode and the step it starts at."""
+    found = {}
+    for step_id, (of, t) in snapshot.model.items():
+        if t in window_starts(of, view.length, view.overlap, view.pad):
+            found[step_id] = of, t
+    return found
+
+
+def gathered(view: Any, snapshot: Snapshot, ids: Any, fields: Any = None) -> dict[str, np.ndarray]:
+    reader = view.reader(snapshot.schema, fields)
+    wanted = np.array(ids, np.int64)
+    leaves = reader.leaves_for(snapshot, wanted) if hasattr(reader, "leaves_for") else reader.leaves
+    block = Block(leaves, len(ids), np.full(offsets(leaves, len(ids))[1], 0xAB, np.uint8))
+    reader.fill(snapshot, wanted, block)
+    arrays = reader.present([torch.from_numpy(array) for array in block.arrays])
+    return {"/".join(path): array.numpy() for path, array in zip(reader.paths, arrays, strict=True)}
+
+
+def expected(view: Sequences, of: ModelEpisode, start: int, continues: bool) -> dict[str, Any]:
+    """Ask the reference, leaf by leaf where their stacks differ."""
+    depths = {leaf: view.frame_stack for leaf in ("image", "state")}
+    if not isinstance(view.frame_stack, int):
+        depths = {leaf: view.frame_stack.get(leaf, 1) for leaf in depths}
+    found: dict[str, Any] = {}
+    for leaf, depth in depths.items():
+        whole = window(of, start, view.length, view.burn_in, depth, tuple(view.start_only), continues)
+        found = {**whole, **found}
+        found |= {name: whole[name] for name in (f"obs/{leaf}", f"next_obs/{leaf}")}
+    return found
+
+
+def compare(batch: dict[str, np.ndarray], item: int, want: dict[str, Any]) -> None:
+    assert want.keys() == batch.keys() - {"index", "weight"}
+    for name, value in want.items():
+        np.testing.assert_array_equal(batch[name][item], value, err_msg=name)
+
+
+@given(snapshots(), views())
+def test_the_ids_offered_are_the_windows_of_the_reference(snapshot: Snapshot, view: Sequences) -> None:
+    assert Counter(offered(view, snapshot)) == Counter(windows_of(view, snapshot).keys())
+
+
+@given(snapshots(), views(), seeds)
+def test_every_field_of_every_window_equals_the_reference(snapshot: Snapshot, view: Sequences, seed: int) -> None:
+    continuing = let_some_continue(snapshot, seed)
+    windows = windows_of(view, snapshot)
+    ids = sorted(windows)
+    batch = gathered(view, snapshot, ids)
+    assert batch["index"].tolist() == ids
+    for item, step_id in enumerate(ids):
+        of, start = windows[step_id]
+        lanes = int(snapshot.lanes[(step_id >> SEGMENT_SHIFT) - snapshot.origin])
+        compare(batch, item, expected(view, of, start, step_id - start * lanes in continuing))
+
+
+@given(snapshots(), views())
+def test_windows_stay_in_their_episode_and_together_hold_every_step(snapshot: Snapshot, view: Sequences) -> None:
+    ids = offered(view, snapshot)
+    batch = gathered(view, snapshot, ids, ("mask", "loss_mask"))
+    seen: dict[str, set[int]] = {"mask": set(), "loss_mask": set()}
+    for item, step_id in enumerate(ids):
+        lanes = int(snapshot.lanes[(step_id >> SEGMENT_SHIFT) - snapshot.origin])
+        steps = np.array([step_id + j * lanes for j in range(view.length)])
+        inside = [snapshot.model[i][0] for i in steps[batch["mask"][item]].tolist()]
+        assert all(of is inside[0] for of in inside)
+        for name, held in seen.items():
+            held |= set(steps[batch[name][item]].tolist())
+    for step_id, (of, t) in snapshot.model.items():
+        # What an open episode or the frontier has still cut off is in no window yet, or not any more.
+        if of.ended and not of.hidden and t < of.window_end:
+            assert step_id in seen["mask"]
+            assert step_id in seen["loss_mask"]
+
+
+@given(snapshots(), st.integers(1, 12) | st.none(), seeds)
+def test_every_field_of_every_episode_equals_the_reference(snapshot: Snapshot, most: Any, seed: int) -> None:
+    continuing = let_some_continue(snapshot, seed)
+    view = Episodes(most)
+    ids = sorted(offered(view, snapshot))
+    assert ids == sorted(
+        i
+        for i, (of, t) in snapshot.model.items()
+        if t == 0 and of.ended and not of.hidden and of.window_end > 0
+    )  # fmt: skip
+    if not ids:
+        return
+    batch = gathered(view, snapshot, ids)
+    lengths = [min(most or 99, snapshot.model[i][0].window_end) for i in ids]
+    assert batch["mask"].shape == (len(ids), max(lengths))
+    assert batch["mask"].sum(1).tolist() == lengths
+    for item, step_id in enumerate(ids):
+        compare(batch, item, window(snapshot.model[step_id][0], 0, max(lengths), continues=step_id in continuing))
+
+
+def test_a_window_over_many_chunks_is_gathered_whole() -> None:
+    rng = np.random.default_rng(0)
+    lanes = [[episode(SCHEMA, 150, "truncated", True, rng)], [episode(SCHEMA, 90, "open", False, rng)]]
+    snapshot = Snapshot(SCHEMA, [Segment(lanes, chunk_rows=8)])
+    view = Sequences(80, 40, 10, frame_stack=3)
+    windows = windows_of(view, snapshot)
+    ids = sorted(windows)
+    assert [windows[i][1] for i in ids] == [0, 0, 40, 80]
+    batch = gathered(view, snapshot, ids)
+    for item, step_id in enumerate(ids):
+        compare(batch, item, expected(view, *windows[step_id], False))
+
+
+def test_windows_of_random_stores_equal_the_reference() -> None:
+    counts = []
+
+    @settings(max_examples=14, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        schema=schemas(),
+        plans=st.lists(writer_plans(max_lanes=4, max_steps=40), min_size=1, max_size=2),
+        chunk_bytes=st.sampled_from((256, 1024)),
+        segment_steps=st.none() | st.integers(1, 60) | st.just("episode"),
+        view=views(),
+        seed=seeds,
+    )
+    def check(schema: Any, plans: Any, chunk_bytes: int, segment_steps: Any, view: Sequences, seed: int) -> None:
+        depth = view.frame_stack if isinstance(view.frame_stack, int) else 1
+        view = Sequences(view.length, view.overlap, view.burn_in, view.pad, depth, ("serial",))
+        with scratch() as folder:
+            store = dr.create(Path(folder) / "store", schema, chunk_bytes=chunk_bytes, segment_steps=segment_steps)
+            model, serial = ModelStore(), 0
+            with store:
+                writers = [store.writer(plan.num_envs) for plan in plans]
+                for plan, writer in zip(plans, writers, strict=True):
+                    serial = play(plan, schema, [model.writer(plan.num_envs), quiet(writer)], serial)
+                store.refresh()
+                ids = check_store(store, model, length_cuts=segment_steps is not None)
+                counts.extend(compare_store(store, model, ids, of, seed) for of in (view, Episodes(7), Episodes()))
+                for writer in writers:
+                    writer.close()
+
+    check()
+    assert sum(counts) > 200
+
+
+def compare_store(store: Any, model: ModelStore, ids: dict[int, int], view: Any, seed: int) -> int:
+    """Gather every window of a store once, in random order, compare it with the reference, and count them."""
+    columns = [c for episodes in (store.snapshot.log, store.snapshot.open) for c in zip(*episodes.columns, strict=True)]
+    continuing = {first for first, _, _, _, end in columns if end & 4}
+    whole = isinstance(view, Episodes)
+    windows = {}
+    for of in model.episodes:
+        starts = [0] if of.ended and of.window_end else []
+        for t in starts if whole else window_starts(of, view.length, view.overlap, view.pad):
+            windows[ids[int(of.steps[t].extra["serial"])]] = of, t
+    assert Counter(offered(view, store.snapshot)) == Counter(windows.keys())
+    if not windows:
+        return 0
+    wanted = np.random.default_rng(seed).permutation(np.array(list(windows)))
+    with dr.Sampler(store, view, refresh=False) as sampler:
+        batch = sampler.gather(wanted).numpy()
+    assert batch["index"].tolist() == wanted.tolist()
+    found = {leaf: x for name, value in batch.items() for leaf, x in flat(value, name).items()}
+    length = found["mask"].shape[1]
+    if not whole:
+        assert found["serial"].tolist() == [int(of.steps[t].extra["serial"]) for of, t in map(windows.get, wanted)]
+    for item, step_id in enumerate(wanted.tolist()):
+        of, start = windows[step_id]
+        continues = ids[int(of.steps[0].extra["serial"])] in continuing
+        how = () if whole else (view.burn_in, view.frame_stack, view.start_only)
+        want = window(of, start, length, *how, continues=continues)
+        want["reward"] = want["reward"].astype(found["reward"].dtype)
+        compare(found, item, want)
+    return len(windows)

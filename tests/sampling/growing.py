@@ -1,0 +1,90 @@
+"""A fake store whose lanes grow, for tests of what follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from diskreplay.sampling.population import Population
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import Columns
+
+
+class FakeStore:
+    """Lanes of segments that grow by whole episodes, an episode log in order of discovery, and a frontier."""
+
+    def __init__(self) -> None:
+        self.lanes: list[int] = []
+        self.next_row: list[list[int]] = []
+        self.open: list[list[int]] = []
+        self.log: list[tuple[int, int, int, int, int]] = []
+        self.frontier = 0
+        self.generation = 0
+
+    def snapshot(self) -> Any:
+        snapshot = type("Snapshot", (), {})()
+        snapshot.origin, snapshot.frontier, snapshot.generation = 0, self.frontier, self.generation
+        snapshot.lanes = np.array(self.lanes, np.int64)
+        snapshot.log = Columns.of(self.log)
+        rows = [
+            (self.id(s, lane, self.next_row[s][lane]), self.lanes[s], steps, steps, 128)
+            for s in range(len(self.lanes))
+            for lane, steps in enumerate(self.open[s])
+            if steps
+        ]
+        snapshot.open = Columns.of(rows)
+        return snapshot
+
+    def id(self, segment: int, lane: int, row: int) -> int:
+        return segment << 35 | (row * self.lanes[segment] + lane)
+
+    def add_segment(self, lanes: int) -> None:
+        self.lanes.append(lanes)
+        self.next_row.append([0] * lanes)
+        self.open.append([0] * lanes)
+
+    def end(self, segment: int, lane: int) -> None:
+        """End an open episode, with a final observation."""
+        steps, lanes, row = self.open[segment][lane], self.lanes[segment], self.next_row[segment][lane]
+        self.log.append((self.id(segment, lane, row), lanes, steps, steps + 1, 9))
+        self.next_row[segment][lane] += steps + 1
+        self.open[segment][lane] = 0
+
+    def drop_hidden_segments(self) -> None:
+        """As an eviction of files: the log keeps their episodes until it is made anew."""
+        for segment in range(self.frontier >> 35):
+            self.lanes[segment] = 0
+            self.next_row[segment], self.open[segment] = [], []
+
+    def new_log(self) -> None:
+        self.generation += 1
+        self.log = [e for e in self.log if e[0] + e[1] * (e[2] - 1) >= self.frontier]
+
+
+def grown(lanes: int, episodes: list[list[int]], still_open: list[int] | None = None) -> FakeStore:
+    """Make a store of one segment: the lengths of each lane's ended episodes, and of its open one."""
+    store = FakeStore()
+    store.add_segment(lanes)
+    add_episodes(store, 0, episodes, still_open or [0] * lanes)
+    return store
+
+
+def add_episodes(store: FakeStore, segment: int, episodes: list[list[int]], still_open: list[int]) -> None:
+    for lane, lengths in enumerate(episodes):
+        for steps in lengths:
+            store.open[segment][lane] = steps
+            store.end(segment, lane)
+        store.open[segment][lane] = still_open[lane]
+
+
+def population_of(store: FakeStore, view: Any = None) -> Population:
+    view = view or Transitions()
+    population = Population(view.runs, kind=view.kind)
+    population.refresh(store.snapshot())
+    return population
+
+
+def everything(population: Population) -> np.ndarray:
+    """All ids that can be drawn, in their order."""
+    return np.sort(population.take(np.arange(population.size)))

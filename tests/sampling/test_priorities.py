@@ -1,0 +1,204 @@
+"""A table of priorities holds what plain dicts hold, however the store grows and the view changes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from diskreplay.sampling import extents, population as population_module
+from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.priorities import PriorityTable
+from diskreplay.views.sequences import Sequences
+from diskreplay.views.transitions import Transitions
+from tests.sampling.growing import FakeStore, everything as every_id
+
+ALPHA = 0.7
+
+
+class Model:
+    """A table, and beside it what it should hold, in a dict."""
+
+    def __init__(self, runs: Any) -> None:
+        self.store = FakeStore()
+        self.admission = Admission(lambda _, first: first % 5 != 3)
+        self.population = Population(runs, self.admission)
+        self.table = PriorityTable(ALPHA, least=True)
+        self.raw: dict[int, float] = {}
+        self.largest = 1.0
+        self.alpha = ALPHA
+
+    def update(self, ids: list[int], values: list[float]) -> None:
+        drawable = set(every_id(self.population).tolist())
+        skipped = self.table.update(self.population, np.array(ids, np.int64), np.array(values))
+        assert skipped == sum(i not in drawable for i in ids)
+        for i, value in zip(ids, values, strict=True):
+            if i in drawable:
+                self.raw[i] = value
+                self.largest = max(self.largest, value)
+
+    def set_alpha(self, alpha: float) -> None:
+        self.table.set_alpha(alpha)
+        self.alpha = alpha
+
+    def save_and_load(self) -> None:
+        self.table = PriorityTable.loaded(self.table.state_dict(), self.alpha, least=True)
+
+    def look(self) -> None:
+        self.population.refresh(self.store.snapshot())
+
+    def compare(self) -> None:
+        if self.population.version == 0:
+            self.look()
+        self.table.follow(self.population)
+        drawable = every_id(self.population).tolist()
+        for i in drawable:
+            self.raw.setdefault(i, self.largest)
+        self.raw = {i: value for i, value in self.raw.items() if i >= self.population.frontier}
+        masses = self.table.tree.masses
+        places = np.flatnonzero(masses)
+        want = {i: self.raw[i] ** self.alpha for i in drawable}
+        found = dict(zip(self.table.ids[places].tolist(), masses[places].tolist(), strict=True))
+        assert len(found) == len(places) == len(drawable)
+        assert found == pytest.approx(want)
+        assert self.table.tree.total == pytest.approx(sum(want.values()))
+        assert self.table.tree.least == pytest.approx(min(want.values(), default=np.inf))
+        assert self.table.ids[self.table.places(self.population, np.array(drawable, np.int64))].tolist() == drawable
+        assert self.table.largest == self.largest
+
+
+class Prioritizing(RuleBasedStateMachine):
+    """Grow a fake store, update, switch views, save and load; compare the table with a dict after every change."""
+
+    views: tuple[Any, ...] = (Transitions(2), Transitions(1), Transitions(None), Transitions(4))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(self.views[0].runs)
+        self.store = self.model.store
+
+    @rule(lanes=st.integers(1, 3))
+    def add_segment(self, lanes: int) -> None:
+        self.store.add_segment(lanes)
+
+    @rule(order=st.randoms(use_true_random=False))
+    def append(self, order: Any) -> None:
+        for lanes in self.store.open:
+            for lane in range(len(lanes)):
+                lanes[lane] += order.choice((0, 1, 3, 20))
+        self.model.look()
+
+    @rule(order=st.randoms(use_true_random=False), share=st.sampled_from((0.3, 0.7, 1.0)))
+    def end_episodes(self, order: Any, share: float) -> None:
+        lanes = [(s, lane) for s, lanes in enumerate(self.store.open) for lane, steps in enumerate(lanes) if steps]
+        order.shuffle(lanes)
+        for segment, lane in lanes:
+            if order.random() < share:
+                self.store.end(segment, lane)
+
+    @rule(share=st.floats(0, 1))
+    def hide(self, share: float) -> None:
+        ids = sorted(first + stride * j for first, stride, steps, *_ in self.store.log for j in range(steps))
+        if ids:
+            self.store.frontier = max(self.store.frontier, ids[int(share * (len(ids) - 1))])
+
+    @rule(new_log=st.booleans())
+    def drop(self, new_log: bool) -> None:
+        self.store.drop_hidden_segments()
+        if new_log:
+            self.store.new_log()
+
+    @rule(view=st.integers(0, 3))
+    def switch_view(self, view: int) -> None:
+        self.model.population = Population(self.views[view].runs, self.model.admission)
+
+    @rule(alpha=st.sampled_from((0.0, 0.5, 1.0)))
+    def set_alpha(self, alpha: float) -> None:
+        self.model.set_alpha(alpha)
+
+    @rule()
+    def save_and_load(self) -> None:
+        self.model.save_and_load()
+
+    @rule(data=st.data())
+    def update(self, data: st.DataObject) -> None:
+        some = every_id(self.model.population).tolist()
+        ids = data.draw(st.lists(st.sampled_from([*some[:3], *some[-3:], -1, 1 << 60]), max_size=8))
+        self.model.update(ids, data.draw(st.lists(st.floats(0.01, 5.0), min_size=len(ids), max_size=len(ids))))
+
+    @rule()
+    def look(self) -> None:
+        self.model.look()
+
+    @invariant()
+    def holds_what_the_dict_holds(self) -> None:
+        self.model.compare()
+
+
+class PrioritizingWindows(Prioritizing):
+    """The same over windows."""
+
+    views = (Sequences(length=4, overlap=1, pad=False),) * 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("view", [Transitions(3), Sequences(length=5, overlap=3, pad=False)], ids=repr)
+def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = Model(view.runs)
+    store = model.store
+    store.add_segment(3)
+    for _ in range(200):
+        newest = len(store.lanes) - 1
+        for segment in range(max(newest - 1, 0), newest + 1):
+            for lane in range(store.lanes[segment]):
+                store.open[segment][lane] += int(rng.integers(0, 4 if segment == newest else 2))
+                if store.open[segment][lane] > 2 and rng.random() < (0.3 if lane else 0.03):
+                    store.end(segment, lane)
+        if sum(store.next_row[newest]) > 60:
+            store.add_segment(int(rng.integers(1, 4)))
+        ids = sorted(f + s * j for f, s, steps, *_ in store.log for j in range(steps))
+        if len(ids) > 150:
+            store.frontier = max(store.frontier, ids[len(ids) - 150])
+        if rng.random() < 0.1:
+            store.drop_hidden_segments()
+        if rng.random() < 0.03:
+            store.new_log()
+        if rng.random() < 0.04:
+            model.save_and_load()
+        model.look()
+        model.compare()
+        some = rng.choice([*every_id(model.population), store.frontier - 1], 5)
+        model.update(some.tolist(), rng.uniform(0.01, 3.0, 5).tolist())
+    assert model.table.tree.capacity < 1500
+
+
+def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
+    model = Model(Transitions(1).runs)
+    for segment in range(2):
+        model.store.add_segment(1)
+        for _ in range(6):
+            model.store.open[segment][0] = 4
+            model.store.end(segment, 0)
+    model.look()
+    model.compare()
+    model.store.frontier = 1 << 35
+    model.store.drop_hidden_segments()
+    model.look()
+    assert not model.population.changes(model.table._mark).whole
+    model.compare()
+
+
+@pytest.fixture(autouse=True)
+def sort_and_compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(population_module, "SMALL", 3)
+    monkeypatch.setattr(extents, "SMALL", 3)
+    monkeypatch.setattr("diskreplay.sampling.priorities.FIRST_CAPACITY", 16)
+
+
+TestPrioritizing = Prioritizing.TestCase
+TestPrioritizing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestPrioritizingWindows = PrioritizingWindows.TestCase
+TestPrioritizingWindows.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

@@ -1,0 +1,396 @@
+"""Prioritized draws follow the priorities, the weights follow the formula, and both survive everything."""
+
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.prioritized import Prioritized, sequence_error
+from diskreplay.sampling.schedule import Linear
+from diskreplay.sampling.share import belongs, draw_share
+from diskreplay.views.sequences import Sequences
+from diskreplay.views.transitions import Transitions
+from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of
+
+
+def frequencies(distribution: Any, population: Population, draws: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Draw batches of 1,000; return all ids in order, and how often each was drawn."""
+    rng = np.random.default_rng(seed)
+    ids = everything(population)
+    counts = np.zeros(len(ids), np.int64)
+    for _ in range(draws // 1_000):
+        drawn = distribution.draw(population, 1_000, rng).ids
+        at = np.searchsorted(ids, drawn)
+        assert (ids[at] == drawn).all()
+        counts += np.bincount(at, minlength=len(ids))
+    return ids, counts
+
+
+def goodness(counts: np.ndarray, chances: np.ndarray) -> float:
+    return float(stats.chisquare(counts, chances / chances.sum() * counts.sum()).pvalue)
+
+
+def test_a_million_draws_follow_the_priorities_after_updates_growth_and_eviction() -> None:
+    rng = np.random.default_rng(0)
+    store = grown(3, [[40, 30], [60], [25, 25]], [10, 0, 7])
+    population = population_of(store)
+    distribution = Prioritized(alpha=0.6, eps=1e-3, stratified=False)
+    raw: dict[int, float] = {}
+    largest = 1.0
+
+    def look() -> np.ndarray:
+        population.refresh(store.snapshot())
+        for i in everything(population).tolist():
+            raw.setdefault(i, largest)
+        return np.array([raw[i] for i in everything(population).tolist()])
+
+    look()
+    for change in ("updates", "growth", "eviction"):
+        if change == "growth":
+            store.add_segment(1)
+            add_episodes(store, 1, [[50, 20]], [4])
+            store.open[0][1] = 33
+        if change == "eviction":
+            store.frontier = int(everything(population)[90])
+        look()
+        ids = everything(population)
+        some = rng.choice(ids, len(ids) // 2, replace=False)
+        errors = rng.normal(0, 2, len(some)) * (rng.random(len(some)) < 0.8)
+        assert distribution.update(population, some, errors) == 0
+        raw |= dict(zip(some.tolist(), (np.abs(errors) + 1e-3).tolist(), strict=True))
+        largest = max(largest, float(np.abs(errors).max()) + 1e-3)
+        drawn, counts = frequencies(distribution, population, 1_000_000)
+        want = np.array([raw[i] for i in drawn.tolist()]) ** 0.6
+        assert goodness(counts, want) > 1e-4
+
+
+def test_stratified_draws_follow_the_priorities_and_vary_less() -> None:
+    population = population_of(grown(2, [[50], [30, 20]]))
+    errors = np.random.default_rng(1).exponential(1.0, population.size)
+    spread = {}
+    for stratified in (False, True):
+        distribution = Prioritized(alpha=1.0, stratified=stratified)
+        distribution.update(population, everything(population), errors)
+        rng = np.random.default_rng(2)
+        ids = everything(population)
+        counts = np.array(
+            [
+                np.bincount(np.searchsorted(ids, distribution.draw(population, 64, rng).ids), minlength=len(ids))
+                for _ in range(2_000)
+            ]
+        )
+        means = counts.mean(axis=0)
+        # Each mean is that of 2,000 batches, whose spread is at most that of independent draws.
+        expected = 64 * (errors + 1e-6) / (errors + 1e-6).sum()
+        assert (np.abs(means - expected) < 5 * np.sqrt(expected / 2_000)).all()
+        spread[stratified] = counts.var(axis=0).sum()
+    assert spread[True] < 0.75 * spread[False]
+
+
+def test_the_batch_is_drawn_from_equal_parts_of_the_total() -> None:
+    population = population_of(grown(1, [[64]]))
+    distribution = Prioritized()
+    for seed in range(20):
+        drawn = distribution.draw(population, 64, np.random.default_rng(seed)).ids
+        assert sorted(drawn.tolist()) == everything(population).tolist()
+
+
+@pytest.mark.parametrize("normalize", ["batch", "store"])
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_weights_are_those_of_the_formula(normalize: str, beta: float) -> None:
+    population = population_of(grown(1, [[200]]))
+    rng = np.random.default_rng(0)
+    distribution = Prioritized(alpha=0.7, beta=beta, eps=0.01, normalize=normalize)
+    ids, errors = everything(population), rng.normal(0, 1, 200)
+    distribution.update(population, ids, errors)
+    p = (np.abs(errors) + 0.01) ** 0.7
+    chances = dict(zip(ids.tolist(), (p / p.sum()).tolist(), strict=True))
+    draw = distribution.draw(population, 32, rng)
+    chance = np.array([chances[i] for i in draw.ids.tolist()])
+    np.testing.assert_allclose(draw.chances, chance, rtol=1e-12)
+    weights = (200 * chance) ** -beta
+    largest = weights.max() if normalize == "batch" else (200 * (p / p.sum())).min() ** -beta
+    found = distribution.weigh(draw, None)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, weights / largest, rtol=1e-6)
+    np.testing.assert_allclose(distribution.weigh(draw, 0.5), distribution.weigh(draw, Linear(0.5, 1, 10)), rtol=0)
+    np.testing.assert_allclose(distribution.chances(population, draw.ids), chance, rtol=1e-12)
+
+
+def test_a_schedule_counts_delivered_batches() -> None:
+    population = population_of(grown(1, [[50]]))
+    distribution = Prioritized(beta=Linear(0.4, 1.0, 100))
+    distribution.update(population, everything(population), np.arange(50.0))
+    draw = distribution.draw(population, 8, np.random.default_rng(0))
+    for batches, beta in ((0, 0.4), (50, 0.7), (100, 1.0), (1_000, 1.0)):
+        np.testing.assert_allclose(distribution.weigh(draw, None, batches), distribution.weigh(draw, beta), rtol=1e-6)
+
+
+def test_new_ids_have_the_largest_priority_so_far() -> None:
+    store = grown(1, [[4]])
+    population = population_of(store)
+    distribution = Prioritized(alpha=1.0, eps=0.5)
+    assert distribution.chances(population, everything(population)).tolist() == [0.25] * 4
+    first = everything(population)
+    distribution.update(population, first[:3], np.array([0.0, -2.5, 0.25]))
+    add_episodes(store, 0, [[2]], [0])
+    population.refresh(store.snapshot())
+    chances = distribution.chances(population, everything(population))
+    np.testing.assert_allclose(chances * (0.5 + 3.0 + 0.75 + 1.0 + 3.0 + 3.0), [0.5, 3.0, 0.75, 1.0, 3.0, 3.0])
+
+
+def test_small_errors_do_not_lower_what_new_ids_get() -> None:
+    store = grown(1, [[1]])
+    population = population_of(store)
+    distribution = Prioritized(alpha=1.0, eps=0.5)
+    distribution.update(population, everything(population), np.array([0.0]))
+    add_episodes(store, 0, [[1]], [0])
+    population.refresh(store.snapshot())
+    np.testing.assert_allclose(distribution.chances(population, everything(population)), [1 / 3, 2 / 3])
+
+
+def test_alpha_may_change_through_zero_and_back() -> None:
+    population = population_of(grown(1, [[30]]))
+    distribution = Prioritized(alpha=0.6, eps=0.1)
+    ids, errors = everything(population), np.linspace(0, 3, 30)
+    distribution.update(population, ids, errors)
+    for alpha in (0.0, 1.0, 0.6):
+        distribution.alpha = alpha
+        p = (errors + 0.1) ** alpha
+        np.testing.assert_allclose(distribution.chances(population, ids), p / p.sum())
+        assert distribution.alpha == alpha
+
+
+def test_an_update_of_ids_that_are_gone_is_skipped_and_counted_and_the_last_duplicate_counts() -> None:
+    store = grown(1, [[10]], [6])
+    population = population_of(store, Transitions(3))
+    ids = everything(population)
+    store.frontier = int(ids[4])
+    population.refresh(store.snapshot())
+    distribution = Prioritized(alpha=1.0, eps=1.0)
+    given = np.array([ids[0], ids[5], ids[6], ids[5], -1, ids[-1] + 1, 1 << 61])
+    assert distribution.update(population, given, np.array([9.0, 9, 2, 4, 9, 9, 9])) == 4
+    want = np.ones(len(ids) - 4)
+    want[[1, 2]] = 5.0, 3.0
+    np.testing.assert_allclose(distribution.chances(population, ids[4:]), want / want.sum())
+    assert distribution.chances(population, given[[0, 4]]).tolist() == [0.0, 0.0]
+
+
+def test_an_update_that_is_refused_changes_nothing() -> None:
+    population = population_of(grown(1, [[10]]))
+    distribution, ids = Prioritized(), everything(population)
+    before = distribution.chances(population, ids)
+    for bad, message in (
+        (np.array([1.0, np.nan]), "td_error[1] is nan: nothing was updated"),
+        (np.array([np.inf, 1.0]), "td_error[0] is inf: nothing was updated"),
+        (np.ones(3), "td_error must have one value for each of 2 ids, not shape [3]"),
+        (np.ones((2, 2)), "td_error must have one value for each of 2 ids, not shape [2, 2]"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            distribution.update(population, ids[:2], bad)
+    np.testing.assert_array_equal(distribution.chances(population, ids), before)
+    assert distribution.update(population, ids[:2], np.array([[1.0], [2.0]])) == 0
+    assert distribution.update(population, ids[:0], np.zeros(0)) == 0
+
+
+def test_the_error_of_a_sequence_counts_what_the_mask_counts() -> None:
+    errors = np.array([[1.0, -4.0, 2.0], [5.0, np.nan, 1.0], [3.0, 3.0, 3.0]])
+    mask = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]], bool)
+    np.testing.assert_allclose(sequence_error(errors, mask, 0.9), [0.9 * 4 + 0.1 * 2.5, 1.0, 0.0])
+    with pytest.raises(ValueError, match=re.escape("td_error[0, 1] is nan: nothing was updated")):
+        sequence_error(errors[1:2], ~mask[1:2], 0.9)
+    with pytest.raises(ValueError, match=re.escape("td_error must be (batch, length) as loss_mask, [3, 3]")):
+        sequence_error(errors[:, :2], mask, 0.9)
+    view = Sequences(length=3, overlap=1)
+    population = population_of(grown(1, [[7]]), view)
+    distribution, ids = Prioritized(alpha=1.0, eps=1.0, eta=0.5), everything(population)
+    assert len(ids) == 3
+    distribution.update(population, ids, errors, mask)
+    np.testing.assert_allclose(distribution.chances(population, ids) * (4.25 + 2 + 1), [4.25, 2.0, 1.0])
+
+
+def test_each_kind_of_id_keeps_its_priorities_while_the_view_is_switched() -> None:
+    store = grown(1, [[20]], [8])
+    distribution = Prioritized(alpha=1.0, eps=0.1)
+    one = population_of(store, Transitions(1))
+    ids = everything(one)
+    errors = np.arange(len(ids), dtype=float)
+    distribution.update(one, ids, errors)
+    windows = population_of(store, Sequences(length=4, overlap=0))
+    np.testing.assert_allclose(distribution.chances(windows, everything(windows)), 1 / windows.size)
+    five = population_of(store, Transitions(5))
+    few = everything(five)
+    assert len(few) == len(ids) - 4
+    p = errors[:-4] + 0.1
+    np.testing.assert_allclose(distribution.chances(five, few), p / p.sum())
+    again = population_of(store, Transitions(1))
+    np.testing.assert_allclose(distribution.chances(again, ids), (errors + 0.1) / (errors + 0.1).sum())
+
+
+def updated(store: FakeStore, seed: int = 0, **kwargs: Any) -> tuple[Prioritized, Population]:
+    population = population_of(store)
+    distribution = Prioritized(**kwargs)
+    rng = np.random.default_rng(seed)
+    distribution.update(population, everything(population), rng.exponential(1.0, population.size))
+    return distribution, population
+
+
+def go_on(distribution: Prioritized, store: FakeStore, seed: int) -> list[int]:
+    """Draw and update while the store grows and forgets; return all that was drawn."""
+    rng, found = np.random.default_rng(seed), []
+    population = population_of(store)
+    for step in range(60):
+        store.open[0][step % 2] += 3
+        if step % 7 == 6:
+            store.end(0, step % 2)
+        store.frontier += 2
+        population.refresh(store.snapshot())
+        draw = distribution.draw(population, 16, rng)
+        distribution.update(population, draw.ids, rng.exponential(1.0, 16))
+        found += draw.ids.tolist()
+    return found
+
+
+def test_a_loaded_distribution_draws_on_bit_by_bit() -> None:
+    def store() -> FakeStore:
+        return grown(2, [[30, 40], [50]], [5, 9])
+
+    growing = store()
+    distribution, _ = updated(growing)
+    go_on(distribution, growing, 1)
+    copy = grown(1, [[1]])
+    copy.__dict__ |= pickle.loads(pickle.dumps(vars(growing)))
+    state = pickle.loads(pickle.dumps(distribution.state_dict()))
+    loaded = Prioritized()
+    loaded.load_state_dict(state)
+    assert go_on(loaded, copy, 2) == go_on(distribution, growing, 2)
+
+
+def test_loading_drops_what_is_gone_and_takes_the_rest_for_new() -> None:
+    store = grown(1, [[10, 10]])
+    distribution, population = updated(store, alpha=1.0, eps=0.1)
+    ids, old = everything(population), distribution.chances(population, everything(population))
+    state = distribution.state_dict()
+    assert state['["transitions"]']["values"].nbytes == 8 * 20
+    add_episodes(store, 0, [[5]], [0])
+    store.frontier = int(ids[3])
+    population = population_of(store)
+    loaded = Prioritized(alpha=1.0, eps=0.1)
+    loaded.load_state_dict(state)
+    chances = loaded.chances(population, everything(population))
+    assert len(chances) == 22
+    np.testing.assert_allclose(chances[:17] / chances[0], old[3:] / old[3])
+    np.testing.assert_allclose(chances[17:], chances[:17].max())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"values": np.ones(3)},
+        {"values": np.zeros(20)},
+        {"base": np.array([-5, 3])},
+        {"room": np.array([1, 1])},
+        {"base": np.array([1 << 62, 0])},
+        {"end": 3},
+        {"capacity": 2},
+        {"largest": np.nan},
+        {"free": np.array([[1 << 40, 0]])},
+        {"first": "nonsense"},
+    ],
+    ids=repr,
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
+    distribution, population = updated(grown(1, [[10, 10]]))
+    before = distribution.chances(population, everything(population))
+    state = distribution.state_dict()
+    state['["transitions"]'] |= change
+    with pytest.raises(ValueError, match="^this "):
+        distribution.load_state_dict(state)
+    with pytest.raises(ValueError, match="no saved table"):
+        distribution.load_state_dict({'["transitions"]': {}})
+    with pytest.raises(ValueError, match="no kind of id"):
+        distribution.load_state_dict({"transitions": {}})
+    np.testing.assert_array_equal(distribution.chances(population, everything(population)), before)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_the_ids_in_proportion(world_size: int) -> None:
+    distribution, population = updated(grown(2, [[30], [40]]), alpha=1.0)
+    ids = everything(population)
+    chances = distribution.chances(population, ids)
+    for rank in range(world_size):
+        rng = np.random.default_rng(rank)
+        mine = belongs(ids, rank, world_size)
+        draws = [draw_share(distribution, population, 50, rng, rank, world_size) for _ in range(400)]
+        drawn = np.concatenate([draw.ids for draw in draws])
+        assert belongs(drawn, rank, world_size).all()
+        counts = np.bincount(np.searchsorted(ids, drawn), minlength=len(ids))
+        assert goodness(counts[mine], chances[mine]) > 1e-4
+        np.testing.assert_allclose(draws[0].chances, chances[np.searchsorted(ids, draws[0].ids)])
+
+
+def test_extreme_errors_keep_the_tree_in_order() -> None:
+    population = population_of(grown(1, [[40]]))
+    distribution, ids = Prioritized(alpha=3.0, eps=1e-300), everything(population)
+    errors = np.zeros(40)
+    errors[::3] = 1e308
+    distribution.update(population, ids, errors)
+    drawn = distribution.draw(population, 500, np.random.default_rng(0))
+    assert set(drawn.ids.tolist()) <= set(ids[::3].tolist())
+    assert np.isfinite(drawn.chances).all()
+    distribution.update(population, ids, np.zeros(40))
+    np.testing.assert_allclose(distribution.chances(population, ids), 1 / 40)
+
+
+def test_it_belongs_to_one_sampler() -> None:
+    class Owner:
+        pass
+
+    distribution, one, other = Prioritized(), Owner(), Owner()
+    distribution.claim(one)
+    distribution.claim(one)
+    message = "this Prioritized holds the state of another sampler: make a new Prioritized for each sampler"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        distribution.claim(other)
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(Prioritized()) == "Prioritized(alpha=0.6, beta=0.4)"
+    assert repr(Prioritized(alpha=0.6, beta=Linear(0.4, 1.0, 10))) == "Prioritized(alpha=0.6, beta=0.4→1.0)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": -0.1}, "alpha must be a finite number of at least 0, not -0.1"),
+        ({"alpha": True}, "alpha must be a finite number of at least 0, not True"),
+        (
+            {"alpha": Linear(0, 1, 2)},
+            "alpha must be a finite number of at least 0, not Linear(start=0.0, end=1.0, steps=2)",
+        ),
+        ({"beta": -1}, "beta must be a finite number of at least 0, not -1"),
+        ({"beta": Linear(0.4, -1.0, 5)}, "beta.end must be a finite number of at least 0, not -1.0"),
+        ({"beta": "0.4"}, "beta must be a finite number of at least 0, not '0.4'"),
+        ({"eps": 0}, "eps must be a finite number above 0, not 0"),
+        ({"eps": float("nan")}, "eps must be a finite number above 0, not nan"),
+        ({"eta": 1.5}, "eta must be a finite number from 0 to 1, not 1.5"),
+        ({"normalize": "all"}, 'normalize must be "batch" or "store", not \'all\''),
+        ({"stratified": 1}, "stratified must be True or False, not 1"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Prioritized(**arguments)
+
+
+def test_a_bad_beta_of_one_batch_is_refused() -> None:
+    distribution, population = updated(grown(1, [[10]]))
+    draw = distribution.draw(population, 4, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="^beta must be a finite number of at least 0, not -1$"):
+        distribution.weigh(draw, -1)
+    with pytest.raises(ValueError, match="^beta must be a finite number of at least 0, not nan$"):
+        distribution.weigh(draw, lambda batches: float("nan"))

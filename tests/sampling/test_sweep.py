@@ -1,0 +1,136 @@
+"""A sweep gives each id once in a pass."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from scipy import stats
+
+import diskreplay as dr
+from diskreplay.sampling.share import belongs, draw_share
+from diskreplay.sampling.sweep import Sweep, permuted
+from diskreplay.views.sequences import Sequences
+from diskreplay.views.transitions import Transitions
+from tests.sampling.growing import add_episodes, everything, grown, population_of
+
+
+@given(st.integers(1, 3_000), st.integers(0, 2**63 - 1))
+def test_a_key_permutes_the_numbers(size: int, key: int) -> None:
+    assert sorted(permuted(np.arange(size), size, key).tolist()) == list(range(size))
+
+
+def test_every_order_of_few_numbers_comes_equally_often() -> None:
+    orders, counts = np.unique([permuted(np.arange(3), 3, key) for key in range(3_000)], axis=0, return_counts=True)
+    assert len(orders) == 6
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_neighbours_and_places_are_independent_of_the_order() -> None:
+    places = np.array([permuted(np.arange(20), 20, key) for key in range(1_500)])
+    for number in (0, 7, 19):
+        assert stats.chisquare(np.bincount(places[:, number], minlength=20)).pvalue > 1e-5
+    steps = np.bincount((places[:, 1] - places[:, 0]) % 20, minlength=20)
+    assert steps[0] == 0
+    assert stats.chisquare(steps[1:]).pvalue > 1e-5
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 300])
+def test_each_pass_gives_each_id_once_and_batches_stay_full(size: int) -> None:
+    population, sweep, rng = population_of(grown(2, [[30, 11], [9]])), Sweep(), np.random.default_rng(0)
+    ids = everything(population).tolist()
+    drawn: list[int] = []
+    while len(drawn) < 6 * len(ids):
+        draw = sweep.draw(population, size, rng)
+        assert len(draw.ids) == size
+        drawn += draw.ids.tolist()
+    passes = [drawn[i * len(ids) : (i + 1) * len(ids)] for i in range(6)]
+    assert all(sorted(one) == ids for one in passes)
+    assert len({tuple(one) for one in passes}) == 6
+
+
+def test_the_last_pass_ends_in_a_short_batch_and_then_nothing() -> None:
+    population, sweep, rng = population_of(grown(1, [[10]])), Sweep(passes=2), np.random.default_rng(0)
+    lengths = [len(sweep.draw(population, 8, rng).ids) for _ in range(5)]
+    assert lengths == [8, 8, 4, 0, 0]
+
+
+def test_a_pass_is_over_what_was_there_when_it_began_less_what_was_evicted() -> None:
+    store = grown(1, [[20]], [10])
+    population, sweep, rng = population_of(store), Sweep(), np.random.default_rng(0)
+    before = everything(population).tolist()
+    drawn = sweep.draw(population, 10, rng).ids.tolist()
+    add_episodes(store, 0, [[]], [25])
+    store.end(0, 0)
+    store.frontier = before[12]
+    population.refresh(store.snapshot())
+    left = [i for i in before[12:] if i not in drawn]
+    assert sorted(sweep.draw(population, len(left), rng).ids.tolist()) == left
+    now = everything(population).tolist()
+    assert sorted(sweep.draw(population, len(now), rng).ids.tolist()) == now
+    assert len(now) > len(before) - 12
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_sweep_their_own_ids_once_a_pass(world_size: int) -> None:
+    population = population_of(grown(2, [[30], [9, 14]]))
+    ids = everything(population)
+    for rank in range(world_size):
+        sweep, rng = Sweep(), np.random.default_rng(rank)
+        mine = ids[belongs(ids, rank, world_size)].tolist()
+        drawn = [draw_share(sweep, population, 1, rng, rank, world_size).ids[0] for _ in range(3 * len(mine))]
+        for i in range(3):
+            assert sorted(drawn[i * len(mine) : (i + 1) * len(mine)]) == mine
+
+
+def test_a_rank_without_any_id_is_not_enough_data_or_the_end() -> None:
+    population = population_of(grown(1, [[3]]))
+    message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
+    with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
+        draw_share(Sweep(), population, 4, np.random.default_rng(0), 5, 6)
+    assert len(draw_share(Sweep(passes=3), population, 4, np.random.default_rng(0), 5, 6).ids) == 0
+
+
+@pytest.mark.parametrize("done", [0, 1, 17, 40, 41, 95])
+def test_a_saved_sweep_goes_on_where_it_was(done: int) -> None:
+    def start() -> tuple[Any, np.random.Generator]:
+        return population_of(grown(1, [[40]])), np.random.default_rng(1)
+
+    population, rng = start()
+    whole, sweep = Sweep(passes=3), Sweep(passes=3)
+    want = whole.draw(population, 200, rng).ids.tolist()
+    assert len(want) == 120
+    population, rng = start()
+    drawn = sweep.draw(population, done, rng).ids.tolist()
+    loaded = Sweep(passes=3)
+    loaded.load_state_dict(sweep.state_dict())
+    drawn += loaded.draw(population, 200, rng).ids.tolist()
+    assert drawn == want
+
+
+def test_another_kind_of_id_begins_a_pass_anew_and_another_view_of_the_same_kind_does_not() -> None:
+    store, sweep, rng = grown(1, [[20]]), Sweep(passes=1), np.random.default_rng(0)
+    one, five, windows = (population_of(store, v) for v in (Transitions(1), Transitions(5), Sequences(4, 0)))
+    drawn = [*sweep.draw(one, 6, rng).ids, *sweep.draw(five, 30, rng).ids]
+    assert sorted(drawn) == everything(one).tolist()
+    sweep = Sweep(passes=1)
+    sweep.draw(one, 6, rng)
+    assert sorted(sweep.draw(windows, 30, rng).ids) == everything(windows).tolist()
+
+
+@pytest.mark.parametrize("passes", [0, -1, 1.0, True, "all"])
+def test_bad_passes_are_refused(passes: Any) -> None:
+    message = f"passes must be an int of at least 1, or None for no end, not {passes!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Sweep(passes)
+
+
+@pytest.mark.parametrize(
+    "change", [{"cursor": 40}, {"cursor": -1}, {"count": np.zeros(1)}, {"key": -2}, {"kind": "x"}, {"finished": None}]
+)
+def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
+    sweep = Sweep()
+    sweep.draw(population_of(grown(1, [[40]])), 3, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="^this is no saved place of a sweep: "):
+        Sweep().load_state_dict({**sweep.state_dict(), **change})

@@ -1,0 +1,385 @@
+"""Arguments of Sequences and Episodes, the layout of their batches, what they refuse, and both on real stores."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import diskreplay as dr
+from diskreplay.views.episodes import Episodes
+from diskreplay.views.sequences import Sequences
+from tests.parity.test_sequences import gathered, offered, views, windows_of
+from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode
+from tests.views.strategies import snapshots
+
+SERIAL_SCHEMA = dr.Schema(
+    obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"), extra={"state": dr.Field((3,), "float32")}
+)
+
+
+def one_episode(steps: int, end: str = "terminated", final: bool = True, schema: dr.Schema = FLAT_SCHEMA) -> Snapshot:
+    return Snapshot(schema, [Segment([[episode(schema, steps, end, final, np.random.default_rng(1))]])])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "length must be an int of at least 1, not 0"),
+        ({"length": 4, "overlap": 4}, "overlap must be less than length, 4, not 4"),
+        ({"length": 20}, "overlap must be less than length, 20, not 40"),
+        ({"overlap": -1}, "overlap must be an int from 0 to 79, not -1"),
+        ({"overlap": 1.5}, "overlap must be an int from 0 to 79, not 1.5"),
+        ({"burn_in": 41}, "burn_in must be at most overlap, 40, not 41: steps would be in no window's loss"),
+        ({"burn_in": -1}, "burn_in must be an int from 0 to 40, not -1"),
+        ({"pad": 0}, "pad must be True or False, not 0"),
+        ({"frame_stack": 0}, "frame_stack must be an int of at least 1, or a dict of them by observation leaf, not 0"),
+        ({"start_only": "h"}, "start_only must be a sequence of field names, such as (\"action\",), not 'h'"),
+    ],
+)
+def test_an_argument_of_sequences_that_makes_no_sense_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Sequences(**arguments)
+
+
+def test_a_length_of_episodes_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^max_length must be an int of at least 1, or None for no limit, not 0$"):
+        Episodes(0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "view", "fields", "message"),
+    [
+        (
+            SCHEMA,
+            Sequences(start_only=("h",)),
+            None,
+            "start_only names 'h', which is no extra field; those of this store are bonus, hidden",
+        ),
+        (
+            FLAT_SCHEMA,
+            Sequences(start_only=("action",)),
+            None,
+            "start_only names 'action', which is no extra field; those of this store are none",
+        ),
+        (
+            SCHEMA,
+            Sequences(frame_stack={"sound": 2}),
+            None,
+            "frame_stack names 'sound'; the observation leaves of this store are 'image', 'state'",
+        ),
+        (
+            FLAT_SCHEMA,
+            Sequences(frame_stack={"image": 2}),
+            None,
+            "frame_stack names 'image', but the observation is one array: give an int",
+        ),
+        (
+            FLAT_SCHEMA,
+            Episodes(),
+            ("discount",),
+            "fields names 'discount', and a batch has action, index, is_first, loss_mask, mask, next_obs, obs, reward, "
+            "terminated, truncated, weight",
+        ),
+    ],
+)
+def test_a_name_that_the_schema_has_not_is_refused(schema: Any, view: Any, fields: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        view.reader(schema, fields)
+
+
+def test_a_batch_has_these_fields_in_this_order() -> None:
+    snapshot = one_episode(9, schema=SCHEMA)
+    view = Sequences(4, 1, frame_stack={"image": 3}, start_only=("hidden",))
+    batch = gathered(view, snapshot, offered(view, snapshot))
+    assert [(name, str(array.dtype), array.shape) for name, array in batch.items()] == [
+        ("obs/image", "uint8", (3, 4, 3, 2, 3)),
+        ("obs/state", "float32", (3, 4, 3)),
+        ("next_obs/image", "uint8", (3, 4, 3, 2, 3)),
+        ("next_obs/state", "float32", (3, 4, 3)),
+        ("action/0", "int64", (3, 4)),
+        ("action/1", "float32", (3, 4, 2)),
+        ("reward", "float32", (3, 4)),
+        ("terminated", "bool", (3, 4)),
+        ("truncated", "bool", (3, 4)),
+        ("is_first", "bool", (3, 4)),
+        ("mask", "bool", (3, 4)),
+        ("loss_mask", "bool", (3, 4)),
+        ("index", "int64", (3,)),
+        ("weight", "float32", (3,)),
+        ("bonus", "float64", (3, 4)),
+        ("hidden/h", "float16", (3, 2)),
+    ]
+
+
+def test_observations_and_their_stacks_are_views_of_frames_gathered_once() -> None:
+    snapshot = one_episode(20, schema=SCHEMA)
+    view = Sequences(8, 4, frame_stack={"image": 3})
+    batch = gathered(view, snapshot, offered(view, snapshot))
+    image, following = batch["obs/image"], batch["next_obs/image"]
+    frame_bytes = 6
+    assert image.strides == following.strides == ((8 + 3) * frame_bytes, frame_bytes, frame_bytes, 3, 1)
+    for leaf, step_bytes in (("image", frame_bytes), ("state", 12)):
+        first, second = (batch[f"{name}/{leaf}"].__array_interface__["data"][0] for name in ("obs", "next_obs"))
+        assert second - first == step_bytes
+        np.testing.assert_array_equal(batch[f"obs/{leaf}"][:, 1:], batch[f"next_obs/{leaf}"][:, :-1])
+
+
+@given(snapshots(), views())
+def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view: Sequences) -> None:
+    ids = offered(view, snapshot)
+    whole = gathered(view, snapshot, ids)
+    for name in ("obs/image", "next_obs", "action", "hidden", "terminated", "is_first", "loss_mask", "index"):
+        part = gathered(view, snapshot, ids, (name,))
+        chosen = {path for path in whole if path == name or path.startswith(f"{name}/")}
+        assert part.keys() == chosen | {"index", "weight"}
+        for path in chosen:
+            np.testing.assert_array_equal(part[path], whole[path])
+
+
+def candidates(snapshot: Snapshot) -> set[int]:
+    base = [(slot + snapshot.origin) << 35 for slot in range(-1, len(snapshot.segments) + 1)]
+    return {start + i for start in base for i in range(12)} | set(snapshot.model) | {-1, -(1 << 40), 1 << 62}
+
+
+def check_every_id(view: Any, snapshot: Snapshot, good: set[int]) -> None:
+    reader = view.reader(snapshot.schema)
+    for step_id in candidates(snapshot):
+        if step_id in good:
+            reader.check(snapshot, np.array([step_id]))
+        else:
+            with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} "):
+                reader.check(snapshot, np.array([step_id]))
+
+
+@given(snapshots(FLAT_SCHEMA), st.integers(1, 9), st.booleans(), st.data())
+def test_every_id_at_which_no_window_starts_is_an_invalid_index(
+    snapshot: Snapshot, length: int, pad: bool, data: st.DataObject
+) -> None:
+    view = Sequences(length, data.draw(st.integers(0, length - 1)), pad=pad)
+    check_every_id(view, snapshot, set(windows_of(view, snapshot)))
+
+
+@given(snapshots(FLAT_SCHEMA), st.integers(1, 9) | st.none())
+def test_every_id_at_which_no_ended_episode_starts_is_an_invalid_index(snapshot: Snapshot, most: Any) -> None:
+    check_every_id(Episodes(most), snapshot, set(offered(Episodes(most), snapshot)))
+
+
+def test_a_refused_id_says_why() -> None:
+    snapshot = one_episode(9)
+    first = min(snapshot.model)
+    view = Sequences(4, 1)
+    reasons = {
+        (view, 2): f"id {first + 2} is step 2 of its episode, and no window of {view} starts there",
+        (Episodes(), 3): f"id {first + 3} is step 3 of its episode; {Episodes()} start at step 0",
+    }
+    for (of, step), reason in reasons.items():
+        with pytest.raises(dr.InvalidIndex, match=f"^{re.escape(reason)}$"):
+            of.reader(FLAT_SCHEMA).check(snapshot, np.array([first, first + step]))
+
+
+def test_filling_refuses_an_id_that_is_no_step() -> None:
+    snapshot = one_episode(9)
+    behind = max(snapshot.model) + 1
+    for view in (Sequences(4, 1), Episodes()):
+        with pytest.raises(dr.InvalidIndex, match=f"^id {behind} cannot be sampled as {re.escape(str(view))}: "):
+            gathered(view, snapshot, [behind])
+
+
+def starts(view: Any, steps: int, obs_rows: int, end: int) -> list[int]:
+    first, count, stride = 1 << 35, 3, 5
+    runs = view.runs(Columns.of([(first + count, stride, steps, obs_rows, end)]), 0)
+    ids = [i + s * j for i, s, n in zip(*runs, strict=True) for j in range(n)]
+    assert all((i - first - count) % stride == 0 for i in ids)
+    return [(i - first - count) // stride for i in ids]
+
+
+@pytest.mark.parametrize("pad", [True, False])
+@pytest.mark.parametrize(("length", "overlap"), [(1, 0), (4, 0), (4, 2), (4, 3), (7, 3)])
+def test_a_window_of_an_open_episode_is_still_there_when_it_grows_and_ends(
+    length: int, overlap: int, pad: bool
+) -> None:
+    view = Sequences(length, overlap, pad=pad)
+    known: set[int] = set()
+    for steps in range(1, 30):
+        # Without the observation behind it, the newest step is in no window yet, and never is if the episode is cut.
+        for final, ends in ((0, (1, 2 | 16)), (8, (1, 2, 3, 2 | 16))):
+            now = set(starts(view, steps, steps + (final > 0), 128))
+            sampleable = steps - (not final)
+            assert known <= now
+            assert all(s + length <= sampleable for s in now)
+            known = now
+            for end in ends:
+                ended = starts(view, steps, steps + (final > 0), end | final)
+                assert known <= set(ended)
+                assert len(set(ended)) == len(ended)
+                covered = {t for s in ended for t in range(s, min(s + length, steps))}
+                assert covered >= set(range(steps if end & 1 else sampleable))
+
+
+@pytest.mark.parametrize("pad", [True, False])
+def test_an_overlap_of_all_but_one_step_gives_every_full_window(pad: bool) -> None:
+    assert starts(Sequences(5, 4, pad=pad), 12, 13, 1 | 8) == list(range(8))
+
+
+def test_the_window_that_reaches_the_end_is_the_last_or_is_moved_back_to_it() -> None:
+    assert starts(Sequences(80, 40), 200, 201, 1 | 8) == [0, 40, 80, 120]
+    assert starts(Sequences(80, 40), 201, 202, 1 | 8) == [0, 40, 80, 120, 160]
+    assert starts(Sequences(80, 40, pad=False), 201, 202, 1 | 8) == [0, 40, 80, 120, 121]
+    for pad in (True, False):
+        assert starts(Sequences(80, 40, pad=pad), 30, 31, 1 | 8) == [0]
+
+
+def test_kinds_tell_ids_apart_that_mean_different_things() -> None:
+    assert Sequences(8, 4).kind == Sequences(8, 4, burn_in=2, frame_stack=4).kind == ("sequences", 8, 4, True)
+    assert len({Sequences(8, 4).kind, Sequences(8, 4, pad=False).kind, Sequences(8, 3).kind}) == 3
+    assert Episodes().kind == Episodes(5).kind == ("episodes",)
+
+
+# On real stores.
+
+
+def append_steps(writer: Any, first: int, steps: int, end: bool = True) -> None:
+    """Append steps numbered by their action; the observation and the state hold the number too."""
+    for serial in range(first, first + steps):
+        writer.append(
+            np.full(2, serial, np.float32), serial, float(serial), end and serial == first + steps - 1,
+            next_obs=np.full(2, serial + 1, np.float32), state=np.full(3, serial, np.float32),
+        )  # fmt: skip
+
+
+def test_a_sampler_draws_windows_with_the_recurrent_state_of_their_first_step(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
+        for first, steps in ((0, 30), (100, 80), (300, 200)):
+            append_steps(writer, first, steps)
+        view = Sequences(80, 40, burn_in=40, start_only=("state",))
+        with dr.Sampler(store, view, batch_size=64, seed=0) as sampler:
+            batch = sampler.sample()
+    assert batch.obs.shape == (64, 80, 2)
+    assert batch.state.shape == (64, 3)
+    assert set(batch.action[:, 0].tolist()) == {0, 100, 300, 340, 380, 420}
+    assert torch.equal(batch.state[:, 0], batch.action[:, 0].float())
+    assert torch.equal(batch.obs[..., 0][batch.mask], batch.action[batch.mask].float())
+    assert torch.equal(batch.next_obs[..., 0][batch.mask], batch.action[batch.mask].float() + 1)
+    starts_episode = torch.tensor([a in (0, 100, 300) for a in batch.action[:, 0].tolist()])
+    assert torch.equal(batch.is_first[:, 0], starts_episode)
+    assert torch.equal(batch.loss_mask[:, :40].all(1), starts_episode & (batch.mask.sum(1) >= 40))
+    assert (batch.weight == 1).all()
+    # The observation behind the last step of a short episode is its final one; behind that there is nothing.
+    short = batch.obs[batch.action[:, 0] == 0][0, :, 0]
+    assert short.tolist() == [*range(31), *[0.0] * 49]
+
+
+def test_a_window_of_an_open_episode_appears_as_soon_as_it_is_full(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
+        sampler = dr.Sampler(store, Sequences(4, 2), batch_size=50, seed=0)
+        append_steps(writer, 0, 3, end=False)
+        with pytest.raises(dr.NotEnoughData, match=r"^the store has 3 steps, 0 of them sampleable as Sequences\("):
+            sampler.sample()
+        append_steps(writer, 3, 1, end=False)
+        assert set(sampler.sample().action[:, 0].tolist()) == {0}
+        append_steps(writer, 4, 5, end=False)
+        batch = sampler.sample()
+        assert set(batch.action[:, 0].tolist()) == {0, 2, 4}
+        assert batch.mask.all()
+        append_steps(writer, 9, 1)
+        assert set(sampler.sample().action[:, 0].tolist()) == {0, 2, 4, 6}
+
+
+def test_a_continuation_after_a_length_cut_is_no_start(tmp_store: Path) -> None:
+    store = dr.create(tmp_store, SERIAL_SCHEMA, segment_steps=8)
+    with store, store.writer() as writer:
+        append_steps(writer, 0, 40)
+        store.refresh()
+        assert store.num_episodes > 1
+        sampler = dr.Sampler(store, Sequences(6, 3, burn_in=3), batch_size=300, seed=0)
+        batch = sampler.sample()
+        cuts = {int(piece.action[0]) for piece in store.episodes}
+        starts_episode = torch.tensor([a in cuts for a in batch.action[:, 0].tolist()])
+        assert starts_episode.any()
+        first = batch.action[:, 0] == 0
+        assert first.any()
+        assert torch.equal(batch.is_first[:, 0], first)
+        assert not batch.is_first[:, 1:].any()
+        assert torch.equal(batch.loss_mask[:, :3].any(1), first)
+        whole = dr.Sampler(store, Episodes(), batch_size=300, seed=0).sample()
+        assert torch.equal(whole.is_first[:, 0], whole.action[:, 0] == 0)
+        # A length cut is a truncation with a final observation.
+        assert torch.equal(whole.truncated.any(1), ~whole.terminated.any(1))
+        assert torch.equal(whole.next_obs[..., 0][whole.mask], whole.action[whole.mask].float() + 1)
+
+
+def test_windows_that_begin_before_the_frontier_vanish_and_the_others_stay_where_they_are(tmp_store: Path) -> None:
+    store = dr.create(tmp_store, SERIAL_SCHEMA, capacity=25)
+    with store, store.writer() as writer:
+        append_steps(writer, 0, 40)
+        sampler = dr.Sampler(store, Sequences(8, 4, frame_stack=3), batch_size=100, seed=0)
+        batch = sampler.sample()
+        assert len(store) == 25
+        assert set(batch.action[:, 0].tolist()) == {16, 20, 24, 28, 32}
+        # Stacks read frames before the window; of the hidden ones the first that is left takes the place.
+        assert batch.obs.shape == (100, 8, 3, 2)
+        item = batch.action[:, 0].tolist().index(16)
+        assert batch.obs[item, :3, :, 0].tolist() == [[15, 15, 16], [15, 16, 17], [16, 17, 18]]
+        with pytest.raises(dr.NotEnoughData):
+            dr.Sampler(store, Episodes()).sample()
+
+
+def test_gathering_an_id_at_which_no_window_starts_is_an_invalid_index(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
+        append_steps(writer, 0, 20)
+        store.refresh()
+        ids = store.episodes[0].ids
+        for view in (Sequences(8, 4), Episodes()):
+            sampler = dr.Sampler(store, view)
+            assert sampler.gather(ids[:1]).action[0, 0] == 0
+            with pytest.raises(dr.InvalidIndex, match=f"^id {ids[1]} is step 1 of its episode"):
+                sampler.gather(ids[1:2])
+
+
+def test_a_batch_of_episodes_is_as_long_as_its_longest(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
+        for first, steps in ((0, 3), (100, 7), (200, 5)):
+            append_steps(writer, first, steps)
+        store.refresh()
+        first_ids = [piece.ids[0] for piece in store.episodes]
+        sampler = dr.Sampler(store, Episodes())
+        for chosen, length in (((0, 2), 5), ((0,), 3), ((2, 1, 0), 7)):
+            batch = sampler.gather([first_ids[i] for i in chosen])
+            assert batch.obs.shape == (len(chosen), length, 2)
+            assert batch.mask.sum(1).tolist() == [(3, 7, 5)[i] for i in chosen]
+            assert batch.terminated.sum(1).tolist() == [1] * len(chosen)
+            assert torch.equal(batch.loss_mask, batch.mask)
+        short = dr.Sampler(store, Episodes(max_length=4)).gather(first_ids)
+        assert short.mask.sum(1).tolist() == [3, 4, 4]
+        assert not short.terminated[1:].any()
+        assert short.next_obs[1, -1, 0] == 104
+
+
+def test_a_batch_lives_as_long_as_any_view_of_it(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
+        append_steps(writer, 0, 200)
+        sampler = dr.Sampler(store, Sequences(8, 4, frame_stack=2), batch_size=16, seed=0, debug=True)
+        held = []
+        for _ in range(6):
+            batch = sampler.sample()
+            held.append((batch.next_obs[:, 2:, 1], batch.action.clone()))
+            del batch
+        for next_obs, action in held:
+            assert torch.equal(next_obs[..., 0], (action[:, 2:] + 1).float())
+
+
+def test_the_view_is_changed_at_run_time(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
+        append_steps(writer, 0, 50)
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0, prefetch=2)
+        assert sampler.sample().obs.shape == (8, 2)
+        sampler.view = Sequences(10, 5)
+        assert sampler.sample().obs.shape == (8, 10, 2)
+        sampler.view = Episodes()
+        assert sampler.sample().obs.shape == (8, 50, 2)
+        sampler.view = dr.Transitions(3)
+        assert sampler.sample().n_steps.shape == (8,)
