@@ -1,0 +1,101 @@
+"""The distillation buffer: pairs stay pairs."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import diskreplay as dr
+
+
+def pairs(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    numbers = np.arange(first, first + count)
+    return np.stack([numbers, -numbers], axis=1).astype("f4"), numbers * 10
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 40), st.lists(st.one_of(st.none(), st.integers(1, 30)), min_size=1, max_size=10))
+def test_a_buffer_holds_its_newest_pairs(capacity: int, adds: list[int | None]) -> None:
+    with dr.DistillationBuffer(capacity, obs_shape=(2,)) as buffer:
+        total = 0
+        for count in adds:
+            obs, action = pairs(total, count or 1)
+            buffer.add(*((obs[0], action[0]) if count is None else (obs, action)))
+            total += count or 1
+            assert len(buffer) == min(total, capacity)
+        obs, action = buffer.sample(len(buffer))
+        assert sorted(obs[:, 0].int().tolist()) == list(range(max(0, total - capacity), total))
+        assert torch.equal(obs[:, 1], -obs[:, 0])
+        assert torch.equal(action, obs[:, 0].long() * 10)
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "count", "shapes"),
+    [
+        (np.zeros(4), np.zeros(2), 1, ((4,), (2,))),
+        (np.zeros((5, 4)), np.zeros((5, 2)), 5, ((4,), (2,))),
+        (np.zeros((5, 4)), np.zeros(5), 5, ((4,), ())),
+        (np.zeros((1, 4)), np.zeros((1, 2)), 1, ((4,), (2,))),
+        (np.zeros((8, 8), "u1"), 3, 1, ((8, 8), ())),
+        ({"a": np.zeros((5, 4)), "b": np.zeros((5, 2))}, np.zeros(5), 5, (None, ())),
+    ],
+)
+def test_the_first_add_says_whether_it_is_a_batch(obs: Any, action: Any, count: int, shapes: Any) -> None:
+    with dr.DistillationBuffer(100) as buffer:
+        buffer.add(obs, action)
+        assert len(buffer) == count
+        assert getattr(buffer.store.schema.obs, "shape", None) == shapes[0]
+        assert buffer.store.schema.action.shape == shapes[1]
+        buffer.sample(count)
+
+
+def test_given_shapes_tell_pairs_from_batches() -> None:
+    frame = np.zeros((3, 4, 4), "u1")
+    with dr.DistillationBuffer(100, obs_shape=(3, 4, 4), action_shape=(3,)) as buffer:
+        buffer.add(frame, np.zeros(3))
+        assert len(buffer) == 1
+        buffer.add(np.stack([frame] * 3), np.zeros((3, 3)))
+        assert len(buffer) == 4
+        obs, action = buffer.sample(4)
+        assert (obs.shape, action.shape, obs.dtype) == ((4, 3, 4, 4), (4, 3), torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "message"),
+    [
+        (np.zeros(3), 0, "obs: got shape (3,), needs (2,), or a batch of these"),
+        (np.zeros((4, 2)), np.zeros(3, int), "action: got int64 of shape (3,), needs int64 of shape (4,)"),
+        (np.zeros(2), 0.5, "action: got float64 of shape (1,), needs int64 of shape (1,)"),
+        (np.zeros((0, 2)), np.zeros(0, int), "obs and action hold no pair"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(obs: Any, action: Any, message: str) -> None:
+    with dr.DistillationBuffer(10) as buffer:
+        buffer.add(*pairs(0, 3))
+        with pytest.raises(dr.SchemaError, match=re.escape(message)):
+            buffer.add(obs, action)
+        assert len(buffer) == 3
+
+
+def test_a_sample_needs_as_many_pairs_and_says_so() -> None:
+    with dr.DistillationBuffer(10, obs_shape=(2,)) as buffer:
+        for message, count in (("^the buffer has 0 pairs, and a batch of 4 needs 4$", 3), ("has 3 pairs", 0)):
+            with pytest.raises(BufferError, match=message):
+                buffer.sample(4)
+            if count:
+                buffer.add(*pairs(0, count))
+        with pytest.raises(ValueError, match="batch_size must be an int of at least 1"):
+            buffer.sample(-1)
+
+
+def test_a_buffer_at_a_path_is_continued(tmp_store: Path) -> None:
+    for start in (0, 3):
+        with dr.DistillationBuffer(5, path=tmp_store) as buffer:
+            buffer.add(*pairs(start, 3))
+            assert len(buffer) == min(start + 3, 5)
+    with pytest.raises(ValueError, match="keeps 5 steps, not 6"):
+        dr.DistillationBuffer(6, path=tmp_store)
