@@ -41,9 +41,9 @@ FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 ROW_WINDOW, STOP_WINDOW, OFFSET, LENGTH, SCRATCH = range(7, 12)
 PLAN_COLUMNS = 12
 
-COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps")
+COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
 """What a batch has beside copied leaves, in the order of the last targets; -1 is a target that is not wanted."""
-REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS = range(6)
+REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(7)
 
 
 @jit.kernel("int", "ints2", "ints2", "int", "int", "out_ints2")
@@ -236,12 +236,14 @@ def transitions(
     computed = targets[copied:]
     if weights.size:
         _sum(windows, ends, plan, sources, copied, gamma, weights, addresses, computed)
-    index, steps = computed[INDEX], computed[N_STEPS]
+    index, steps, weight = computed[INDEX], computed[N_STEPS], computed[WEIGHT]
     for i in range(ids.size):
         if index >= 0:
             store_int(addresses[index] + 8 * i, ids[i])
         if steps >= 0:
             store_int(addresses[steps] + 8 * i, windows[K, i])
+        if weight >= 0:
+            store_float32(addresses[weight] + 4 * i, np.float32(1.0))
     return -1
 
 
@@ -298,7 +300,7 @@ def transitions_plain(
             return bad
         if number >= copied:
             r += out.view(f"f{line[ROW_BYTES]}").reshape(r.shape) * weights[number - copied]
-    dtypes = (np.float32, np.float32, np.bool_, np.bool_, np.int64, np.int64)
+    dtypes = (np.float32, np.float32, np.bool_, np.bool_, np.int64, np.int64, np.float32)
     places = [int(target) for target in targets[copied:]]
     outs = [
         _array(int(addresses[p]), items, d) if p >= 0 else np.empty(items, d)
@@ -307,5 +309,5 @@ def transitions_plain(
     if len(weights):
         scratch = np.empty(items), np.empty(items)
         nstep_plain(r, 0, windows[K], ends, gamma, *scratch, *outs[:4])
-    outs[INDEX][:], outs[N_STEPS][:] = ids, windows[K]
+    outs[INDEX][:], outs[N_STEPS][:], outs[WEIGHT][:] = ids, windows[K], 1.0
     return -1

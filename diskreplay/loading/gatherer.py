@@ -29,7 +29,7 @@ class Gatherer:
         self._leaves_for = getattr(self.reader, "leaves_for", None)
         self._paths = list(getattr(self.reader, "paths", leaves))
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
-        self._weight = leaves.index(("weight",))
+        self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
         self.seconds_copying = 0.0
 
     def batch(
@@ -54,9 +54,7 @@ class Gatherer:
             self.reader.seed(entropy)  # type: ignore[attr-defined]
         self.reader.fill(snapshot, ids, slot.block)
         arrays = slot.block.arrays
-        if weights is None:
-            arrays[self._weight].fill(1.0)
-        else:
+        if weights is not None:
             arrays[self._weight][:] = weights
         if self._present is not None:
             # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive. To the

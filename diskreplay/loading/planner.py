@@ -71,6 +71,7 @@ class Planner:
 
     def _follow(self, view: View) -> None:
         self._view = view
+        self._relabels = getattr(view, "relabel", None) is not None
         self.population = Population(view.runs, Admission(self._where), view.kind)
         self.cursor: RolloutCursor | None = None
         if isinstance(view, Rollouts):
@@ -114,14 +115,16 @@ class Planner:
             return Plan(snapshot, Draw(ids))
         if refresh:
             self._store.refresh()
-        snapshot = self._look()
-        if not self.population.size:
+        population = self.population
+        snapshot = self._store.snapshot
+        if snapshot is not population.snapshot:
+            snapshot = self._look()
+        if not population.size:
             raise NotEnoughData(
                 f"the store has {len(snapshot)} steps, 0 of them sampleable as {self._view}; 1 is needed"
             )
-        draw = draw_share(self.distribution, self.population, size, self.rng, *self._share)
-        entropy = None if getattr(self._view, "relabel", None) is None else int(self.rng.integers(1 << 62))
-        return Plan(snapshot, draw, entropy)
+        draw = draw_share(self.distribution, population, size, self.rng, *self._share)
+        return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._relabels else None)
 
     def delivered(self, plan: Plan) -> None:
         """Count a plan's batch as delivered."""

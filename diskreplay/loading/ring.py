@@ -38,15 +38,12 @@ class Slot:
     def lay_out(self, leaves: Sequence[Leaf], size: int) -> None:
         """Divide the memory anew; only while the slot is free."""
         self.block = Block(leaves, size, self.memory)
-        self._references_when_free = self._references()
-
-    def _references(self) -> int:
-        return sum(map(sys.getrefcount, self.block.arrays))
+        self._references_when_free = sum(map(sys.getrefcount, self.block.arrays))
 
     @property
     def free(self) -> bool:
         """Whether no tensor of the last batch is left."""
-        return self._references() == self._references_when_free
+        return sum(map(sys.getrefcount, self.block.arrays)) == self._references_when_free
 
     def lend(self) -> list[torch.Tensor]:
         """Return the block's arrays as tensors; the slot is free again when all of them are gone."""

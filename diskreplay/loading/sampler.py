@@ -173,32 +173,38 @@ class Sampler:
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
         with self._lock:
             self._check_open()
-            distribution = self._planner.distribution
-            if beta is not None and not distribution.weighted:
-                raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
-            rollouts = self._planner.cursor is not None
-            if batch_size is not None and rollouts:
-                raise ValueError(f"the size of a batch of {self.view} is its steps times lanes: leave batch_size out")
+            planner = self._planner
+            if batch_size is not None or beta is not None:
+                self._check_meaning(batch_size, beta)
             started = perf_counter()
-            if not rollouts:
+            if planner.cursor is None:
                 self._pay(size)
             if size == self._batch_size:
-                plan = self._planner.next(size, self._prefetch, self._refresh)
+                plan = planner.next(size, self._prefetch, self._refresh)
             else:
-                plan = self._planner.draw(size, self._refresh)
-            if not len(plan.draw.ids):
-                raise StopIteration(f"{distribution} has drawn every id")
-            if rollouts:
+                plan = planner.draw(size, self._refresh)
+            drawn = len(plan.draw.ids)
+            if not drawn:
+                raise StopIteration(f"{planner.distribution} has drawn every id")
+            if planner.cursor is not None:
                 try:
-                    self._pay(len(plan.draw.ids))
+                    self._pay(drawn)
                 except BaseException:
-                    self._planner.failed()
+                    planner.failed()
                     raise
             planned = perf_counter()
             batch = self._deliver(plan, size, beta)
             self._paid = 0
-            self._statistics.count(len(plan.draw.ids), started, planned, perf_counter())
+            self._statistics.count(drawn, started, planned, perf_counter())
             return batch
+
+    def _check_meaning(self, batch_size: int | None, beta: float | None) -> None:
+        """Refuse arguments of `sample` that mean nothing to the distribution or the view."""
+        distribution = self._planner.distribution
+        if beta is not None and not distribution.weighted:
+            raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
+        if batch_size is not None and self._planner.cursor is not None:
+            raise ValueError(f"the size of a batch of {self.view} is its steps times lanes: leave batch_size out")
 
     def gather(self, ids: Any) -> Batch:
         """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.

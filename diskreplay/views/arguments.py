@@ -87,6 +87,22 @@ def frame_stack_depths(
     return {known[name]: depth for name, depth in frame_stack.items()}
 
 
+def reward_leaves(schema: Any, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
+    """Return path, dtype and weight of each field that is summed."""
+    found = []
+    for name, weight in (weights or {"reward": 1.0}).items():
+        path = "reward" if name == "reward" else f"extra/{name}"
+        field = schema.leaves.get(path)
+        if field is None or field.shape != ():
+            scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
+            known = ", ".join(["reward"] + [leaf.removeprefix("extra/") for leaf in scalars])
+            what = "is not scalar" if field is not None else "is no extra field"
+            raise ValueError(f"reward names {name!r}, which {what}; the scalar fields of this store are {known}")
+        # A numpy scalar: beside a Python float, numpy would multiply in the field's own precision.
+        found.append((path, field.dtype, np.float64(weight)))
+    return found
+
+
 def described(view: Any, always: Sequence[str]) -> str:
     """Return a view as it would be written: the arguments named in `always`, and those that are not the default."""
     shown = [f for f in fields(view) if f.name in always or getattr(view, f.name) != f.default]

@@ -85,7 +85,7 @@ class Reader(Protocol):
     leaves: Sequence[Leaf]
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
-        """Gather the items of these ids into the block, everything but their weights."""
+        """Gather the items of these ids into the block; all weights are 1."""
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""

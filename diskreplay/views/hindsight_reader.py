@@ -49,7 +49,7 @@ class HindsightReader:
         self._entropy = entropy
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids into the block, everything but their weights.
+        """Gather the transitions of these ids into the block.
 
         Raises
         ------

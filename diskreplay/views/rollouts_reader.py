@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.kernels.gae import STOPS, TERMINATED
 from diskreplay.kernels.table import chosen
-from diskreplay.views.arguments import frame_stack_depths
+from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, nested, select
 from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
-from diskreplay.views.transitions_reader import _reward_leaves
 from diskreplay.views.windows import Windows, refuse
 
 if TYPE_CHECKING:
@@ -47,20 +46,19 @@ class Copy(NamedTuple):
 class RolloutsReader:
     """Gathers `Rollouts`. Not thread-safe: it keeps what it has learnt of the store's lanes.
 
-    `leaves` are those of one step, `paths` and `present` say how a batch shows them: without its weights, which are all
-    1. `evaluate` computes the values to bootstrap from, (n,) or (n, 1), of nested arrays of observations, (n, ...).
+    `leaves` are those of one step, without weights; `paths` and `present` say how a batch shows them. `evaluate` computes the values to bootstrap from, (n,) or (n, 1), of nested arrays of observations, (n, ...).
     """
 
     def __init__(self, view: "Rollouts", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
-        self._rewards = _reward_leaves(schema, view.reward)
+        self._rewards = reward_leaves(schema, view.reward)
         self._value = _scalar_field(schema, "value", view.value)
         self._next_value = None if view.next_value is None else _scalar_field(schema, "next_value", view.next_value)
         copies = _copies(view, schema)
         self._obs = [copy for copy in copies if copy.path[0] == "obs"]
         shown = select(_leaves(copies), fields, always=("index",))
         self.paths: Sequence[Path] = [leaf.path for leaf in shown]
-        self.leaves: Sequence[Leaf] = (*shown, Leaf(("weight",), FLOAT32))
+        self.leaves: Sequence[Leaf] = tuple(shown)
         self._place = {leaf.path: number for number, leaf in enumerate(self.leaves)}
         self._copies = [copy for copy in copies if copy.path in self._place]
         self._stack = max(copy.stack for copy in copies)

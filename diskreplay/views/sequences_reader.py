@@ -40,7 +40,7 @@ class SequencesReader:
         return self._layout.present(tensors)
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
-        """Gather the windows that begin at these ids into the block, everything but their weights.
+        """Gather the windows that begin at these ids into the block.
 
         Whether they are starts of the view is left to `check`: it would have to look back to the episode's first step.
 
@@ -110,7 +110,7 @@ class EpisodesReader:
         return self._layout.present(tensors)
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
-        """Gather the episodes that begin at these ids into a block of `leaves_for`, everything but their weights.
+        """Gather the episodes that begin at these ids into a block of `leaves_for`.
 
         Whether episodes begin there and have ended is left to `check`.
 
@@ -139,7 +139,7 @@ class _WindowsOfSteps:
         self._view = view
         self._windows = Windows(0)
         self._first_flags = np.zeros((0, 1), np.uint8)
-        self._index = layout.place["index",]
+        self._index, self._weight = layout.place["index",], layout.place["weight",]
         self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
 
     def fill(self, snapshot: Any, ids: Ints, block: Block, n: int, burn_in: int) -> None:
@@ -161,6 +161,7 @@ class _WindowsOfSteps:
                 offset, rows, end = 0, 1 if copy.at_start else length, stop
             windows.gather(snapshot, copy.source, windows.row, end, offset, rows, out)
         block.arrays[self._index][:] = ids
+        block.arrays[self._weight].fill(1.0)
         if self._wanted:
             self._mark(snapshot, block, length, burn_in)
 

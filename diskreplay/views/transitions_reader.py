@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import scan as rows
 from diskreplay.kernels.table import chosen
+from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, select
 from diskreplay.views.bundle import SUMMED, Bundle, Part
 from diskreplay.views.windows import Windows, refuse
@@ -43,14 +44,14 @@ class TransitionsReader:
     def __init__(self, view: "Transitions", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
         self._n = -1 if view.n_step is None else view.n_step
-        self.weights = _reward_leaves(schema, view.reward)
+        self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
         self.leaves: Sequence[Leaf] = tuple(select(leaves, fields))
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
         self._copies = [Copy(source, place[path], *how) for path, (source, *how) in sources.items() if path in place]
         self._scalars = {name: place.get((name,), -1) for name in SCALARS}
         self._sums = bool(place.keys() & {(name,) for name in SCALARS})
-        self._index, self._k = place[("index",)], place.get(("n_steps",), -1)
+        self._index, self._weight, self._k = place["index",], place["weight",], place.get(("n_steps",), -1)
         self._stack = max((copy.stack for copy in self._copies), default=1)
         summands = self.weights if self._sums else []
         self._bundle: Bundle | None = None
@@ -64,7 +65,7 @@ class TransitionsReader:
         self._scratch = _Scratch(0)
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids into the block, everything but their weights.
+        """Gather the transitions of these ids into the block.
 
         Raises
         ------
@@ -90,6 +91,7 @@ class TransitionsReader:
         block.arrays[self._index][:] = ids
         if self._k >= 0:
             block.arrays[self._k][:] = windows.k
+        block.arrays[self._weight].fill(1.0)
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
@@ -149,22 +151,6 @@ class _Scratch:
         return self._raw[number]
 
 
-def _reward_leaves(schema: Any, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
-    """Return path, dtype and weight of each field that is summed."""
-    found = []
-    for name, weight in (weights or {"reward": 1.0}).items():
-        path = "reward" if name == "reward" else f"extra/{name}"
-        field = schema.leaves.get(path)
-        if field is None or field.shape != ():
-            scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
-            known = ", ".join(["reward"] + [leaf.removeprefix("extra/") for leaf in scalars])
-            what = "is not scalar" if field is not None else "is no extra field"
-            raise ValueError(f"reward names {name!r}, which {what}; the scalar fields of this store are {known}")
-        # A numpy scalar: beside a Python float, numpy would multiply in the field's own precision.
-        found.append((path, field.dtype, np.float64(weight)))
-    return found
-
-
 def _plan(view: "Transitions", schema: Any) -> tuple[dict[tuple[str, ...], tuple[Any, ...]], list[Leaf]]:
     """Return how each leaf that is copied is filled, and all leaves of a batch in order."""
     steps = {path: field for path, field in schema.leaves.items() if not path.startswith("episode/")}
@@ -178,7 +164,7 @@ def _plan(view: "Transitions", schema: Any) -> tuple[dict[tuple[str, ...], tuple
     if unknown:
         known = ", ".join(name for name in parts if name != "obs")
         raise ValueError(f"next_fields names {unknown[0]!r}; the step fields of this store are {known}")
-    stacks = _stacks(view, parts["obs"])
+    stacks = frame_stack_depths(view.frame_stack, parts["obs"])
     copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
     leaves: list[Leaf] = []
 
@@ -202,17 +188,3 @@ def _plan(view: "Transitions", schema: Any) -> tuple[dict[tuple[str, ...], tuple
     for following in view.next_fields:
         add(following, True)
     return copies, leaves
-
-
-def _stacks(view: "Transitions", observations: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], int]:
-    """Return the depth of each observation leaf."""
-    if isinstance(view.frame_stack, int):
-        return dict.fromkeys(observations, view.frame_stack)
-    known = {"/".join(path[1:]): path for path in observations}
-    for name in view.frame_stack:
-        if not name or name not in known:
-            if "" in known:
-                raise ValueError(f"frame_stack names {name!r}, but the observation is one array: give an int")
-            leaves = ", ".join(map(repr, known))
-            raise ValueError(f"frame_stack names {name!r}; the observation leaves of this store are {leaves}")
-    return {known[name]: depth for name, depth in view.frame_stack.items()}
