@@ -118,12 +118,14 @@ if COMPILED:
         "none": types.void,
         "ints": types.Array(types.int64, 1, "C", readonly=True),
         "ints2": types.Array(types.int64, 2, "C", readonly=True),
+        "ints32": types.Array(types.int32, 1, "C", readonly=True),
         "bools": types.Array(types.boolean, 1, "C", readonly=True),
         "bytes": types.Array(types.uint8, 1, "C", readonly=True),
         "floats": types.Array(types.float64, 1, "C", readonly=True),
         "floats2": types.Array(types.float64, 2, "C", readonly=True),
         "bytes2": types.Array(types.uint8, 2, "C", readonly=True),
         "out_ints": types.Array(types.int64, 1, "C"),
+        "out_ints32": types.Array(types.int32, 1, "C"),
         "out_ints2": types.Array(types.int64, 2, "C"),
         "out_bytes": types.Array(types.uint8, 1, "C"),
         "out_bytes2": types.Array(types.uint8, 2, "C"),
@@ -134,15 +136,20 @@ if COMPILED:
     }
 
 
-def kernel(result: str, *arguments: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function for one signature, cached on disk; without numba, leave it as it is (nobody calls it then)."""
+def kernel(result: str, *arguments: str, checked: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function for one signature, cached on disk; without numba, leave it as it is (nobody calls it then).
+
+    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if not COMPILED:
             return function
         signature = _TYPES[result](*(_TYPES[a] for a in arguments))
         # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
-        compiled: Callable[..., Any] = numba.njit(signature, nogil=True, cache=True)(function)
+        options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "python" if checked else "numpy"}
+        options["no_cfunc_wrapper"] = True  # nobody calls kernels from C, and each takes its time to compile
+        compiled: Callable[..., Any] = numba.njit(signature, **options)(function)
         return compiled
 
     return decorate

@@ -80,8 +80,10 @@ def scan(
         if ids[located] < frontier or slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
             break
         position = ids[located] & WITHIN_SEGMENT
-        row = position // lanes[slot]
-        lane = position - row * lanes[slot]
+        row, lane = position, 0
+        if lanes[slot] > 1:  # a division costs as much as all the rest
+            row = position // lanes[slot]
+            lane = position - row * lanes[slot]
         c = first_chunk[slot] + (row >> shift[slot])
         if row >= committed[lane_base[slot] + lane] or c < 0 or c >= bases.size:
             break
@@ -103,7 +105,7 @@ def scan(
             return i
 
         kept = 0
-        if ids[i] >> SEGMENT_SHIFT == frontier >> SEGMENT_SHIFT:
+        if stack > 1 and ids[i] >> SEGMENT_SHIFT == frontier >> SEGMENT_SHIFT:
             kept = ((frontier & WITHIN_SEGMENT) - lane + lanes[slot] - 1) // lanes[slot]
         floor, at_floor = row, flags
         while floor > kept and row - floor < stack - 1 and not at_floor & FIRST:

@@ -1,9 +1,10 @@
-"""A tree of sums with 16 children a node: leaves drawn in proportion to their mass, and found by id.
+"""A tree of sums with 8 children a node, one cache line: leaves drawn in proportion to their mass, and found by id.
 
 `tree` holds all levels one after the other, the leaves first: level l is tree[starts[l] : starts[l + 1]], and node i of
-level l + 1 is the sum of the 16 entries from 16 * i on of level l, added from left to right. The last level is the root
-alone. Levels are padded with zeros to a multiple of 16. `least`, which may be empty, holds the smallest mass that is
-not zero below each inner node, at the node's place in the tree less starts[1].
+level l + 1 is the sum of the 8 entries from 8 * i on of level l, added from left to right. The last level is the
+first with at most `TOP` nodes, and sums[i] is the sum of its nodes before node i: the last of these is the total.
+Levels are padded with zeros to a multiple of 8. `least`, which may be empty, holds the smallest mass that is not zero
+below each inner node, at the node's place in the tree less starts[1], and behind them that of all; 0 where all are.
 
 A node is always added up anew from its children, so no rounding error outlives the next update. A search compares with
 the same partial sums that made the node: while what it looks for is less than the node's sum, the child it takes
@@ -11,69 +12,112 @@ has a mass above zero. Clamping to the largest number below a child's mass keeps
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT, lane_keys
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-FAN_OUT = 16
-_BITS = 4
+FAN_OUT = 8
+# Halving a list of so many sums, and adding it up anew, costs less than the levels that would be above.
+TOP = 512
+_BITS = 3
 # Times any normal number: a little less than that number.
 _BELOW = 1.0 - 2.0**-52
+# Makes an index that is not tested for being negative.
+_at = np.uint64
 
 
-def tree_starts(capacity: int) -> Ints:
-    """Return where the levels of a tree with room for `capacity` leaves start, and its length."""
-    starts = [0]
-    nodes = max(capacity, 1)
-    while nodes > 1:
+def tree_starts(capacity: int, top: int = TOP) -> Ints:
+    """Return where the levels of a tree start, and its length; the last level has at most `top` nodes."""
+    starts, nodes = [0], max(capacity, 1)
+    while True:
         starts.append(starts[-1] + -(-nodes // FAN_OUT) * FAN_OUT)
+        if nodes <= top:
+            return np.array(starts, np.int64)
         nodes = -(-nodes // FAN_OUT)
-    if len(starts) == 1:  # a single leaf still has a root
-        starts.append(FAN_OUT)
-    return np.array([*starts, starts[-1] + 1], np.int64)
 
 
-@jit.kernel("none", "ints", "floats", "ints", "out_floats", "out_floats")
-def sumtree_set(leaves: Ints, values: Floats, starts: Ints, tree: Floats, least: Floats) -> None:
-    """Give leaves their masses, the last one where a leaf is named twice, and add up the nodes above them."""
+def tree_arrays(capacity: int, least: bool, top: int = TOP) -> tuple[Ints, Floats, Floats, Floats]:
+    """Return `starts`, `tree`, `sums` and `least` of a tree without any mass; `least` is empty if nobody wants it."""
+    starts = tree_starts(capacity, top)
+    smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
+    return starts, aligned(starts[-1]), np.zeros(starts[-1] - starts[-2] + 1), smallest
+
+
+def aligned(size: int) -> Floats:
+    """Return zeros from the beginning of a cache line on: no 64 bytes of them have parts of two."""
+    memory = np.zeros(size + 7)
+    first = -memory.ctypes.data % 64 // 8
+    return memory[first : first + size]
+
+
+@jit.kernel("int", "out_ints", "int")
+def _parents(nodes: Ints, count: int) -> int:
+    """Replace the first `count` nodes by their parents, each once where siblings follow each other; count these."""
+    found, previous = np.int64(0), np.int64(-1)
+    for i in range(count):
+        node = nodes[_at(i)] >> _BITS
+        found += np.int64(node != previous)
+        nodes[_at(found - 1)] = node
+        previous = node
+    return int(found)
+
+
+@jit.kernel("float", "int", "int", "int", "floats", "floats")
+def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
+    """Return the smallest mass that is not 0 below so many entries, 0 if none; inner nodes start at `inner`."""
+    smallest = math.inf
+    for i in range(first, first + count):
+        mass = least[_at(i - inner)] if i >= inner else tree[_at(i)]
+        mass = mass if mass > 0.0 else math.inf
+        smallest = mass if mass < smallest else smallest
+    return smallest if smallest < math.inf else 0.0
+
+
+@jit.kernel("none", "ints", "floats", "ints", "out_floats", "out_floats", "out_floats")
+def sumtree_set(leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats) -> None:
+    """Give leaves their masses, the last one where a leaf is named twice, and add up the nodes above them.
+
+    A node is added up once where its children follow each other, and where there are more leaves than nodes.
+    """
+    nodes = (starts[1] - starts[0]) >> _BITS
+    changed = np.empty(leaves.size if leaves.size < nodes else 0, np.int64)
     for i in range(leaves.size):
-        tree[leaves[i]] = values[i]
+        tree[_at(leaves[i])] = values[i]
+    for i in range(changed.size):
+        changed[i] = leaves[i]
+    count = leaves.size
     for level in range(1, starts.size - 1):
-        below, here, shift = starts[level - 1], starts[level], np.int64(level * _BITS)
+        below, here = starts[level - 1], starts[level]
         nodes = (here - below) >> _BITS
-        every = leaves.size >= nodes
-        previous = np.int64(-1)
-        for i in range(nodes if every else leaves.size):
-            node = np.int64(i) if every else leaves[i] >> shift
-            if node == previous:
-                continue
-            previous = node
+        every = count >= nodes
+        count = nodes if every else _parents(changed, count)
+        for i in range(count):
+            node = np.int64(i) if every else changed[_at(i)]
             child = below + (node << _BITS)
             total = 0.0
             for k in range(FAN_OUT):
-                total += tree[np.uint64(child + k)]
-            tree[np.uint64(here + node)] = total
-            if least.size:
-                smallest = math.inf
-                if level == 1:
-                    for k in range(FAN_OUT):
-                        mass = tree[np.uint64(child + k)]
-                        mass = mass if mass > 0.0 else math.inf
-                        smallest = mass if mass < smallest else smallest
-                else:
-                    for k in range(FAN_OUT):
-                        mass = least[np.uint64(child + k - starts[1])]
-                        smallest = mass if mass < smallest else smallest
-                least[np.uint64(here + node - starts[1])] = smallest
+                total += tree[_at(child + k)]
+            tree[_at(here + node)] = total
+        for i in range(count if least.size else 0):
+            node = np.int64(i) if every else changed[_at(i)]
+            first = below + (node << _BITS)
+            least[_at(here + node - starts[1])] = _smallest(first, FAN_OUT, starts[1], tree, least)
+    top = starts[starts.size - 2]
+    total = 0.0
+    for i in range(sums.size - 1):
+        total += tree[_at(top + i)]
+        sums[_at(i + 1)] = total
+    if least.size:
+        least[least.size - 1] = _smallest(top, sums.size - 1, starts[1], tree, least)
 
 
-def sumtree_set_plain(leaves: Ints, values: Floats, starts: Ints, tree: Floats, least: Floats) -> None:
+def sumtree_set_plain(leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats) -> None:
     """Do what `sumtree_set` does."""
     tree[leaves] = values
     nodes = np.asarray(leaves)
@@ -84,47 +128,87 @@ def sumtree_set_plain(leaves: Ints, values: Floats, starts: Ints, tree: Floats, 
         tree[here + nodes] = np.cumsum(tree[children], axis=1)[:, -1]  # cumsum adds from left to right, sum does not
         if len(least):
             mass = tree[children] if level == 1 else least[children - starts[1]]
-            least[here + nodes - starts[1]] = np.where(mass > 0, mass, math.inf).min(axis=1)
+            least[here + nodes - starts[1]] = _smallest_plain(mass)
+    top = tree[starts[-2] :]
+    np.cumsum(top, out=sums[1:])
+    if len(least):
+        mass = top if len(starts) == 2 else least[starts[-2] - starts[1] : -1]
+        least[-1] = _smallest_plain(mass)
 
 
-@jit.kernel("none", "ints", "floats", "out_floats", "out_ints")
-def sumtree_find(starts: Ints, tree: Floats, mass: Floats, leaves: Ints) -> None:
+def _smallest_plain(mass: Floats) -> Any:
+    smallest = np.where(mass > 0, mass, math.inf).min(axis=-1)
+    return np.where(smallest < math.inf, smallest, 0.0)
+
+
+@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints")
+def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints) -> None:
+    """Replace nodes by their children, in the level that begins at `start`.
+
+    What will be read next lies at the address `after`, 2 ** `width` bytes for each of these.
+
+    Three sums are compared to find the two children that matter, then the one between these.
+    """
+    # In memory, because a choice among registers becomes a branch.
+    pairs, ends = np.zeros(4), np.zeros(2)
+    for i in range(mass.size):
+        x, j = mass[i], start + (nodes[i] << _BITS)
+        a = tree[_at(j)] + tree[_at(j + 1)]
+        b = a + tree[_at(j + 2)] + tree[_at(j + 3)]
+        c = b + tree[_at(j + 4)] + tree[_at(j + 5)]
+        pairs[1], pairs[2], pairs[3] = a, b, c
+        pair = np.int64(a <= x) + np.int64(b <= x) + np.int64(c <= x)
+        j += pair << 1
+        before = pairs[_at(pair)]
+        ends[0], ends[1] = before, before + tree[_at(j)]
+        second = np.int64(ends[1] <= x)
+        node = j + second - start
+        jit.prefetch(after + (node << width))
+        nodes[i] = node
+        left, most = x - ends[_at(second)], tree[_at(j + second)] * _BELOW
+        mass[i] = left if left < most else most
+
+
+@jit.kernel("none", "ints", "floats", "floats", "ints32", "out_floats", "out_ints")
+def sumtree_find(
+    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints
+) -> None:
     """Find the leaf at each cumulated mass from 0 to the total; `mass` is overwritten with the leaf's own.
+
+    `notes` has a number for each leaf that the caller reads next: those of the leaves found are loaded meanwhile.
 
     Level by level for all at once, without a branch on data: cache misses overlap. The total must not be 0.
     """
-    below_total = tree[starts[starts.size - 2]] * _BELOW
+    below_total = sums[sums.size - 1] * _BELOW
     for i in range(mass.size):
         leaves[i] = 0
         mass[i] = min(max(mass[i], 0.0), below_total)
-    address = tree.ctypes.data
-    sums = np.zeros(FAN_OUT)  # before each child
-    for level in range(starts.size - 3, -1, -1):
-        start = starts[level]
-        below = address + 8 * starts[max(level - 1, 0)]
+    size = sums.size - 1
+    while size > 1:
+        half = size >> 1
         for i in range(mass.size):
-            first = np.uint64(start + (leaves[i] << _BITS))
-            total = 0.0
-            for k in range(FAN_OUT - 1):
-                total += tree[first + np.uint64(k)]
-                sums[np.uint64(k + 1)] = total
-            child = np.uint64(0)
-            for k in range(1, FAN_OUT):
-                child += np.uint64(sums[np.uint64(k)] <= mass[i])
-            node = (leaves[i] << _BITS) + np.int64(child)
-            leaves[i] = node
-            jit.prefetch(below + (node << (_BITS + 3)))
-            jit.prefetch(below + (node << (_BITS + 3)) + 64)
-            left, most = mass[i] - sums[child], tree[first + child] * _BELOW
-            mass[i] = left if left < most else most
+            leaves[i] += half * (sums[_at(leaves[i] + half)] <= mass[i])
+        size -= half
+    top = starts[starts.size - 2]
     for i in range(mass.size):
-        mass[i] = tree[np.uint64(leaves[i])]
+        left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
+        mass[i] = left if left < most else most
+    for level in range(starts.size - 3, -1, -1):
+        if level > 0:
+            _descend(starts[level], tree.ctypes.data + 8 * starts[level - 1], _BITS + 3, tree, mass, leaves)
+        else:
+            _descend(0, notes.ctypes.data, 2, tree, mass, leaves)
+    for i in range(mass.size):
+        mass[i] = tree[_at(leaves[i])]
 
 
-def sumtree_find_plain(starts: Ints, tree: Floats, mass: Floats, leaves: Ints) -> None:
+def sumtree_find_plain(
+    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints
+) -> None:
     """Do what `sumtree_find` does."""
-    sought = np.clip(mass, 0.0, tree[starts[-2]] * _BELOW)
-    at = np.zeros(len(mass), np.int64)
+    sought = np.clip(mass, 0.0, sums[-1] * _BELOW)
+    at = np.searchsorted(sums[:-1], sought, side="right") - 1
+    sought = np.minimum(sought - sums[at], tree[starts[-2] + at] * _BELOW)
     for start in starts[-3::-1]:
         first = start + (at << _BITS)
         totals = np.cumsum(tree[first[:, None] + np.arange(FAN_OUT - 1)], axis=1)
@@ -134,71 +218,3 @@ def sumtree_find_plain(starts: Ints, tree: Floats, mass: Floats, leaves: Ints) -
         sought = np.minimum(sought - before, tree[first + child] * _BELOW)
     leaves[:] = at
     mass[:] = tree[at]
-
-
-@jit.kernel("none", "floats", "float", "float", "float", "out_floats")
-def powers(values: Floats, exponent: float, least: float, most: float, out: Floats) -> None:
-    """Raise positive values to a power, and keep the results within limits."""
-    for i in range(values.size):
-        power = values[i] ** exponent
-        power = power if power > least else least
-        out[i] = power if power < most else most
-
-
-def powers_plain(values: Floats, exponent: float, least: float, most: float, out: Floats) -> None:
-    """Do what `powers` does, to the last bit or nearly."""
-    with np.errstate(over="ignore", under="ignore"):
-        np.clip(values**exponent, least, most, out=out)
-
-
-@jit.kernel(
-    "none", "ints", "int", "ints", "ints", "ints", "ints", "ints", "ints", "ints", "out_ints", "out_ints"
-)  # fmt: skip
-def locate(
-    ids: Ints, origin: int, lanes: Ints, keys: Ints, at: Ints, first: Ints, stride: Ints, low: Ints, high: Ints,
-    extent: Ints, number: Ints,
-) -> None:  # fmt: skip
-    """Find the extent, and the number in it, of each id; what is not found keeps its `extent`.
-
-    An extent is a run of ids: id first + j * stride has number j, and low <= j < high are those that count. `at` holds
-    extents in the order of their `keys`: see `lane_keys`. In this order they do not overlap.
-    """
-    key, place = np.empty(ids.size, np.int64), np.zeros(ids.size, np.int64)
-    for i in range(ids.size):
-        slot = (ids[i] >> SEGMENT_SHIFT) - origin
-        width = lanes[slot] if 0 <= slot < lanes.size else 0
-        key[i] = -1
-        if width > 0:
-            position = ids[i] & WITHIN_SEGMENT
-            row = position // width
-            key[i] = ids[i] - position + (position - row * width) * (WITHIN_SEGMENT // width) + row
-    # Halving steps of one width for all ids: cache misses overlap.
-    size = keys.size
-    while size > 1:
-        half = size >> 1
-        for i in range(ids.size):
-            place[i] += half * (keys[np.uint64(place[i] + half)] <= key[i])
-        size -= half
-    for i in range(ids.size if keys.size else 0):
-        found = np.uint64(at[np.uint64(place[i])])
-        distance = ids[i] - first[found]
-        j = distance // stride[found]
-        within = low[found] <= j < high[found] and j * stride[found] == distance
-        if within and 0 <= keys[np.uint64(place[i])] <= key[i]:
-            extent[i] = found
-            number[i] = j
-
-
-def locate_plain(
-    ids: Ints, origin: int, lanes: Ints, keys: Ints, at: Ints, first: Ints, stride: Ints, low: Ints, high: Ints,
-    extent: Ints, number: Ints,
-) -> None:  # fmt: skip
-    """Do what `locate` does."""
-    if not len(keys):
-        return
-    key = lane_keys(ids, origin, lanes)
-    place = np.searchsorted(keys, key, side="right") - 1
-    found = at[np.maximum(place, 0)]
-    j, between = np.divmod(ids - first[found], stride[found])
-    good = (key >= 0) & (place >= 0) & (between == 0) & (low[found] <= j) & (j < high[found])
-    extent[good], number[good] = found[good], j[good]

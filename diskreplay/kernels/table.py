@@ -4,18 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 from diskreplay.kernels import jit
+from diskreplay.kernels.extents import locate, locate_plain
 from diskreplay.kernels.gae import gae, gae_plain
 from diskreplay.kernels.gather import gather, gather_plain
 from diskreplay.kernels.nstep import nstep, nstep_plain
 from diskreplay.kernels.pick import pick, pick_plain
+from diskreplay.kernels.powers import powers, powers_plain, weights, weights_plain
+from diskreplay.kernels.prioritized import draw, draw_plain, show, show_plain, update, update_plain
 from diskreplay.kernels.recency import count_newer, count_newer_plain, newest, newest_plain
 from diskreplay.kernels.scan import scan, scan_plain
 from diskreplay.kernels.spans import spans, spans_plain
 from diskreplay.kernels.sumtree import (
-    locate,
-    locate_plain,
-    powers,
-    powers_plain,
     sumtree_find,
     sumtree_find_plain,
     sumtree_set,
@@ -27,6 +26,7 @@ Kernel = Callable[..., Any]
 
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
     "count_newer": (count_newer, count_newer_plain),
+    "draw": (draw, draw_plain),
     "gae": (gae, gae_plain),
     "gather": (gather, gather_plain),
     "locate": (locate, locate_plain),
@@ -35,10 +35,13 @@ KERNELS: dict[str, tuple[Kernel, Kernel]] = {
     "pick": (pick, pick_plain),
     "powers": (powers, powers_plain),
     "scan": (scan, scan_plain),
+    "show": (show, show_plain),
     "spans": (spans, spans_plain),
     "sumtree_find": (sumtree_find, sumtree_find_plain),
     "sumtree_set": (sumtree_set, sumtree_set_plain),
     "transitions": (transitions, transitions_plain),
+    "update": (update, update_plain),
+    "weights": (weights, weights_plain),
 }
 
 

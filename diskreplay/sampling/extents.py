@@ -14,14 +14,14 @@ SMALL = 1024
 # Least room of an extent that has grown.
 LEAST_ROOM = 16
 
-_COLUMNS = ("first", "stride", "base", "room", "known", "low", "high", "want_low", "want_high")
-
 
 class Extents:
     """Runs of ids, each with a place for every id: that of id first + j * stride is base + j. Not thread-safe.
 
     Attributes
     ----------
+    table : (capacity, 8) int64
+        What follows, a line an extent.
     first, stride, base, room : (capacity,) int64
         The run, its first place, and how many places it has. Entries from `size` on mean nothing.
     known : (capacity,) int64
@@ -36,6 +36,7 @@ class Extents:
         Places in use or free again; the rest were never given out.
     """
 
+    table: Ints
     first: Ints
     stride: Ints
     base: Ints
@@ -48,20 +49,28 @@ class Extents:
 
     def __init__(self) -> None:
         # Here and not above: it loads numba, which nobody needs to make a distribution.
+        from diskreplay.kernels import extents
         from diskreplay.kernels.table import chosen
 
-        self._locate = chosen("locate")
+        self._locate, self._columns = chosen("locate"), extents.COLUMNS
+        self._shown, self._known = (extents.LOW, extents.HIGH), (extents.ZERO, extents.KNOWN)
+        self.table = np.zeros((0, len(self._columns)), np.int64)
         self.size = self.end = 0
         self.free: dict[int, list[int]] = {}
         self._allot(64)
         self.index(np.zeros(0, np.int64))
 
     def _allot(self, capacity: int) -> None:
-        for name in _COLUMNS:
-            column = np.zeros(capacity, np.int64)
-            column[: self.size] = getattr(self, name)[: self.size] if self.size else 0
-            setattr(self, name, column)
-        self._zeros = np.zeros(capacity, np.int64)
+        # Here and not above: it loads numba.
+        from diskreplay.kernels.sumtree import aligned
+
+        width = len(self._columns)
+        table = aligned(capacity * width).view(np.int64).reshape(capacity, width)
+        table[: self.size] = self.table[: self.size]
+        self.table = table
+        for number, name in enumerate(self._columns):
+            setattr(self, name, table[:, number])
+        self.want_low, self.want_high = np.zeros((2, capacity), np.int64)
 
     def index(self, keys: Ints) -> None:
         """Make all extents findable by the lane keys of their first ids; -1: not this one."""
@@ -70,13 +79,19 @@ class Extents:
         nothing = np.zeros(0, np.int64)
         self._indexes = [(keys[at], at), (nothing, nothing)]
 
+    @property
+    def indexes(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Both indexes: the sorted keys of the first, its extents, and those of the second."""
+        (keys, at), (more_keys, more_at) = self._indexes
+        return keys, at, more_keys, more_at
+
     def locate(self, ids: Ints, segments: tuple[int, Ints], shown: bool = False) -> tuple[Ints, Ints]:
         """Return the extent (-1: none) of each id and its number there, among those known, or those shown."""
         extent, number = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
-        low, high = (self.low, self.high) if shown else (self._zeros, self.known)
+        low, high = self._shown if shown else self._known
         for keys, at in self._indexes:
             if len(keys):
-                self._locate(ids, *segments, keys, at, self.first, self.stride, low, high, extent, number)
+                self._locate(ids, *segments, keys, at, self.table, low, high, extent, number)
         return extent, number
 
     def add(self, runs: IdRuns, keys: Ints) -> Ints:
@@ -119,10 +134,8 @@ class Extents:
     def keep_only(self, alive: NDArray[np.bool_]) -> None:
         """Forget the other extents, and move the rest together: each has room for what it knows."""
         renumbered = np.where(alive, np.cumsum(alive) - 1, -1)
-        for name in _COLUMNS:
-            column = getattr(self, name)
-            kept = column[: self.size][alive]
-            column[: len(kept)] = kept
+        kept = self.table[: self.size][alive]
+        self.table[: len(kept)] = kept
         self.size = int(np.count_nonzero(alive))
         rooms = self.known[: self.size]
         self.room[: self.size] = rooms

@@ -21,8 +21,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FIRST_CAPACITY = 1024
-# Masses lie between: sums of 1e17 of them are finite, and none is lost to denormal numbers.
-_SMALLEST, _LARGEST = 1e-290, 1e290
 
 
 class PriorityTable:
@@ -39,27 +37,31 @@ class PriorityTable:
     ----------
     tree : SumTree
         The masses, by place.
-    ids : (capacity,) int64
-        The id at each place.
-    largest : float
-        The largest raw priority so far, 1 at first: that of new ids.
     """
 
     tree: SumTree
-    ids: Ints
     _raw: Floats
+    _owner: NDArray[np.int32]  # the extent of each place, whatever where no id was ever shown
 
     def __init__(self, alpha: float, least: bool = False) -> None:
         # Here and not above: it loads numba, which nobody needs to make a distribution.
+        from diskreplay.kernels import prioritized
         from diskreplay.kernels.table import chosen
 
-        self._powers = chosen("powers")
+        self._powers, self._show_or_hide = chosen("powers"), chosen("show")
+        self._draw, self._update = chosen("draw"), chosen("update")
+        self._limits = prioritized.SMALLEST, prioritized.LARGEST
         self._alpha, self._least = alpha, least
         self._extents = Extents()
-        self.largest = 1.0
+        self._largest = np.ones(1)
         self._unindexed = False
         self._follow_anew()
         self._resize(FIRST_CAPACITY)
+
+    @property
+    def largest(self) -> float:
+        """The largest raw priority so far, 1 at first: that of new ids."""
+        return float(self._largest[0])
 
     def _follow_anew(self) -> None:
         self._population: Any = lambda: None  # a weak reference
@@ -72,12 +74,12 @@ class PriorityTable:
     def _resize(self, capacity: int) -> None:
         """Make room for so many places, all that are in use among them."""
         end = self._extents.end
-        ids, raw = np.zeros(capacity, np.int64), np.zeros(capacity)
+        owner, raw = np.zeros(capacity, np.int32), np.zeros(capacity)
         tree = SumTree(capacity, self._least)
         if end:
-            ids[:end], raw[:end] = self.ids[:end], self._raw[:end]
+            owner[:end], raw[:end] = self._owner[:end], self._raw[:end]
             tree.fill(self.tree.masses[:end])
-        self.ids, self._raw, self.tree = ids, raw, tree
+        self._owner, self._raw, self.tree = owner, raw, tree
 
     def set_alpha(self, alpha: float) -> None:
         """Change the exponent; costs as much as there are priorities, unless it is the same."""
@@ -89,7 +91,7 @@ class PriorityTable:
 
     def _powered(self, raw: Floats) -> Floats:
         powered = np.empty(len(raw))
-        self._powers(raw, self._alpha, _SMALLEST, _LARGEST, powered)
+        self._powers(raw, self._alpha, *self._limits, powered)
         return powered
 
     # --- following a population --------------------------------------------------------------------------------------
@@ -108,20 +110,28 @@ class PriorityTable:
         if not same:
             self._population = weakref.ref(population)
         self._version, self._mark, self._frontier = population.version, changes.mark, population.frontier
+        self._prepare(population)
+
+    def _prepare(self, population: Population) -> None:
+        """Gather what the kernels take beside a batch: no array is replaced but by following."""
+        tree, extents = self.tree, self._extents
+        self._for_draw = (tree.starts, tree.tree, tree.sums, self._owner, extents.table)
+        arrays = tree.starts, tree.tree, tree.sums, tree.smallest, self._raw, self._largest
+        self._for_update = (*population.segments, *extents.indexes, extents.table, *arrays)
 
     def _grow(self, changes: Changes, reached: Ints) -> bool:
         """Show new ids at the end of open episodes, if that is all there is and they have room; tell whether it was."""
-        first, count = changes.runs.first, changes.runs.count
-        all_loose = not changes.whole and not len(reached) and len(first) == changes.loose
-        if not all_loose or not np.array_equal(first, self._loose_first):
+        extent, first = self._loose, changes.runs.first
+        if changes.whole or len(reached) or len(first) != changes.loose or not np.array_equal(first, self._loose_first):
             return False
-        extent = self._loose
-        start, stop = self._extents.high[extent], self._loose_number + count
-        if ((stop > self._extents.room[extent]) | (stop < start)).any():
+        extents = self._extents
+        start, stop = extents.high[extent], self._loose_number + changes.runs.count
+        grown = stop - start
+        if grown.min(initial=0) < 0 or (extents.room[extent] - stop).min(initial=0) < 0:
             return False
-        part = np.flatnonzero(stop > start)
-        self._show_places(extent, stop, part, start[part], (stop - start)[part])
-        self._extents.high[extent] = stop
+        self._change(extent, start, grown, shown=True)
+        extents.known[extent] = np.maximum(extents.known[extent], stop)
+        extents.high[extent] = stop
         return True
 
     def _renew(self, population: Population, changes: Changes, reached: Ints) -> None:
@@ -140,6 +150,8 @@ class PriorityTable:
     def _changes(self, population: Population, mark: Mark | None) -> tuple[Changes, Ints]:
         """Return the population's changes, and the extents of the runs that the frontier has reached."""
         changes = population.changes(mark)
+        if not len(changes.reached.first):
+            return changes, changes.reached.first
         reached, _ = self._extents.locate(changes.reached.first, population.segments)
         if (reached < 0).any():  # their segment is gone, and with it the way to find them
             return population.changes(None), reached[:0]
@@ -166,7 +178,9 @@ class PriorityTable:
         if 4 * (known + needed) <= 3 * capacity:
             self._compact(alive)
             return True
-        self._resize(max(extents.end + needed, capacity + capacity // 2))
+        # By little when it is large: what is not in use yet counts, too.
+        more = max(capacity // 8, min(capacity // 2, 1 << 16))
+        self._resize(max(extents.end + needed, capacity + more))
         return False
 
     def _alive(self, population: Population) -> NDArray[np.bool_]:
@@ -188,9 +202,11 @@ class PriorityTable:
     def _compact(self, alive: NDArray[np.bool_]) -> None:
         extents = self._extents
         source = ragged(extents.base[: extents.size][alive], extents.known[: extents.size][alive])
-        ids, raw, masses = self.ids[source], self._raw[source], self.tree.masses[source]
+        raw, masses = self._raw[source], np.zeros(extents.end)
+        masses[: len(raw)] = self.tree.masses[source]
         extents.keep_only(alive)
-        self.ids[: len(ids)], self._raw[: len(raw)] = ids, raw
+        self._owner[: len(raw)] = np.repeat(np.arange(extents.size), extents.known[: extents.size])
+        self._raw[: len(raw)] = raw
         self.tree.fill(masses)
 
     def _place(self, runs: IdRuns, extent: Ints, number: Ints, segments: tuple[int, Ints]) -> None:
@@ -226,21 +242,19 @@ class PriorityTable:
 
     def _hide_places(self, extent: Ints, part: Ints, start: Ints, count: Ints) -> None:
         if len(part):
-            places = ragged(self._extents.base[extent[part]] + start, count)
-            self.tree.set(places, np.zeros(len(places)))
+            self._change(extent[part], start, count, shown=False)
 
     def _show_places(self, extent: Ints, high: Ints, part: Ints, start: Ints, count: Ints) -> None:
-        extents = self._extents
-        if not len(part):
-            return
-        base, known = extents.base[extent], extents.known[extent]
-        new = np.maximum(high - known, 0)
-        self._raw[ragged(base + known, new)] = self.largest
-        extents.known[extent] = known + new
-        number, owner = ragged(start, count), np.repeat(extent[part], count)
-        places = extents.base[owner] + number
-        self.ids[places] = extents.first[owner] + number * extents.stride[owner]
-        self.tree.set(places, self._powered(self._raw[places]))
+        if len(part):
+            self._change(extent[part], start, count, shown=True)
+            self._extents.known[extent] = np.maximum(self._extents.known[extent], high)
+
+    def _change(self, extent: Ints, start: Ints, count: Ints, shown: bool) -> None:
+        tree = self.tree
+        self._show_or_hide(
+            extent, start, count, shown, self._alpha, self._extents.table, self._owner, self._raw, self.largest,
+            tree.starts, tree.tree, tree.sums, tree.smallest,
+        )  # fmt: skip
 
     # --- priorities --------------------------------------------------------------------------------------------------
 
@@ -249,18 +263,28 @@ class PriorityTable:
         extent, number = self._extents.locate(ids, population.segments, shown=True)
         return np.where(extent >= 0, self._extents.base[extent] + number, -1)
 
-    def update(self, population: Population, ids: Ints, raw: Floats) -> int:
-        """Set raw priorities, (n,) above 0, of ids that can be drawn; return how many of them cannot."""
-        extent, number = self._extents.locate(ids, population.segments, shown=True)
-        if extent.min(initial=0) < 0:
-            drawable = extent >= 0
-            extent, number, raw = extent[drawable], number[drawable], raw[drawable]
-        if len(extent):
-            places = number + self._extents.base[extent]
-            self._raw[places] = raw
-            self.largest = max(self.largest, float(raw.max()))
-            self.tree.set(places, self._powered(raw))
-        return len(ids) - len(extent)
+    def ids(self, places: Ints) -> Ints:
+        """Return the id at each place, which must have one."""
+        extents, owner = self._extents, self._owner[places]
+        ids: Ints = extents.first[owner] + (places - extents.base[owner]) * extents.stride[owner]
+        return ids
+
+    def draw(self, fractions: Floats, stratified: bool) -> tuple[Ints, Floats]:
+        """Return the ids at random fractions of the total, each 0 to below 1, and the chance of each.
+
+        Stratified: the total is cut into equal parts, and each fraction is one of its own part.
+        """
+        ids, chances = np.empty(len(fractions), np.int64), np.empty(len(fractions))
+        self._draw(fractions, stratified, *self._for_draw, ids, chances)
+        return ids, chances
+
+    def update(self, ids: Ints, errors: Floats, eps: float) -> int:
+        """Set raw priorities |error| + eps of ids that can be drawn; return how many of them cannot.
+
+        If error i is not finite, nothing is changed and -1 - i is returned.
+        """
+        skipped: int = self._update(ids, errors, eps, self._alpha, *self._for_update)
+        return skipped
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -304,7 +328,7 @@ class PriorityTable:
         for room, base in free.tolist():
             extents.free.setdefault(room, []).append(base)
         table._raw[ragged(columns["base"], columns["count"])] = values
-        table.largest = largest
+        table._largest[0] = largest
         table._unindexed = True
         return table
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from diskreplay.sampling.schedule import Schedule, number, scheduled
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+_TINY = 5e-324  # for what is above 0, however little
 
 
 class Prioritized(Owned):
@@ -106,6 +109,12 @@ class Prioritized(Owned):
         return self._normalize
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """What makes another one like it, apart from beta and the priorities."""
+        names = ("alpha", "eps", "eta", "normalize", "stratified")
+        return {name: getattr(self, f"_{name}") for name in names}
+
+    @property
     def is_new(self) -> bool:
         """Whether it holds no priorities yet."""
         return not self._tables
@@ -126,17 +135,9 @@ class Prioritized(Owned):
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
         table = self._followed(population)
-        total = table.tree.total
-        targets = rng.random(size)
-        if self._stratified:
-            targets += np.arange(size)
-            targets *= total / size
-        else:
-            targets *= total
-        places, masses = table.tree.find(targets)
-        masses /= total
-        least = table.tree.least / total if self._normalize == "store" else 0.0
-        return Draw(table.ids[places], masses, population.size, least)
+        ids, chances = table.draw(rng.random(size), self._stratified)
+        least = max(table.tree.least / table.tree.total, _TINY) if self._normalize == "store" else 0.0
+        return Draw(ids, chances, population.size, least)
 
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
@@ -159,15 +160,12 @@ class Prioritized(Owned):
         exponent = self._beta if beta is None else scheduled("beta", beta, 0.0)
         if callable(exponent):
             exponent = number("beta", exponent(batches), 0.0)
-        # Here and not above: it loads numba, which nobody needs to make a distribution.
-        from diskreplay.kernels.table import chosen
-
         assert draw.chances is not None
+        chances = np.ascontiguousarray(draw.chances, np.float64)
+        weights = np.empty(len(chances), np.float32)
         # N cancels against the largest weight, which is that of the smallest chance.
-        least = draw.least if self._normalize == "store" else draw.chances.min(initial=1.0)
-        weights = least / draw.chances
-        chosen("powers")(weights, exponent, 0.0, 1.0, weights)
-        return weights.astype(np.float32)
+        _kernel("weights")(chances, draw.least if self._normalize == "store" else 0.0, exponent, weights)
+        return weights
 
     def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
         """Set the priorities of ids from their errors; nothing is changed if it raises.
@@ -200,12 +198,11 @@ class Prioritized(Owned):
             error = sequence_error(error, loss_mask, self._eta)
         if error.shape != (len(ids),):
             raise ValueError(f"td_error must have one value for each of {len(ids)} ids, not shape {list(error.shape)}")
-        raw = np.abs(error)
-        if not np.isfinite(raw.max(initial=0.0)):
-            worst = np.flatnonzero(~np.isfinite(raw))[0]
-            raise ValueError(f"td_error[{worst}] is {error[worst]}: nothing was updated")
-        raw += self._eps
-        return self._followed(population).update(population, np.ascontiguousarray(ids, np.int64), raw)
+        table = self._followed(population)
+        skipped = table.update(np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(error), self._eps)
+        if skipped < 0:
+            raise ValueError(f"td_error[{-1 - skipped}] is {error[-1 - skipped]}: nothing was updated")
+        return skipped
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tables: by kind, written as JSON, dicts of arrays and numbers."""
@@ -260,6 +257,14 @@ def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
     mean = error.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
     found: Floats = eta * largest + (1.0 - eta) * mean
     return found
+
+
+@cache
+def _kernel(name: str) -> Any:
+    # Here and not above: it loads numba, which nobody needs to make a distribution.
+    from diskreplay.kernels.table import chosen
+
+    return chosen(name)
 
 
 def _kind(text: str) -> tuple[Any, ...]:

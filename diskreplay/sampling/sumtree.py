@@ -18,49 +18,49 @@ class SumTree:
         Leaves that there is room for.
     least : bool
         Whether to know the smallest mass that is not 0.
+
+    Attributes
+    ----------
+    starts, tree, sums, smallest
+        The arrays, as `kernels.sumtree` has them; to be changed by kernels alone.
     """
+
+    starts: Ints
+    tree: Floats
+    sums: Floats
+    smallest: Floats
 
     def __init__(self, capacity: int, least: bool = False) -> None:
         # Here and not above: they load numba, which nobody needs to make a distribution.
-        from diskreplay.kernels.sumtree import tree_starts
+        from diskreplay.kernels.sumtree import FAN_OUT, tree_arrays
         from diskreplay.kernels.table import chosen
 
-        self._set, self._find = chosen("sumtree_set"), chosen("sumtree_find")
+        self._set, self._fan_out = chosen("sumtree_set"), FAN_OUT
         self.capacity = capacity
-        self._starts = tree_starts(capacity)
-        self._tree = np.zeros(self._starts[-1])
-        self._least = np.full(self._starts[-1] - self._starts[1] if least else 0, math.inf)
+        self.starts, self.tree, self.sums, self.smallest = tree_arrays(capacity, least)
 
     @property
     def total(self) -> float:
         """The sum of all masses."""
-        return float(self._tree[-1])
+        return float(self.sums[-1])
 
     @property
     def least(self) -> float:
         """The smallest mass that is not 0, infinite where there is none."""
-        return float(self._least[-1])
+        return float(self.smallest[-1]) or math.inf
 
     @property
     def masses(self) -> Floats:
         """The mass of each leaf; to be changed by `set` alone."""
-        return self._tree[: self.capacity]
+        return self.tree[: self.capacity]
 
     def set(self, leaves: Ints, masses: Floats) -> None:
         """Give leaves their masses, (n,) finite and not negative; the last one where a leaf is named twice."""
-        self._set(leaves, masses, self._starts, self._tree, self._least)
-
-    def find(self, targets: Floats) -> tuple[Ints, Floats]:
-        """Return the leaf at each cumulated mass, from 0 to `total`, and its mass; `targets` is overwritten.
-
-        `total` must not be 0.
-        """
-        leaves = np.empty(len(targets), np.int64)
-        self._find(self._starts, self._tree, targets, leaves)
-        return leaves, targets
+        self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest)
 
     def fill(self, masses: Floats) -> None:
-        """Give the first leaves these masses, and all others 0."""
-        every = np.zeros(self.capacity)
-        every[: len(masses)] = masses
-        self.set(np.arange(self.capacity), every)
+        """Give the first leaves these masses; all others must be 0."""
+        self.tree[: len(masses)] = masses
+        # One leaf of each node that changes: setting it adds up all of them.
+        leaves = np.arange(0, len(masses), self._fan_out)
+        self.set(leaves, self.tree[leaves])

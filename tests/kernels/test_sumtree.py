@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from diskreplay.kernels import jit
+from diskreplay.kernels.extents import COLUMNS, HIGH, LOW
 from diskreplay.kernels.runs import SEGMENT_SHIFT, lane_keys
-from diskreplay.kernels.sumtree import FAN_OUT, tree_starts
+from diskreplay.kernels.sumtree import FAN_OUT, TOP, tree_arrays, tree_starts
 from diskreplay.kernels.table import KERNELS
 
 seeds = st.integers(0, 2**32 - 1)
-sizes = st.sampled_from((1, 2, 15, 16, 17, 255, 256, 257, 700, 5000)) | st.integers(1, 600)
+sizes = st.sampled_from((1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513, 5000)) | st.integers(1, 600)
+tops = st.sampled_from((1, 4, TOP))  # small ones make trees of many levels
 kinds = [pytest.param(1, id="plain")]
 if jit.COMPILED:
     kinds.append(pytest.param(0, id="compiled"))
@@ -23,21 +25,19 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 class Tree:
     """A tree of one kind of kernel, and its leaves beside it."""
 
-    def __init__(self, capacity: int, kind: int, least: bool = True) -> None:
-        self.starts = tree_starts(capacity)
-        self.tree = np.zeros(self.starts[-1])
-        self.least = np.full(self.starts[-1] - self.starts[1] if least else 0, math.inf)
-        self.leaves = np.zeros(capacity)
+    def __init__(self, capacity: int, kind: int, least: bool = True, top: int = TOP) -> None:
+        self.starts, self.tree, self.sums, self.least = tree_arrays(capacity, least, top)
+        self.leaves, self.notes = np.zeros(capacity), np.zeros(capacity, np.int32)
         self._set, self._find = KERNELS["sumtree_set"][kind], KERNELS["sumtree_find"][kind]
 
     def set(self, leaves: np.ndarray, masses: np.ndarray) -> None:
-        self._set(leaves, masses, self.starts, self.tree, self.least)
+        self._set(leaves, masses, self.starts, self.tree, self.sums, self.least)
         for leaf, mass in zip(leaves.tolist(), masses.tolist(), strict=True):
             self.leaves[leaf] = mass
 
     def find(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mass, found = targets.copy(), np.full(len(targets), -7)
-        self._find(self.starts, self.tree, mass, found)
+        self._find(self.starts, self.tree, self.sums, self.notes, mass, found)
         return found, mass
 
 
@@ -46,18 +46,26 @@ def masses(rng: np.random.Generator, size: int) -> np.ndarray:
     return rng.random(size) * 10.0 ** rng.integers(-12, 12, size) * (rng.random(size) < rng.random())
 
 
-def test_levels_follow_each_other_and_end_in_one_root() -> None:
-    assert tree_starts(1).tolist() == [0, 16, 17]
-    assert tree_starts(16).tolist() == [0, 16, 17]
-    assert tree_starts(17).tolist() == [0, 32, 48, 49]
-    assert tree_starts(257).tolist() == [0, 272, 304, 320, 321]
+def test_levels_follow_each_other_until_one_is_small() -> None:
+    assert tree_starts(1).tolist() == [0, 8]
+    assert tree_starts(512).tolist() == [0, 512]
+    assert tree_starts(513).tolist() == [0, 520, 592]
+    assert tree_starts(8 * 512 + 1).tolist() == [0, 4104, 4624, 4696]
+    assert tree_starts(65, top=1).tolist() == [0, 72, 88, 96, 104]
+
+
+def test_nodes_are_cache_lines() -> None:
+    for capacity in (1, 100, 10_000):
+        assert tree_arrays(capacity, least=False)[1].ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("kind", kinds)
-@given(sizes, seeds)
-def test_every_node_is_the_sum_of_its_leaves_and_knows_the_smallest(kind: int, capacity: int, seed: int) -> None:
+@given(sizes, tops, seeds)
+def test_every_node_is_the_sum_of_its_leaves_and_knows_the_smallest(
+    kind: int, capacity: int, top: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    tree = Tree(capacity, kind)
+    tree = Tree(capacity, kind, top=top)
     for _ in range(4):
         some = rng.integers(0, capacity, rng.integers(0, 2 * capacity + 1))  # with duplicates: the last one counts
         tree.set(some, masses(rng, len(some)))
@@ -67,15 +75,20 @@ def test_every_node_is_the_sum_of_its_leaves_and_knows_the_smallest(kind: int, c
         for node in range(-(-capacity // width)):
             below = tree.leaves[node * width : (node + 1) * width]
             assert tree.tree[start + node] == pytest.approx(math.fsum(below), rel=1e-13)
-            assert tree.least[start + node - tree.starts[1]] == min(below[below > 0], default=math.inf)
+            assert tree.least[start + node - tree.starts[1]] == min(below[below > 0], default=0.0)
         assert not tree.tree[start + -(-capacity // width) : end].any()
+    np.testing.assert_array_equal(tree.sums, np.concatenate([[0.0], np.cumsum(tree.tree[tree.starts[-2] :])]))
+    assert tree.sums[-1] == pytest.approx(math.fsum(tree.leaves), rel=1e-13)
+    assert tree.least[-1] == min(tree.leaves[tree.leaves > 0], default=0.0)
 
 
 @pytest.mark.parametrize("kind", kinds)
-@given(sizes, seeds)
-def test_a_search_finds_the_leaf_where_the_cumulated_masses_pass_it(kind: int, capacity: int, seed: int) -> None:
+@given(sizes, tops, seeds)
+def test_a_search_finds_the_leaf_where_the_cumulated_masses_pass_it(
+    kind: int, capacity: int, top: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    tree = Tree(capacity, kind, least=False)
+    tree = Tree(capacity, kind, least=False, top=top)
     values = rng.integers(0, 4, capacity).astype(float)  # whole numbers: every sum is exact
     values[rng.integers(capacity)] = 1.0
     tree.set(np.arange(capacity), values)
@@ -87,14 +100,14 @@ def test_a_search_finds_the_leaf_where_the_cumulated_masses_pass_it(kind: int, c
 
 
 @pytest.mark.parametrize("kind", kinds)
-@given(sizes, seeds)
-def test_no_search_ends_at_a_leaf_of_mass_zero(kind: int, capacity: int, seed: int) -> None:
+@given(sizes, tops, seeds)
+def test_no_search_ends_at_a_leaf_of_mass_zero(kind: int, capacity: int, top: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    tree = Tree(capacity, kind)
+    tree = Tree(capacity, kind, top=top)
     values = masses(rng, capacity)
     values[rng.integers(capacity)] = 10.0 ** rng.integers(-290, 280)
     tree.set(np.arange(capacity), values)
-    total, edges = tree.tree[-1], np.cumsum(values)
+    total, edges = tree.sums[-1], np.cumsum(values)
     around = np.concatenate([edges, np.nextafter(edges, 0), np.nextafter(edges, math.inf)])
     targets = np.concatenate([around, rng.random(50) * total, [0.0, -1.0, total, total * 1.001, 1e308, math.inf]])
     found, mass = tree.find(targets)
@@ -110,9 +123,9 @@ def drift(kind: int, updates: int, size: int) -> float:
     tree.set(np.arange(20_000), rng.random(20_000))
     for i in range(updates // size):
         leaves = rng.integers(0, 20_000, size)
-        tree._set(leaves, rng.random(size) * 10.0 ** (i % 13 - 6), tree.starts, tree.tree, tree.least)
+        tree._set(leaves, rng.random(size) * 10.0 ** (i % 13 - 6), tree.starts, tree.tree, tree.sums, tree.least)
     exact = math.fsum(tree.tree[:20_000])
-    return abs(tree.tree[-1] - exact) / exact
+    return abs(tree.sums[-1] - exact) / exact
 
 
 @pytest.mark.parametrize("kind", kinds)
@@ -127,10 +140,10 @@ def test_the_root_stays_the_exact_sum_over_ten_million_updates() -> None:
 
 
 @compiled
-@given(sizes, seeds)
-def test_the_tree_kernels_do_what_their_twins_do(capacity: int, seed: int) -> None:
+@given(sizes, tops, seeds)
+def test_the_tree_kernels_do_what_their_twins_do(capacity: int, top: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    trees = [Tree(capacity, kind) for kind in (0, 1)]
+    trees = [Tree(capacity, kind, top=top) for kind in (0, 1)]
     for _ in range(3):
         some = rng.integers(0, capacity, rng.integers(1, 2 * capacity + 1))
         values = masses(rng, len(some))
@@ -138,22 +151,12 @@ def test_the_tree_kernels_do_what_their_twins_do(capacity: int, seed: int) -> No
         for tree in trees:
             tree.set(some, values)
         np.testing.assert_array_equal(trees[0].tree, trees[1].tree)
+        np.testing.assert_array_equal(trees[0].sums, trees[1].sums)
         np.testing.assert_array_equal(trees[0].least, trees[1].least)
-        if trees[0].tree[-1]:
-            targets = rng.random(40) * trees[0].tree[-1] * 1.01
+        if trees[0].sums[-1]:
+            targets = rng.random(40) * trees[0].sums[-1] * 1.01
             for one, other in zip(trees[0].find(targets), trees[1].find(targets), strict=True):
                 np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("kind", kinds)
-@given(st.floats(0, 6), seeds)
-def test_powers(kind: int, exponent: float, seed: int) -> None:
-    values = 10.0 ** np.random.default_rng(seed).uniform(-300, 300, 50)
-    out = np.zeros(50)
-    KERNELS["powers"][kind](values, exponent, 1e-200, 1e200, out)
-    for value, power in zip(values.tolist(), out.tolist(), strict=True):
-        want = min(max(exponent * math.log10(value), -200.0), 200.0)
-        assert math.log10(power) == pytest.approx(want, abs=1e-9, rel=1e-12)
 
 
 def extents(rng: np.random.Generator) -> tuple[int, np.ndarray, list[tuple[int, int, int]]]:
@@ -176,15 +179,17 @@ def extents(rng: np.random.Generator) -> tuple[int, np.ndarray, list[tuple[int, 
 def test_locate_finds_the_extent_and_number_of_every_id_that_counts(kind: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     origin, lanes, runs = extents(rng)
-    first, stride, count = np.array(runs, np.int64).reshape(-1, 3).T.copy()
+    table = np.zeros((len(runs), len(COLUMNS)), np.int64)
+    first, stride, count = np.array(runs, np.int64).reshape(-1, 3).T
     low, high = np.sort(rng.integers(0, count + 1, (2, len(runs))), axis=0)
+    table[:, :2], table[:, [LOW, HIGH]] = np.stack([first, stride], 1), np.stack([low, high], 1)
     keys = lane_keys(first, origin, lanes)
     at = np.argsort(keys)
     where = {f + s * j: (i, j) for i, (f, s, _) in enumerate(runs) for j in range(low[i].item(), high[i].item())}
     near = {i + d for f, s, c in runs for i in range(f - s, f + s * (c + 1), s) for d in (-1, 0, 1)}
     ids = np.array([*near, -1, 1 << 60, (1 << 62) + 5], np.int64)
     extent, number = np.full(len(ids), -1), np.full(len(ids), -1)
-    KERNELS["locate"][kind](ids, origin, lanes, keys[at], at, first, stride, low, high, extent, number)
+    KERNELS["locate"][kind](ids, origin, lanes, keys[at], at, table, LOW, HIGH, extent, number)
     found: list[Any] = list(zip(extent.tolist(), number.tolist(), strict=True))
     assert found == [where.get(i, (-1, -1)) for i in ids.tolist()]
 

@@ -32,7 +32,7 @@ class Model:
 
     def update(self, ids: list[int], values: list[float]) -> None:
         drawable = set(every_id(self.population).tolist())
-        skipped = self.table.update(self.population, np.array(ids, np.int64), np.array(values))
+        skipped = self.table.update(np.array(ids, np.int64), np.array(values), 0.0)
         assert skipped == sum(i not in drawable for i in ids)
         for i, value in zip(ids, values, strict=True):
             if i in drawable:
@@ -60,12 +60,12 @@ class Model:
         masses = self.table.tree.masses
         places = np.flatnonzero(masses)
         want = {i: self.raw[i] ** self.alpha for i in drawable}
-        found = dict(zip(self.table.ids[places].tolist(), masses[places].tolist(), strict=True))
+        found = dict(zip(self.table.ids(places).tolist(), masses[places].tolist(), strict=True))
         assert len(found) == len(places) == len(drawable)
         assert found == pytest.approx(want)
         assert self.table.tree.total == pytest.approx(sum(want.values()))
         assert self.table.tree.least == pytest.approx(min(want.values(), default=np.inf))
-        assert self.table.ids[self.table.places(self.population, np.array(drawable, np.int64))].tolist() == drawable
+        assert self.table.ids(self.table.places(self.population, np.array(drawable, np.int64))).tolist() == drawable
         assert self.table.largest == self.largest
 
 

@@ -1,0 +1,103 @@
+"""Powers of many positive numbers at once: priorities and weights.
+
+x ** y is 2 ** (y * log2 x), both from their power series, which the compiler turns into vector code; a call of libm for
+each number takes three times as long. A result y * log2 x bits above 1 is off by at most about that many units in the
+last place, and is the same on every machine.
+
+With x = m * 2 ** e and m from sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where
+s = (m - 1) / (m + 1); what is left out is below 2 ** -54 of it. 2 ** p = 2 ** n * exp(f ln 2) with n the whole number
+nearest to p, f = p - n, and the series of exp.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels import jit
+
+Floats = NDArray[np.float64]
+
+# Highest power first, for Horner's scheme.
+_LOG = tuple(2.0 / math.log(2.0) / (2 * k + 1) for k in range(10, -1, -1))
+_EXP = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(13, -1, -1))
+_LOG_FIRST, _LOG_REST = _LOG[0], _LOG[1:]
+_EXP_FIRST, _EXP_REST = _EXP[0], _EXP[1:]
+_ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
+_EXPONENT = 52  # the bit where it starts
+# Added to a number of less than 2 ** 51, it leaves the nearest whole number in the lowest bits.
+_ROUND = 1.5 * 2.0**52
+
+
+@jit.kernel("none", "floats", "float", "float", "float", "out_floats", checked=False)
+def powers(values: Floats, exponent: float, low: float, high: float, out: Floats) -> None:
+    """Raise positive values to a power, and keep the results from 2 ** low to 2 ** high; -1022 <= low <= high <= 1023.
+
+    `values` and `out` must not share memory.
+    """
+    scratch = np.empty(values.size, np.int64)
+    numbers = scratch.view(np.float64)
+    bits = values.view(np.int64)
+    for i in range(values.size):
+        e = (bits[i] - _ROOT_OF_HALF) >> _EXPONENT
+        scratch[i] = bits[i] - (e << _EXPONENT)
+        out[i] = np.float64(e)
+    for i in range(values.size):
+        s = (numbers[i] - 1.0) / (numbers[i] + 1.0)
+        square = s * s
+        series = _LOG_FIRST
+        for a in _LOG_REST:
+            series = series * square + a
+        p = exponent * (out[i] + series * s)
+        p = p if p > low else low
+        p = p if p < high else high
+        numbers[i] = p + _ROUND
+        f = p - (numbers[i] - _ROUND)
+        series = _EXP_FIRST
+        for a in _EXP_REST:
+            series = series * f + a
+        out[i] = series
+    out_bits = out.view(np.int64)
+    for i in range(values.size):
+        out_bits[i] += scratch[i] << _EXPONENT
+
+
+def powers_plain(values: Floats, exponent: float, low: float, high: float, out: Floats) -> None:
+    """Do what `powers` does, bit for bit."""
+    bits = np.ascontiguousarray(values).view(np.int64)
+    e = (bits - _ROOT_OF_HALF) >> _EXPONENT
+    m = (bits - (e << _EXPONENT)).view(np.float64)
+    s = (m - 1.0) / (m + 1.0)
+    p = np.clip(exponent * (e + _horner(_LOG, s * s) * s), low, high)
+    rounded = p + _ROUND
+    result = _horner(_EXP, p - (rounded - _ROUND))
+    out[:] = (result.view(np.int64) + (rounded.view(np.int64) << _EXPONENT)).view(np.float64)
+
+
+def _horner(coefficients: tuple[float, ...], x: Floats) -> Floats:
+    series = np.full(len(x), coefficients[0])
+    for a in coefficients[1:]:
+        series = series * x + a
+    return series
+
+
+@jit.kernel("none", "floats", "float", "float", "out_floats32")
+def weights(chances: Floats, least: float, exponent: float, out: NDArray[np.float32]) -> None:
+    """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances."""
+    if least == 0.0:
+        least = math.inf
+        for i in range(chances.size):
+            least = chances[i] if chances[i] < least else least
+    ratios, found = np.empty(chances.size), np.empty(chances.size)
+    for i in range(chances.size):
+        ratios[i] = least / chances[i]
+    powers(ratios, exponent, -1022.0, 0.0, found)
+    for i in range(chances.size):
+        out[i] = np.float32(found[i])
+
+
+def weights_plain(chances: Floats, least: float, exponent: float, out: NDArray[np.float32]) -> None:
+    """Do what `weights` does, bit for bit."""
+    found = np.empty(len(chances))
+    powers_plain((least or chances.min(initial=math.inf)) / chances, exponent, -1022.0, 0.0, found)
+    out[:] = found

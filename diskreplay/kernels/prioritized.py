@@ -1,0 +1,180 @@
+"""Prioritized replay, one call a batch: ids drawn in proportion, and their priorities set.
+
+Ids have places, the leaves of a sum tree. `owner` says to which extent a place belongs: a line of a table that says
+what its id is. `locate` goes the other way.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels import jit
+from diskreplay.kernels.extents import BASE, FIRST, HIGH, KNOWN, LOW, STRIDE, locate, locate_plain
+from diskreplay.kernels.powers import powers, powers_plain
+from diskreplay.kernels.sumtree import FAN_OUT, sumtree_find, sumtree_find_plain, sumtree_set, sumtree_set_plain
+
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+# Masses lie between two to these: sums of 1e17 of them are finite, and none is lost to denormal numbers.
+SMALLEST, LARGEST = -963.0, 963.0
+_FINITE = np.finfo(np.float64).max
+# Places that are shown or hidden at a time.
+_BLOCK = 1024
+
+
+@jit.kernel(
+    "none", "floats", "int", "ints", "floats", "floats", "ints32", "ints2", "out_ints", "out_floats"
+)  # fmt: skip
+def draw(
+    fractions: Floats, stratified: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
+    ids: Ints, chances: Floats,
+) -> None:  # fmt: skip
+    """Write the id at each fraction of the total, 0 to below 1, and its share of the total, which must not be 0.
+
+    Stratified: the total is cut into as many equal parts as there are fractions, and fraction i is one of part i.
+    """
+    total = sums[sums.size - 1]
+    part = total / fractions.size if stratified else total
+    for i in range(fractions.size):
+        chances[i] = (fractions[i] + i if stratified else fractions[i]) * part
+    sumtree_find(starts, tree, sums, owner, chances, ids)
+    for i in range(fractions.size):
+        place = ids[i]
+        extent = np.uint64(owner[np.uint64(place)])
+        ids[i] = table[extent, FIRST] + (place - table[extent, BASE]) * table[extent, STRIDE]
+        chances[i] /= total
+
+
+def draw_plain(
+    fractions: Floats, stratified: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
+    ids: Ints, chances: Floats,
+) -> None:  # fmt: skip
+    """Do what `draw` does."""
+    size, total = len(fractions), sums[-1]
+    chances[:] = (fractions + np.arange(size)) * (total / size) if stratified else fractions * total
+    sumtree_find_plain(starts, tree, sums, owner, chances, ids)
+    line = table[owner[ids]]
+    ids[:] = line[:, FIRST] + (ids - line[:, BASE]) * line[:, STRIDE]
+    chances /= total
+
+
+@jit.kernel(
+    "int", "ints", "floats", "float", "float", "int", "ints", "ints", "ints", "ints", "ints", "ints2",
+    "ints", "out_floats", "out_floats", "out_floats", "out_floats", "out_floats",
+)  # fmt: skip
+def update(
+    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, keys: Ints, at: Ints,
+    more_keys: Ints, more_at: Ints, table: Ints,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats,
+) -> int:  # fmt: skip
+    """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds by either index.
+
+    The last error counts where an id is named twice; largest[0] becomes the largest raw priority if that is larger.
+    Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
+    """
+    for i in range(ids.size):
+        if not abs(errors[i]) <= _FINITE:
+            return -1 - i
+    extent, place = np.full(ids.size, -1), np.zeros(ids.size, np.int64)
+    locate(ids, origin, lanes, keys, at, table, LOW, HIGH, extent, place)
+    if more_keys.size:
+        locate(ids, origin, lanes, more_keys, more_at, table, LOW, HIGH, extent, place)
+    values, masses = np.empty(ids.size), np.empty(ids.size)
+    found = np.int64(0)
+    for i in range(ids.size):
+        here = np.uint64(found)
+        place[here] = place[i] + table[np.uint64(max(extent[i], 0)), BASE]
+        values[here] = abs(errors[i]) + eps
+        found += np.int64(extent[i] >= 0)
+    place, values, masses = place[:found], values[:found], masses[:found]
+    # What is changed, and what is added up with it, is on its way while the powers are computed.
+    leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
+    for i in range(found):
+        jit.prefetch(raw.ctypes.data + 8 * place[i])
+        jit.prefetch(leaf + 8 * place[i])
+        jit.prefetch(node + (place[i] // FAN_OUT) * 8)
+    powers(values, alpha, SMALLEST, LARGEST, masses)
+    for i in range(found):
+        raw[np.uint64(place[i])] = values[i]
+        largest[0] = max(largest[0], values[i])
+    sumtree_set(place, masses, starts, tree, sums, least)
+    return int(ids.size - found)
+
+
+def update_plain(
+    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, keys: Ints, at: Ints,
+    more_keys: Ints, more_at: Ints, table: Ints,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats,
+) -> int:  # fmt: skip
+    """Do what `update` does."""
+    values = np.abs(errors)
+    if not np.isfinite(values).all():
+        return -1 - int(np.flatnonzero(~np.isfinite(values))[0])
+    extent, number = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
+    for index in ((keys, at), (more_keys, more_at)):
+        locate_plain(ids, origin, lanes, *index, table, LOW, HIGH, extent, number)
+    found = extent >= 0
+    place, values = number[found] + table[extent[found], BASE], values[found] + eps
+    raw[place] = values
+    largest[0] = max(largest[0], values.max(initial=0.0))
+    masses = np.empty(len(place))
+    powers_plain(values, alpha, SMALLEST, LARGEST, masses)
+    sumtree_set_plain(place, masses, starts, tree, sums, least)
+    return len(ids) - len(place)
+
+
+@jit.kernel(
+    "none", "ints", "ints", "ints", "int", "float", "ints2", "out_ints32", "out_floats", "float",
+    "ints", "out_floats", "out_floats", "out_floats",
+)  # fmt: skip
+def show(
+    extent: Ints, start: Ints, count: Ints, shown: int, alpha: float, table: Ints, owner: Ints32, raw: Floats,
+    new: float, starts: Ints, tree: Floats, sums: Floats, least: Floats,
+) -> None:  # fmt: skip
+    """Let numbers start[i] to below start[i] + count[i] of each extent be drawn, or, if not `shown`, no more.
+
+    Those from the extent's `known` on are new: they get the raw priority `new`.
+    """
+    places, values, masses = np.empty(_BLOCK, np.int64), np.empty(_BLOCK), np.zeros(_BLOCK)
+    used = np.int64(0)
+    for i in range(extent.size):
+        base, known, end = table[extent[i], BASE], table[extent[i], KNOWN], start[i] + count[i]
+        j = start[i]
+        while j < end:
+            until = min(end, j + _BLOCK - used)
+            for number in range(j, until):
+                place = base + number
+                places[np.uint64(used)] = place
+                used += 1
+                if shown:
+                    owner[place] = extent[i]
+                    if number >= known:
+                        raw[place] = new
+                    values[np.uint64(used - 1)] = raw[place]
+            j = until
+            if used == _BLOCK:
+                if shown:
+                    powers(values, alpha, SMALLEST, LARGEST, masses)
+                sumtree_set(places, masses, starts, tree, sums, least)
+                used = np.int64(0)
+    if used > 0:
+        if shown:
+            powers(values[:used], alpha, SMALLEST, LARGEST, masses[:used])
+        sumtree_set(places[:used], masses[:used], starts, tree, sums, least)
+
+
+def show_plain(
+    extent: Ints, start: Ints, count: Ints, shown: int, alpha: float, table: Ints, owner: Ints32, raw: Floats,
+    new: float, starts: Ints, tree: Floats, sums: Floats, least: Floats,
+) -> None:  # fmt: skip
+    """Do what `show` does."""
+    which = np.repeat(np.arange(len(extent)), count)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + start[which]
+    line = table[extent[which]]
+    places, masses = line[:, BASE] + number, np.zeros(len(which))
+    if shown:
+        owner[places] = extent[which]
+        raw[places[number >= line[:, KNOWN]]] = new
+        powers_plain(raw[places], alpha, SMALLEST, LARGEST, masses)
+    sumtree_set_plain(places, masses, starts, tree, sums, least)

@@ -1,0 +1,105 @@
+"""The kernels of prioritized replay do what their twins do: whole tables, one of each kind, side by side."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from diskreplay.kernels import jit
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.priorities import PriorityTable
+from diskreplay.views.transitions import Transitions
+from tests.sampling.growing import FakeStore, everything
+
+seeds = st.integers(0, 2**32 - 1)
+compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+
+
+@contextmanager
+def kernels(kind: int) -> Iterator[None]:
+    """Choose the compiled kernels, 0, or the plain ones, 1."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "COMPILED", kind == 0)
+        yield
+
+
+def arrays(table: PriorityTable) -> dict[str, np.ndarray]:
+    tree, end = table.tree, table.state_dict()["end"]
+    found = {"tree": tree.tree, "sums": tree.sums, "least": tree.smallest, "raw": table._raw}
+    return found | {"owner": table._owner[:end], "largest": np.array(table.largest)}
+
+
+def grow(store: FakeStore, rng: np.random.Generator) -> None:
+    """Let lanes grow, some episodes end, and now and then the oldest ids be hidden."""
+    for segment, lanes in enumerate(store.open):
+        for lane in range(len(lanes)):
+            lanes[lane] += int(rng.choice((0, 1, 5, 40)))
+            if lanes[lane] and rng.random() < 0.3:
+                store.end(segment, lane)
+    if rng.random() < 0.2:
+        store.add_segment(int(rng.integers(1, 4)))
+    if store.log and rng.random() < 0.2:
+        store.frontier = max(store.frontier, store.log[int(rng.integers(len(store.log)))][0] + 1)
+
+
+@compiled
+@settings(max_examples=40)
+@given(st.sampled_from((0.0, 0.6, 1.0, 3.0)), st.booleans(), seeds)
+def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, least: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    store = FakeStore()
+    store.add_segment(2)
+    population = Population(Transitions(2).runs)
+    tables: list[PriorityTable] = []
+    for kind in (0, 1):
+        with kernels(kind):
+            tables.append(PriorityTable(alpha, least))
+    for _ in range(8):
+        grow(store, rng)
+        population.refresh(store.snapshot())
+        if not population.size:
+            continue
+        fractions, stratified = rng.random(int(rng.integers(1, 60))), bool(rng.random() < 0.5)
+        ids = rng.choice([*everything(population), -1, 1 << 50, store.frontier - 1], int(rng.integers(0, 40)))
+        errors = rng.standard_normal(len(ids)) * 10.0 ** rng.integers(-5, 5)
+        if len(ids) and rng.random() < 0.1:
+            errors[rng.integers(len(ids))] = rng.choice((np.nan, np.inf, -np.inf))
+        found = []
+        for kind, table in enumerate(tables):
+            with kernels(kind):
+                table.follow(population)
+                drawn = table.draw(fractions, stratified)
+                found.append((*drawn, table.update(ids, errors, 1e-6), arrays(table)))
+        fast, plain = found
+        for one, other in zip(fast[:3], plain[:3], strict=True):
+            np.testing.assert_array_equal(one, other)
+        for name, array in fast[3].items():
+            np.testing.assert_array_equal(array, plain[3][name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [0, 1] if jit.COMPILED else [1])
+def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
+    store = FakeStore()
+    store.add_segment(1)
+    for steps in (3000, 700, 1024, 1):
+        store.open[0][0] = steps
+        store.end(0, 0)
+    with kernels(kind):
+        table = PriorityTable(0.5, least=True)
+        for view, size in ((Transitions(1), 4725), (Transitions(None), 4725)):
+            population = Population(view.runs)
+            population.refresh(store.snapshot())
+            table.follow(population)
+            assert table.tree.total == size
+        table.update(everything(population)[1000:1002], np.array([4.0, 9.0]), 0.0)
+        assert table.tree.total == size + 1 + 2
+        store.frontier = int(everything(population)[1001])
+        population.refresh(store.snapshot())
+        table.follow(population)
+        assert table.tree.total == 4725 - 1001 + 2
+        assert table.tree.least == 1.0
+        ids, chances = table.draw(np.linspace(0, 0.999999, 5000), stratified=False)
+        assert sorted(set(ids.tolist())) == everything(population).tolist()
+        assert chances.max() == 3.0 / table.tree.total
