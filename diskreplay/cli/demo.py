@@ -18,8 +18,8 @@ def demo(
     """See a store at work: learn CartPole-v1 while four processes fill the store.
 
     Each of four collectors appends what it plays with the newest policy. The trainer samples 5-step transitions from
-    the growing store and learns a DQN, until the greedy policy's mean return over 20 episodes is 475 or more. Then it
-    prints what `inspect` prints. The exit code is 1 where it did not learn in time.
+    the growing store, by priority, and learns a DQN, until the greedy policy's mean return over 20 episodes is 475 or
+    more. Then it prints what `inspect` prints. The exit code is 1 where it did not learn in time.
     """
     # Here and not above: gymnasium and multiprocessing would slow the start of every other command.
     from diskreplay.cli import demo_run

@@ -1,4 +1,7 @@
-"""The learner of the demo: double DQN with 5-step targets, from a store that collectors are still writing."""
+"""The learner of the demo: double DQN with 5-step targets and prioritized replay (Schaul et al. 2016).
+
+It samples a store that collectors are still writing.
+"""
 
 import time
 from collections.abc import Iterator
@@ -14,10 +17,11 @@ import diskreplay as dr
 from diskreplay.cli.demo_collector import ENVIRONMENT, Layer, Policy
 
 BATCH_SIZE, LEARNING_RATE, TARGET_RATE, GAMMA, N_STEP = 128, 1e-3, 0.005, 0.99, 5
+ALPHA, BETA = 0.6, dr.Linear(0.4, 1.0, 5_000)  # of the priorities, and of the weights: by updates
 STEPS_FIRST = 1_000  # collected before the first update
 STEPS_PER_UPDATE = 4  # collected for each update
-ROUND = 50  # updates between two policies that are published
-EVALUATE_EVERY = 500  # updates
+ROUND = 25  # updates between two policies that are published
+EVALUATE_EVERY = 250  # updates
 EVALUATION_EPISODES, EVALUATION_SEED = 20, 1 << 40  # far from the collectors' seeds
 EPSILON_END, EPSILON_STEPS = 0.05, 10_000
 WAIT_SECONDS = 0.01
@@ -70,7 +74,13 @@ def learn(store: dr.Store, file: Path, seed: int, collectors: int) -> Iterator[P
     online, target = QNetwork(), QNetwork()
     target.load_state_dict(online.state_dict())
     optimizer = torch.optim.Adam(online.parameters(), LEARNING_RATE)
-    sampler = dr.Sampler(store, dr.Transitions(n_step=N_STEP, gamma=GAMMA), batch_size=BATCH_SIZE, seed=seed)
+    sampler = dr.Sampler(
+        store,
+        dr.Transitions(n_step=N_STEP, gamma=GAMMA),
+        dr.Prioritized(alpha=ALPHA, beta=BETA),
+        batch_size=BATCH_SIZE,
+        seed=seed,
+    )
     updates, loss, greedy_return = 0, None, None
     while True:
         needed = STEPS_FIRST + STEPS_PER_UPDATE * updates
@@ -81,20 +91,25 @@ def learn(store: dr.Store, file: Path, seed: int, collectors: int) -> Iterator[P
             time.sleep(WAIT_SECONDS)
             store.refresh()
         for _ in range(ROUND):
-            loss = update(online, target, optimizer, sampler.sample())
+            batch = sampler.sample()
+            loss, td_error = update(online, target, optimizer, batch)
+            sampler.update_priorities(batch.index, td_error)
         updates += ROUND
         if updates % EVALUATE_EVERY == 0:
             greedy_return = evaluate(online, EVALUATION_SEED + seed * 1_000_000 + updates)
         yield Progress(len(store), updates, epsilon, loss, greedy_return)
 
 
-def update(online: QNetwork, target: QNetwork, optimizer: torch.optim.Optimizer, batch: dr.Batch) -> float:
-    """Take one gradient step, let the target network follow, and return the loss."""
+def update(
+    online: QNetwork, target: QNetwork, optimizer: torch.optim.Optimizer, batch: dr.Batch
+) -> tuple[float, Tensor]:
+    """Take one gradient step, let the target network follow, and return the loss and each item's error."""
     with torch.no_grad():
         best = online(batch.next_obs).argmax(1, keepdim=True)  # chosen by one network, valued by the other
         goal = batch.reward + batch.discount * target(batch.next_obs).gather(1, best)[:, 0]
     value = online(batch.obs).gather(1, batch.action[:, None])[:, 0]
-    loss = nn.functional.mse_loss(value, goal)
+    td_error = value.detach() - goal
+    loss = (batch.weight * (value - goal).square()).mean()
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(online.parameters(), 10.0)
@@ -102,7 +117,7 @@ def update(online: QNetwork, target: QNetwork, optimizer: torch.optim.Optimizer,
     with torch.no_grad():
         for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
             slow.lerp_(fast, TARGET_RATE)
-    return loss.item()
+    return loss.item(), td_error
 
 
 @torch.no_grad()

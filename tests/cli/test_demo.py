@@ -19,7 +19,7 @@ from diskreplay.cli import demo_collector, demo_learner, demo_run
 from diskreplay.cli.demo_collector import Policy
 from diskreplay.cli.demo_learner import QNetwork
 
-COMMAND = [sys.executable, "-m", "diskreplay.cli.main", "demo"]
+COMMAND = [sys.executable, "-m", "diskreplay", "demo"]
 PATIENCE_SECONDS = 120.0
 
 
@@ -88,6 +88,7 @@ def test_the_update_goes_for_reward_plus_discounted_value_of_the_other_networks_
         action=torch.tensor([0, 1] * 4),
         reward=torch.arange(8.0),
         discount=torch.tensor([0.95, 0.0] * 4),
+        weight=torch.linspace(0.3, 1.0, 8),
     )
     with torch.no_grad():
         values, ours, theirs = online(batch.obs), online(batch.next_obs), target(batch.next_obs)
@@ -97,10 +98,47 @@ def test_the_update_goes_for_reward_plus_discounted_value_of_the_other_networks_
     ]
     old = [parameter.detach().clone() for parameter in target.parameters()]
     optimizer = torch.optim.Adam(online.parameters(), 1e-3)
-    losses = [demo_learner.update(online, target, optimizer, batch) for _ in range(20)]
-    assert losses[0] == pytest.approx(float(torch.stack(errors).square().mean()), rel=1e-5)
+    losses, td_errors = zip(*(demo_learner.update(online, target, optimizer, batch) for _ in range(20)), strict=True)
+    torch.testing.assert_close(td_errors[0], torch.stack(errors))
+    assert losses[0] == pytest.approx(float((batch.weight * torch.stack(errors).square()).mean()), rel=1e-5)
     assert losses[-1] < losses[0]
     assert all(not torch.equal(was, now) for was, now in zip(old, target.parameters(), strict=True))
+
+
+def test_the_learner_waits_for_the_first_steps_and_then_gives_back_the_errors_of_each_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, updates = [], []
+    sample, update_priorities = dr.Sampler.sample, dr.Sampler.update_priorities
+
+    def noting_sample(sampler: dr.Sampler) -> dr.Batch:
+        batches.append((repr(sampler), sample(sampler)))
+        return batches[-1][1]
+
+    def noting_update(sampler: dr.Sampler, index: torch.Tensor, td_error: torch.Tensor) -> int:
+        updates.append((index, td_error, update_priorities(sampler, index, td_error)))
+        return updates[-1][-1]
+
+    monkeypatch.setattr(dr.Sampler, "sample", noting_sample)
+    monkeypatch.setattr(dr.Sampler, "update_priorities", noting_update)
+    rng = np.random.default_rng(0)
+    with dr.create(tmp_path / "store", demo_collector.schema()) as store, store.writer() as writer:
+        found = demo_learner.learn(store, tmp_path / "policy.npz", seed=0, collectors=4)
+        assert next(found).steps == 0
+        for _ in range(50):
+            obs = rng.normal(size=(21, 4)).astype("f4")
+            writer.append_episode(obs, rng.integers(2, size=20), np.ones(20, "f4"), terminated=True)
+        progress = next(found)
+        found.close()
+    assert (progress.steps, progress.updates) == (1000, demo_learner.ROUND)
+    assert batches[0][0] == "Prioritized(alpha=0.6, beta=0.4→1.0) over Transitions(n_step=5)"
+    assert len(batches) == len(updates) == demo_learner.ROUND
+    for (_, batch), (index, td_error, skipped) in zip(batches, updates, strict=True):
+        assert torch.equal(index, batch.index)
+        assert td_error.isfinite().all()
+        assert skipped == 0
+    assert float(batches[0][1].weight.min()) == 1.0  # all are new, and as likely
+    assert float(batches[-1][1].weight.min()) < 1.0
 
 
 def test_an_evaluation_is_a_function_of_the_seed_and_counts_each_episode_once() -> None:

@@ -1,0 +1,296 @@
+"""Each example at small size: what it stores, how often it learns, and that it says so."""
+
+import functools
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+
+import diskreplay as dr
+from examples import behaviour_cloning, dqn_per, ppo_rollouts, r2d2_memory
+
+EXAMPLES = Path(dqn_per.__file__).parent
+MODULES = [behaviour_cloning, dqn_per, ppo_rollouts, r2d2_memory]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Examples set the number of torch's threads; here all tests have their one, and leave what was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def results_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list:
+    """Note what each call of a function returns from now on."""
+    results: list = []
+    function: Callable = getattr(owner, name)
+
+    def noting(*args: object, **kwargs: object) -> object:
+        results.append(function(*args, **kwargs))
+        return results[-1]
+
+    monkeypatch.setattr(owner, name, noting)
+    return results
+
+
+def last_line(capsys: pytest.CaptureFixture) -> str:
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_every_example_is_tested_here() -> None:
+    assert sorted(EXAMPLES.glob("*.py")) == sorted(Path(module.__file__) for module in MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_an_example_is_short_and_its_docstring_shows_how_it_is_called(module) -> None:
+    source = Path(module.__file__).read_text()
+    assert len(source.splitlines()) <= 190
+    assert f"python examples/{Path(module.__file__).name} [--small] [--seed 0] [--path " in module.__doc__
+
+
+def test_dqn_plays_into_the_store_and_learns_every_fourth_step(tmp_store, monkeypatch, capsys) -> None:
+    losses = results_of(monkeypatch, dqn_per.Learner, "update")
+    skipped = results_of(monkeypatch, dr.Sampler, "update_priorities")
+    assert dqn_per.main(["--small", "--seed", "3", "--path", str(tmp_store)])
+    assert len(losses) == len(range(300, 601, 4))
+    assert all(map(math.isfinite, losses))
+    assert skipped == [0] * len(losses)
+    with dr.open(tmp_store) as store:
+        assert len(store) == 600
+        assert all(episode.total_reward == len(episode) for episode in store.episodes)
+        assert [episode.cut for episode in store.episodes][:-1] == [False] * (store.num_episodes - 1)
+    assert re.fullmatch(
+        r"not learnt: a mean return of \d+\.\d over 20 episodes, from 600 steps of \d+ episodes", last_line(capsys)
+    )
+
+
+def test_dqn_weighs_the_errors_and_tells_them_to_the_sampler(tmp_store, monkeypatch) -> None:
+    with dr.create(tmp_store, dr.Schema.from_env(gym.make("CartPole-v1"))) as store, store.writer() as writer:
+        writer.append_episode(np.zeros((4, 4), "f4"), np.zeros(3, int), np.ones(3, "f4"), terminated=True)
+        learner = dqn_per.Learner(store, seed=0, updates=10)
+        for parameter in [*learner.online.parameters(), *learner.target.parameters()]:
+            torch.nn.init.zeros_(parameter)  # all values are 0: the error of a step is what it returned
+        returns = {0: 1 + 0.99 + 0.99**2, 1: 1 + 0.99, 2: 1.0}
+        batches = results_of(monkeypatch, learner.sampler, "sample")
+        for _ in range(20):  # the networks are set back, so that errors stay what they are
+            loss = learner.update()
+            for parameter in [*learner.online.parameters(), *learner.target.parameters()]:
+                torch.nn.init.zeros_(parameter)
+        steps = batches[-1].index.tolist()
+        assert set(steps) == {0, 1, 2}
+        squares = torch.tensor([returns[step] ** 2 for step in steps])
+        assert loss == pytest.approx(float((batches[-1].weight * squares).mean()), rel=1e-5)
+        # P(i) is p_i / sum of p with p = (|td| + eps) ** 0.6, and the strata leave at most two draws to chance
+        masses = {step: (error + 1e-6) ** 0.6 for step, error in returns.items()}
+        for step, mass in masses.items():
+            assert abs(steps.count(step) - len(steps) * mass / sum(masses.values())) <= 2
+
+
+def test_later_observations_of_the_corridor_do_not_tell_the_sign_so_one_of_two_answers_is_right() -> None:
+    found = {}
+    for action in (0, 1):
+        env, signs = r2d2_memory.Corridor(), []
+        for seed in range(20):
+            obs, _ = env.reset(seed=seed)
+            signs.append(obs.argmax())
+            steps = [env.step(action) for _ in range(40)]
+            assert [ended for _, _, ended, _, _ in steps] == [False] * 39 + [True]
+            assert all((obs[:2] == 0).all() for obs, *_ in steps)
+            found[action, seed] = np.array([reward for _, reward, *_ in steps])
+        assert set(signs) == {0, 1}
+        assert all((found[action, seed] > 0).any() == (sign == action) for seed, sign in enumerate(signs))
+    for seed in range(20):
+        np.testing.assert_array_equal(found[0, seed], -found[1, seed])
+
+
+def test_r2d2_stores_the_state_that_the_player_had_before_each_step(tmp_store) -> None:
+    extra = {"recurrent_state": dr.Field((1, r2d2_memory.HIDDEN), "float32")}
+    torch.manual_seed(0)
+    network = r2d2_memory.RecurrentQ()
+    with dr.create(tmp_store, dr.Schema.from_env(r2d2_memory.Corridor(), extra=extra)) as store:
+        env = dr.RecordEpisodes(r2d2_memory.Corridor(), store)
+        r2d2_memory.play(env, network, 0.5, np.random.default_rng(0))
+        env.close()
+        view = dr.Sequences(16, 8, 4, start_only=("recurrent_state",))
+        batch = dr.Sampler(store, view).gather([0, 8, 16, 24])
+        obs = torch.from_numpy(np.array(store.episodes[0].obs))
+    outputs, _ = network.memory(obs[None], torch.zeros(1, 1, r2d2_memory.HIDDEN))
+    states = torch.cat([torch.zeros(1, r2d2_memory.HIDDEN), outputs[0]])
+    torch.testing.assert_close(batch.recurrent_state[:, 0], states[[0, 8, 16, 24]].detach(), rtol=1e-4, atol=1e-5)
+    # unrolled from there, every window has the values of the whole episode
+    values = network.values(outputs)[0]
+    whole = torch.stack([values[start : start + 17] for start in (0, 8, 16, 24)])
+    torch.testing.assert_close(r2d2_memory.unroll(network, batch), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_r2d2_learns_nothing_from_a_burn_in_except_at_an_episodes_start() -> None:
+    network = r2d2_memory.RecurrentQ()
+    obs = torch.rand(2, 17, 3, requires_grad=True)
+    batch = dr.Batch(
+        {
+            "obs": obs[:, :16],
+            "next_obs": obs[:, 1:],
+            "recurrent_state": torch.zeros(2, 1, r2d2_memory.HIDDEN),
+            "is_first": torch.tensor([[True] + [False] * 15, [False] * 16]),
+        }
+    )
+    r2d2_memory.unroll(network, batch)[:, r2d2_memory.BURN_IN :].sum().backward()
+    reached = (obs.grad != 0).any(dim=2)
+    assert reached[0].all()
+    assert reached[1].tolist() == [False] * 4 + [True] * 13
+
+
+def test_r2d2_learns_from_windows_and_skips_no_priority(tmp_store, monkeypatch, capsys) -> None:
+    losses = results_of(monkeypatch, r2d2_memory.Learner, "update")
+    skipped = results_of(monkeypatch, dr.Sampler, "update_priorities")
+    assert r2d2_memory.main(["--small", "--path", str(tmp_store)])
+    assert len(losses) == 6 * r2d2_memory.UPDATES_PER_EPISODE
+    assert all(map(math.isfinite, losses))
+    assert skipped == [0] * len(losses)
+    with dr.open(tmp_store) as store:
+        assert [(len(episode), episode.terminated) for episode in store.episodes] == [(40, True)] * 12
+    assert re.fullmatch(
+        r"not learnt: \d+\.\d% of the doors opened, \d+\.\d% with the state wiped at each step, "
+        r"from 480 steps of 12 episodes",
+        last_line(capsys),
+    )
+
+
+def test_ppo_learns_each_rollout_for_some_epochs_and_starts_from_a_ratio_of_one(tmp_store, monkeypatch, capsys) -> None:
+    losses = results_of(monkeypatch, ppo_rollouts, "loss_of")
+    rollouts = results_of(monkeypatch, dr.RolloutBuffer, "sample")
+    assert ppo_rollouts.main(["--small", "--path", str(tmp_store)])
+    steps = ppo_rollouts.NUM_STEPS * ppo_rollouts.NUM_ENVS
+    assert len(losses) == 2 * steps // ppo_rollouts.MINIBATCH * ppo_rollouts.EPOCHS
+    assert all(torch.isfinite(loss) for loss in losses)
+    first, second = rollouts
+    assert first.advantage.shape == second.advantage.shape == (steps,)
+    ids = torch.cat([first.index, second.index])
+    assert len(ids.unique()) == 2 * steps
+    torch.manual_seed(0)
+    network = ppo_rollouts.ActorCritic()  # as it was when the first rollout was played
+    torch.testing.assert_close(network.policy(first.obs).log_prob(first.action), first.log_prob)
+    torch.testing.assert_close(network.value(first.obs), first.value)
+    # who has learnt so little does not come to the time limit: nothing but CartPole's 1 a step is a reward
+    assert (torch.cat([first.reward, second.reward]) == 1).all()
+    ended = int(first.terminated.sum() + second.terminated.sum())
+    with dr.open(tmp_store) as store:
+        assert len(store) == 2 * steps
+        assert sum(episode.terminated for episode in store.episodes) == ended > 0
+        assert store.num_episodes - ended <= ppo_rollouts.NUM_ENVS
+    assert last_line(capsys).endswith(f" over 20 episodes, from {2 * steps} steps and {ended} ended episodes")
+
+
+@torch.no_grad()
+def test_ppo_values_what_lies_behind_a_time_limit_and_behind_a_rollouts_edge(monkeypatch) -> None:
+    monkeypatch.setattr(gym, "make", functools.partial(gym.make, max_episode_steps=12))  # some poles fall before
+    stepped = results_of(monkeypatch, SyncVectorEnv, "step")
+    shape = steps, envs = ppo_rollouts.NUM_STEPS, ppo_rollouts.NUM_ENVS
+    torch.manual_seed(0)
+    network = ppo_rollouts.ActorCritic()
+    with dr.RolloutBuffer(envs, steps, obs_shape=(4,), action_shape=()) as buffer:
+        collector = ppo_rollouts.Collector(buffer, seed=0)
+        collector.collect(network)
+        collector.envs.close()
+        obs, rewards, dones, advantages = buffer.observations, buffer.rewards, buffer.dones, buffer.advantages
+    next_obs, terminated, truncated = (
+        torch.from_numpy(np.stack([step[part] for step in stepped])) for part in (0, 2, 3)
+    )
+    ended = terminated | truncated
+    assert (terminated.any(1) & truncated.any(1)).any()
+    assert not ended[-1].all()
+    assert torch.equal(dones, ended.float())
+    assert (collector.steps, collector.episodes) == (steps * envs, int(ended.sum()))
+    value, next_value = (network.value(array.flatten(0, 1)).view(shape) for array in (obs, next_obs))
+    torch.testing.assert_close(rewards, 1 + ppo_rollouts.GAMMA * next_value * (truncated & ~terminated))
+    error = 1 + ppo_rollouts.GAMMA * next_value * ~terminated - value
+    later = torch.cat([advantages[1:], torch.zeros(1, envs)]) * ~ended
+    torch.testing.assert_close(advantages, error + ppo_rollouts.GAMMA * ppo_rollouts.GAE_LAMBDA * later)
+
+
+def test_cloning_learns_what_the_expert_would_do_where_expert_and_student_came(tmp_store, monkeypatch, capsys) -> None:
+    played = results_of(monkeypatch, behaviour_cloning, "play")
+    losses = results_of(monkeypatch, behaviour_cloning.Student, "update")
+    done = results_of(monkeypatch, behaviour_cloning.Student, "act")
+    assert behaviour_cloning.main(["--small", "--seed", "2", "--path", str(tmp_store)])
+    assert len(losses) == 2 * 10
+    assert all(map(math.isfinite, losses))
+    experts, measured, students, measured_last = played
+    assert len(experts) == behaviour_cloning.EXPERT_GAMES * 500
+    assert len(students) < behaviour_cloning.GAMES * 500  # nobody plays like the expert after so few updates
+    assert len({tuple(obs[0]) for obs in played}) == len(played)
+    with dr.open(tmp_store) as store:
+        assert [episode.obs.tolist() for episode in store.episodes] == [experts.tolist(), students.tolist()]
+        for episode in store.episodes:
+            assert episode.action.tolist() == behaviour_cloning.expert(episode.obs).tolist()
+    learnt_from = set(map(tuple, np.concatenate([experts, students]).tolist()))
+    assert not learnt_from & set(map(tuple, np.concatenate([measured, measured_last]).tolist()))
+    # what an evaluation calls last is what the student would do in all its states
+    agreement = np.mean(done[-1] == behaviour_cloning.expert(measured_last))
+    assert last_line(capsys) == (
+        f"not learnt: the expert's action in {agreement:.1%} of the steps of unseen games, a mean return of "
+        f"{len(measured_last) / 20:.1f} over 20 episodes, from {len(experts) + len(students)} labelled states"
+    )
+
+
+def test_a_kept_buffer_is_learnt_from_again(tmp_store, capsys) -> None:
+    counts = []
+    for seed in ("0", "1"):
+        assert behaviour_cloning.main(["--small", "--seed", seed, "--path", str(tmp_store)])
+        counts.append(int(last_line(capsys).split()[-3]))
+    with dr.open(tmp_store) as store:
+        lengths = [len(episode) for episode in store.episodes]
+    assert counts == [sum(lengths[:2]), sum(lengths)]
+
+
+def test_a_student_takes_up_the_labels_of_the_buffer() -> None:
+    torch.manual_seed(0)
+    obs = np.random.default_rng(0).standard_normal((256, 4)).astype("f4")
+    label = (obs[:, 3] < 0).astype(int)  # not what the expert would do
+    student = behaviour_cloning.Student()
+    with dr.DistillationBuffer(256, obs_shape=(4,), action_shape=(), seed=0) as buffer:
+        buffer.add(obs, label)
+        losses = [student.update(buffer) for _ in range(200)]
+    assert losses[-1] < losses[0] / 2
+    assert np.mean(student.act(obs) == label) > 0.95
+
+
+def test_an_evaluation_counts_the_experts_actions_and_the_steps() -> None:
+    student = behaviour_cloning.Student()
+    student.act = behaviour_cloning.expert
+    assert behaviour_cloning.evaluate(student, seed=0) == (1.0, 500.0)
+    student.act = lambda obs: 1 - behaviour_cloning.expert(obs)
+    agreement, mean_return = behaviour_cloning.evaluate(student, seed=0)
+    assert agreement == 0
+    assert 5 <= mean_return < 20
+
+
+def test_a_full_run_that_has_not_learnt_says_no(monkeypatch, capsys) -> None:
+    for name, value in {"ROUNDS": 1, "UPDATES": 1}.items():
+        monkeypatch.setattr(behaviour_cloning, name, value)
+    assert not behaviour_cloning.main([])
+    assert last_line(capsys).startswith("not learnt: ")
+
+
+def test_an_example_runs_as_a_script_without_warnings_and_removes_its_buffer(tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / "behaviour_cloning.py"), "--small"],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("round 0, expert played 1000 steps, ")
+    assert list(tmp_path.iterdir()) == []
