@@ -93,7 +93,7 @@ class Batch:
         epochs : int
             How often each item is given, in another order each time.
         seed : int or None
-            Makes the orders a function of the seed; None is different each time.
+            Makes the orders a function of the seed (give each rollout another); None is different each time.
 
         Raises
         ------

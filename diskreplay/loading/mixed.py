@@ -1,6 +1,7 @@
 """One batch from several samplers: demonstrations and own experience, for example."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -115,6 +116,29 @@ class MixedSampler:
                 mine = sources == source
                 skipped += sampler.update_priorities(ids[mine], errors[mine])
         return skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samplers' states and that of how shares are dealt out; see `Sampler.state_dict`."""
+        states = [sampler.state_dict() for sampler in self._samplers]
+        return {"rng": json.dumps(self._rng.bit_generator.state), "samplers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`.
+
+        Raises
+        ------
+        ValueError
+            It is none of as many samplers, or one of them refuses its state; then those before it have taken theirs.
+        """
+        try:
+            rng, states = json.loads(state["rng"]), list(state["samplers"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no state of a mixed sampler: {error!r}") from None
+        if len(states) != len(self._samplers):
+            raise ValueError(f"this is the state of {len(states)} samplers, and these are {len(self._samplers)}")
+        for sampler, own in zip(self._samplers, states, strict=True):
+            sampler.load_state_dict(own)
+        self._rng.bit_generator.state = rng
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
         """Return the ids in their own stores, and which sampler each belongs to."""

@@ -1,7 +1,8 @@
 """Which ids make the next batches: drawn in the order of the batches, some of them ahead."""
 
+import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.loading.rollouts import RolloutCursor
+from diskreplay.loading.states import PlannerState, load_distribution
 from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
@@ -56,7 +58,8 @@ class Planner:
         self._share = rank, world_size
         self.queue: deque[Plan] = deque()
         self._priorities: Prioritized | None = None
-        self._cursors: dict[Any, RolloutCursor] = {}
+        self._cursors: dict[str, RolloutCursor] = {}
+        self._saved_cursors: dict[str, Any] = {}  # of views that were not set since
         self._follow(view)
         self.distribution = self._own(distribution)
 
@@ -76,9 +79,19 @@ class Planner:
         self.cursor: RolloutCursor | None = None
         if isinstance(view, Rollouts):
             # One a view: what one has given, another may give again.
-            rank, world_size = self._share
-            cursor = RolloutCursor(view, self._store, Admission(self._where), rank, world_size)
-            self.cursor = self._cursors.setdefault(_hashable(view), cursor)
+            key = _cursor_key(view)
+            if key not in self._cursors:
+                self._cursors[key] = self._new_cursor(view, self._saved_cursors)
+            self.cursor = self._cursors[key]
+
+    def _new_cursor(self, view: Any, saved: Mapping[str, Any]) -> Any:
+        """Return a cursor for a view of rollouts, where it was saved if it was; None for other views."""
+        if not isinstance(view, Rollouts):
+            return None
+        cursor = RolloutCursor(view, self._store, Admission(self._where), *self._share)
+        if (key := _cursor_key(view)) in saved:
+            cursor.load_state_dict(saved[key])
+        return cursor
 
     def _own(self, distribution: Distribution) -> Distribution:
         """Claim a distribution that has state; a new `Prioritized` goes on with the priorities of the one before."""
@@ -137,6 +150,67 @@ class Planner:
             self.queue.clear()
             self.cursor.rewind()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the batches after the last delivered one depend on, beside the store."""
+        kept = None if self._priorities is self.distribution else self._priorities
+        cursors = {key: cursor.state_dict() for key, cursor in self._cursors.items()}
+        return {
+            "rng": json.dumps(self.rng.bit_generator.state),
+            "view": str(self._view),
+            "kind": _kind(self._view),
+            "order": self.population.order().state_dict(),
+            "distribution": type(self.distribution).__name__,
+            "state": self.distribution.state_dict() if hasattr(self.distribution, "state_dict") else None,
+            "priorities": None if kept is None else {"arguments": kept.arguments, "state": kept.state_dict()},
+            "cursors": self._saved_cursors | cursors,
+            "plans": [{**plan.draw._asdict(), "entropy": plan.entropy} for plan in self.queue],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], refresh: bool) -> None:
+        """Go on from a state; nothing is changed if it raises.
+
+        Raises
+        ------
+        ValueError
+            It is no state, or that of another distribution or kind of id.
+        """
+        saved = PlannerState.read(state)
+        if (saved.distribution, saved.kind) != (type(self.distribution).__name__, _kind(self._view)):
+            raise ValueError(
+                f"this is the state of {saved.distribution} over {saved.view}, and the sampler's are "
+                f"{self.distribution} over {self._view}: give it the former first"
+            )
+        if refresh:
+            self._store.refresh()
+        cursor = self._new_cursor(self._view, saved.cursors)
+        population = Population(self._view.runs, Admission(self._where), self._view.kind)
+        population.restore(saved.order)
+        queue = self._plan_again(saved.plans, population, cursor)
+        load_distribution(self.distribution, saved.state)
+        # Nothing below raises.
+        self._priorities = self.distribution if isinstance(self.distribution, Prioritized) else saved.priorities
+        if saved.priorities is not None:
+            saved.priorities.claim(self)
+        self.rng = np.random.Generator(saved.generator)
+        self._saved_cursors, self._cursors, self.cursor = saved.cursors, {}, cursor
+        if cursor is not None:
+            self._cursors[_cursor_key(cursor.view)] = cursor
+        self.population, self.queue = population, queue
+
+    def _plan_again(
+        self, plans: Sequence[tuple[Draw, int | None]], population: Population, cursor: RolloutCursor | None
+    ) -> deque[Plan]:
+        """Return batches drawn ahead, up to the first that has lost an id since."""
+        snapshot, queue = self._look(population), deque[Plan]()
+        for draw, entropy in plans:
+            if cursor is not None:
+                if not cursor.plan_again(snapshot, draw.ids):
+                    break
+            elif not population.contains(draw.ids).all() or (entropy is None) == self._relabels:
+                break
+            queue.append(Plan(snapshot, draw, entropy))
+        return queue
+
     def update(self, ids: Ints, errors: NDArray[np.float64], schema: Any) -> int:
         """Set priorities from errors, (n,), or (n, length) of sequences; return how many ids were skipped."""
         priorities: Any = self.distribution if self._updates() else self._priorities
@@ -190,21 +264,27 @@ class Planner:
         mask[:, : found.shape[1]] = found
         return mask
 
-    def _look(self) -> Any:
-        """Bring the population up to the store's snapshot."""
+    def _look(self, population: Population | None = None) -> Any:
+        """Bring the population, or another one, up to the store's snapshot."""
+        population = self.population if population is None else population
         for _ in range(ATTEMPTS):
             snapshot = self._store.snapshot
             try:
-                self.population.refresh(snapshot)
+                population.refresh(snapshot)
                 return snapshot
             except SegmentGone:  # `where` read an episode
                 self._store.refresh()
         raise SegmentGone(f"segments were evicted faster than their episodes could be read, {ATTEMPTS} times")
 
 
-def _hashable(view: Rollouts) -> tuple[Any, ...]:
+def _kind(view: View) -> str:
+    """Return what tells views apart whose samplers cannot take over each other's states."""
+    return json.dumps(view.kind) + (_cursor_key(view) if isinstance(view, Rollouts) else "")
+
+
+def _cursor_key(view: Rollouts) -> str:
     """Return what tells views of rollouts apart that give different steps."""
-    return view.num_steps, view.value, view.next_value
+    return json.dumps([view.num_steps, view.value, view.next_value])
 
 
 def _asking(where: Callable[[Any], bool]) -> Callable[[Any, int], bool]:

@@ -52,7 +52,7 @@ class RolloutCursor:
     def __init__(
         self, view: Rollouts, store: Any, admission: Admission | None = None, rank: int = 0, world_size: int = 1
     ) -> None:
-        self._view, self._store = view, store
+        self.view, self._store = view, store
         self._admission = admission or Admission()
         self._rank, self._world_size = rank, world_size
         self._lanes = LaneMap()
@@ -83,7 +83,7 @@ class RolloutCursor:
             look, grid = self._next()
             left = np.setdiff1d(look.lanes, grid.keys, assume_unique=True)
         if not grid.ids.size:
-            steps = self._view.num_steps
+            steps = self.view.num_steps
             raise NotEnoughData(
                 f"the store has {len(look.snapshot)} steps, and no lane has {steps} that were not given yet; "
                 f"{steps} are needed, append more"
@@ -94,10 +94,21 @@ class RolloutCursor:
 
     def delivered(self, ids: Ints) -> None:
         """Count the steps of a planned batch as seen."""
-        last = ids.reshape(self._view.num_steps, -1)[-1]
+        self._seen = self._advanced(self._seen, ids)
+
+    def plan_again(self, snapshot: Any, ids: Ints) -> bool:
+        """Count a batch as planned that was planned when a state was saved; tell whether its steps are still there."""
+        if len(ids) % self.view.num_steps or not snapshot.holds(ids).all():
+            return False
+        self._lanes.update(snapshot)
+        self._planned = self._advanced(self._planned, ids)
+        return True
+
+    def _advanced(self, positions: Positions, ids: Ints) -> Positions:
+        last = ids.reshape(self.view.num_steps, -1)[-1]
         keys = self._lanes.key[self._lanes.places(last)]
         known = keys >= 0
-        self._seen = self._seen.advanced(keys[known], last[known] + 1)
+        return positions.advanced(keys[known], last[known] + 1)
 
     def rewind(self) -> None:
         """Plan again what was planned and not delivered."""
@@ -128,14 +139,14 @@ class RolloutCursor:
             writer, lane = writer_and_lane(int(grid.short[slowest]))
             raise NotEnoughData(
                 f"lane {lane} of writer {writer} has {grid.counts[slowest]} steps that were not given yet; "
-                f"{self._view.num_steps} are needed of each lane, append more or close that writer. (The newest step "
+                f"{self.view.num_steps} are needed of each lane, append more or close that writer. (The newest step "
                 "counts when it is known what it is bootstrapped with.)"
             )
         return look, grid
 
     def _take(self, look: _Look) -> Grid:
-        usable = usable_steps(look.episodes, self._view)
-        frontier, num_steps = look.snapshot.frontier, self._view.num_steps
+        usable = usable_steps(look.episodes, self.view)
+        frontier, num_steps = look.snapshot.frontier, self.view.num_steps
         return oldest(look.episodes, usable, look.growing, self._planned, frontier, num_steps)
 
     def _looked(self) -> _Look:

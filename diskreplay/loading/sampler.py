@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Self
 
@@ -19,10 +19,12 @@ from diskreplay.loading.batch import Batch
 from diskreplay.loading.gatherer import Gatherer
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.ring import Ring
+from diskreplay.loading.states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.snapshot import SegmentGone
+from diskreplay.store.states import load_state, save_state
 from diskreplay.views.base import View
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
@@ -120,7 +122,7 @@ class Sampler:
         return Gatherer(view, self._store.schema, self._fields, self._device, self._ring)
 
     def __repr__(self) -> str:
-        return f"{self.distribution} over {self.view}"
+        return str(self.view) if self._planner.cursor is not None else f"{self.distribution} over {self.view}"
 
     @property
     def view(self) -> View:
@@ -167,6 +169,8 @@ class Sampler:
             No step is sampleable.
         RateLimited
             The limiter's timeout passed; nothing was drawn.
+        StopIteration
+            A `Sweep` has given every id as often as it should; `for batch in sampler` ends there.
         ValueError
             `batch_size` is no positive int; `beta` is given to a distribution without weights.
         """
@@ -281,6 +285,85 @@ class Sampler:
         with self._lock:
             self._check_open()
             return self._planner.update(ids, errors, self._store.schema)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last delivered batch: tensors, numbers and texts, for `torch.save`.
+
+        It holds priorities (8 bytes an id, and some numbers an episode), the count that schedules go by, the state of
+        the random numbers, which steps of rollouts and of a `Sweep` were given, and the ids of batches drawn ahead. It
+        does not hold arguments of sampler, view or distribution.
+        """
+        with self._lock:
+            self._check_open()
+            state: dict[str, Any] = as_tensors(self._state())
+            return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: with the same arguments and steps in the store, with the same batches.
+
+        Ids that are gone are dropped, those that are new have the largest priority. Of batches drawn ahead, the first
+        with a lost id and all behind it are drawn again.
+
+        Raises
+        ------
+        ValueError
+            It is no sampler's state, or that of a sampler with another distribution, kind of view or, if batches were
+            drawn ahead, batch size; nothing is changed.
+        """
+        with self._lock:
+            self._check_open()
+            self._load(as_arrays(state))
+
+    def save(self, name: str) -> None:
+        """Save the state in the store, as a zarr group at `samplers/<name>`, in place of what was saved there before.
+
+        It is on the platter when this returns; a crash leaves the old state or the new one.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        ValueError
+            `name` is more than letters, digits, dots, dashes and underscores.
+        StorageFull
+            There is no room; what was saved before is untouched.
+        """
+        with self._lock:
+            self._check_open()
+            state = self._state()
+        save_state(self._store, name, state)
+
+    def load(self, name: str) -> None:
+        """Go on from the state that was saved last under a name; see `load_state_dict`.
+
+        Raises
+        ------
+        StoreNotFound
+            The store has none of that name.
+        FormatError
+            It is damaged.
+        ValueError
+            It is the state of another sort of sampler.
+        """
+        state = load_state(self._store, name)
+        with self._lock:
+            self._check_open()
+            self._load(state)
+
+    def _state(self) -> dict[str, Any]:
+        own = {"version": STATE_VERSION, "batch_size": self._batch_size, "paid": self._paid}
+        return {**own, **self._statistics.state_dict(), "planner": self._planner.state_dict()}
+
+    def _load(self, state: Any) -> None:
+        counts = own_state(state)
+        if counts["batch_size"] != self._batch_size and state["planner"]["plans"]:
+            raise ValueError(
+                f"this state holds batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
+                f"{self._batch_size}: give it the same"
+            )
+        self._planner.load_state_dict(state["planner"], self._refresh)
+        self._paid = counts["paid"]
+        self._statistics = Statistics(counts["batches"], counts["steps"])
 
     def __iter__(self) -> Self:
         return self

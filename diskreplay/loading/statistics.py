@@ -2,11 +2,12 @@
 
 
 class Statistics:
-    """Counts of one sampler, under its lock."""
+    """Counts of one sampler, under its lock; `batches` and `steps` were delivered by the run that is resumed."""
 
-    def __init__(self) -> None:
-        self.batches = 0
-        self._steps = 0
+    def __init__(self, batches: int = 0, steps: int = 0) -> None:
+        self.batches = batches
+        self._steps = steps
+        self._steps_before = steps
         self._planning = 0.0
         self._gathering = 0.0
         self._first: float | None = None
@@ -22,13 +23,17 @@ class Statistics:
         self._gathering += delivered - planned
         self._last = delivered
 
+    def state_dict(self) -> dict[str, int]:
+        """Return the counts that a resumed run starts from."""
+        return {"batches": self.batches, "steps": self._steps}
+
     def report(self, stored_steps: int, copying: float) -> dict[str, float]:
         """Return all of it; see `Sampler.stats`."""
         elapsed = self._last - self._first if self._first is not None else 0.0
         return {
             "batches": self.batches,
             "steps": self._steps,
-            "steps_per_second": self._steps / elapsed if elapsed > 0 else 0.0,
+            "steps_per_second": (self._steps - self._steps_before) / elapsed if elapsed > 0 else 0.0,
             "replay_ratio": self._steps / stored_steps if stored_steps else 0.0,
             "seconds_planning": self._planning,
             "seconds_gathering": self._gathering - copying,

@@ -35,7 +35,8 @@ def nstep_targets(
         (batch, length), bool, or numbers of which 0 is False.
     values : Tensor
         (batch, length + 1) float: of the observation of each step, and of that behind the last one. Behind an episode's
-        end stands the value of its final observation, as in a batch of `Sequences`: ``obs`` and the last ``next_obs``.
+        end stands the value of its final observation. With a batch of `Sequences`, these are the values of
+        ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``.
     n : int
         Steps of a sum.
     gamma : float

@@ -3,14 +3,15 @@
 Its runs lie in one growing block of arrays, in three regions:
 
     [0, main)      ended episodes, sorted by id; the first `hidden` of them are below the frontier, at least in part
-    [main, ended)  ended episodes found since, in the order in which they were found
+    [main, ended)  ended episodes found since, refresh by refresh, those of one sorted by id
     [ended, end)   open episodes, and what is left of the partly hidden ones; written anew by each refresh
 
 so a refresh costs what is new, and a search among cumulative counts finds the id at a position. When the second region
-outgrows the first, both are sorted into one.
+outgrows what can be drawn of the first, both are sorted into one. So what is at a position depends on what was found
+when; `order` tells, and a population that is given the order of another goes on as that one would.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,33 @@ class Mark(NamedTuple):
     rewrites: int
     hidden: int
     ended: int
+
+
+class Order(NamedTuple):
+    """The runs of ended episodes in the order of their positions; `partly` are those that the frontier cuts through."""
+
+    main: IdRuns
+    ended: IdRuns
+    partly: IdRuns
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return first ids, strides and counts of all runs, (3, n) int64, and how many are of each region."""
+        return {"runs": np.stack(joined(list(self))), "regions": [len(runs.first) for runs in self]}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> "Order":
+        """Return the order of a state.
+
+        Raises
+        ------
+        ValueError
+            It is none.
+        """
+        runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
+        good = min(main, ended, partly) >= 0 and runs.shape == (3, main + ended + partly)
+        if not good or (runs[0] < 0).any() or (runs[1:] < 1).any():
+            raise ValueError("the order of ids contradicts itself")
+        return cls(*(IdRuns(*part) for part in np.split(runs, [main, main + ended], axis=1)))
 
 
 class Changes(NamedTuple):
@@ -83,6 +111,7 @@ class Population:
         self._runs = runs
         self._admission = admission or Admission()
         self._snapshot: Any = None
+        self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = kind
         self.epoch = self.version = 0
         self._clear()
@@ -108,22 +137,47 @@ class Population:
         if old is None or snapshot.generation != old.generation:
             if old is not None:
                 self._admission.keep_only(snapshot.log.first)
+                self._restored = self.order()
             self._snapshot = None  # until the rest is done: an error below starts afresh
             self._clear()
         # The predicate of `where` may raise: ask it before anything changes.
-        found = self._offered(snapshot, Columns.of(snapshot.log, self._seen))
+        found = _in_order(self._offered(snapshot, Columns.of(snapshot.log, self._seen)))
         still_open = self._offered(snapshot, Columns.of(snapshot.open))
         self._frontier = snapshot.frontier
         self._seen = len(snapshot.log.first)
+        if self._restored is not None and self._snapshot is None:
+            found = self._take_over(self._restored, found)
         self._append(found)
         self._hide()
-        if self._ended - self._main > max(SMALL, self._main // 4):
+        if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
             self._sort()
         self._end = self._block.write(self._ended, joined([self._partly, still_open]))
         self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
         self._rest_index = None
-        self._snapshot = snapshot
+        self._snapshot, self._restored = snapshot, None
         self.version += 1
+
+    def order(self) -> Order:
+        """Return the order of what was refreshed last."""
+        if self._snapshot is None:
+            return self._restored or Order(_no_runs(), _no_runs(), _no_runs())
+        regions = self._block.slice(self._hidden, self._main), self._block.slice(self._main, self._ended)
+        return Order(*(IdRuns(*(column.copy() for column in runs)) for runs in (*regions, self._partly)))
+
+    def restore(self, order: Order) -> None:
+        """Start afresh at the next refresh, with what is still there in this order."""
+        self._snapshot, self._restored = None, order
+        self.size = 0
+
+    def _take_over(self, order: Order, found: IdRuns) -> IdRuns:
+        """Fill the empty block in a given order; return what the order does not know."""
+        # The frontier moves a run's start, never its end.
+        there, known = _last_ids(found), [_last_ids(runs) for runs in order]
+        main, ended, partly = (keep(runs, np.isin(last, there)) for runs, last in zip(order, known, strict=True))
+        self._main = self._ended = self._block.write(0, main)
+        self._append(ended)
+        self._partly = partly
+        return keep(found, ~np.isin(there, np.concatenate(known)))
 
     def _offered(self, snapshot: Any, episodes: Columns) -> IdRuns:
         runs = self._runs(self._admission.admit(snapshot, episodes), snapshot.frontier)
@@ -157,9 +211,8 @@ class Population:
         runs = joined([self._partly, self._block.slice(self._hidden, self._ended)])
         runs = after_frontier(runs, self._frontier)
         runs = keep(runs, runs.count > 0)
-        order = np.argsort(runs.first, kind="stable")
         self._block = _Block()
-        self._main = self._ended = self._block.write(0, IdRuns(*(column[order] for column in runs)))
+        self._main = self._ended = self._block.write(0, _in_order(runs))
         self._hidden, self._partly, self._oldest_new = 0, _no_runs(), _NEVER
         self._main_index = None
         self.epoch += 1
@@ -284,3 +337,14 @@ _NEVER = int(np.iinfo(np.int64).max)
 
 def _no_runs() -> IdRuns:
     return IdRuns(*(np.zeros(0, np.int64) for _ in IdRuns._fields))
+
+
+def _in_order(runs: IdRuns) -> IdRuns:
+    if len(runs.first) < 2:
+        return runs
+    order = np.argsort(runs.first, kind="stable")
+    return IdRuns(*(column[order] for column in runs))
+
+
+def _last_ids(runs: IdRuns) -> Ints:
+    return np.asarray(runs.first + (runs.count - 1) * runs.stride, np.int64)

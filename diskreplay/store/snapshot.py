@@ -76,6 +76,17 @@ class Snapshot:
                 return position
         raise InvalidIndex(f"no visible episode begins at id {first}")
 
+    def holds(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which ids are those of visible steps."""
+        slot, position = (ids >> POSITION_BITS) - self.origin, ids & POSITION_MASK
+        there = (ids >= self.frontier) & (slot >= 0) & (slot < len(self.lanes))
+        slot = np.where(there, slot, 0)
+        there &= self.lanes[slot] > 0
+        row, lane = np.divmod(position, np.maximum(self.lanes[slot], 1))
+        at = np.where(there, self.lane_base[slot] + lane, 0)
+        there[there] = row[there] < self.committed[at[there]]
+        return there
+
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
         """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy where one chunk has them."""
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK

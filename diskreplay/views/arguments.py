@@ -105,5 +105,14 @@ def reward_leaves(schema: Any, weights: Any) -> list[tuple[str, np.dtype[Any], n
 
 def described(view: Any, always: Sequence[str]) -> str:
     """Return a view as it would be written: the arguments named in `always`, and those that are not the default."""
-    shown = [f for f in fields(view) if f.name in always or getattr(view, f.name) != f.default]
-    return f"{type(view).__name__}({', '.join(f'{f.name}={getattr(view, f.name)!r}' for f in shown)})"
+    shown = {f.name: getattr(view, f.name) for f in fields(view) if f.name in always or _differs(view, f)}
+    return f"{type(view).__name__}({', '.join(f'{name}={_written(value)}' for name, value in shown.items())})"
+
+
+def _differs(view: Any, field: Any) -> bool:
+    return bool(getattr(view, field.name) != field.default)
+
+
+def _written(value: Any) -> str:
+    """Return a value in a few words: a function by its name, where a method's own text holds its whole object's."""
+    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)

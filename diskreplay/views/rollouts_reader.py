@@ -46,7 +46,8 @@ class Copy(NamedTuple):
 class RolloutsReader:
     """Gathers `Rollouts`. Not thread-safe: it keeps what it has learnt of the store's lanes.
 
-    `leaves` are those of one step, without weights; `paths` and `present` say how a batch shows them. `evaluate` computes the values to bootstrap from, (n,) or (n, 1), of nested arrays of observations, (n, ...).
+    `leaves` are those of one step, without weights; `paths` and `present` say how a batch shows them. `evaluate`
+    computes the values to bootstrap from, (n,) or (n, 1), of nested arrays of observations, (n, ...).
     """
 
     def __init__(self, view: "Rollouts", schema: Any, fields: Sequence[str] | None) -> None:

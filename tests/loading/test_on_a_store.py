@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -188,3 +189,43 @@ def test_returns_over_a_long_episode_of_many_chunks_equal_the_sum(tmp_store: Pat
         np.testing.assert_allclose(batch.reward, (1 - 0.9**left) / 0.1, rtol=1e-6)
         assert batch.truncated.all()
         assert (batch.n_steps.numpy() == left).all()
+
+
+def test_one_store_gives_every_n_and_not_a_byte_of_it_changes(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        for first, steps in ((0, 7), (7, 40), (47, 1)):
+            append_steps(writer, first, steps, episode={"seed": first})
+    before = {path: path.read_bytes() for path in tmp_store.rglob("*") if path.is_file()}
+    with dr.open(tmp_store) as store:
+        sampler = dr.Sampler(store, dr.Transitions(n_step=1, gamma=0.9), dr.Prioritized(), batch_size=64, seed=0)
+        for n in (1, 3, 10, 1, 3, 10):
+            sampler.view = dr.Transitions(n_step=n, gamma=0.9)
+            batch = sampler.sample()
+            check(batch)
+            assert batch.n_steps.max() == n
+            sampler.update_priorities(batch.index, batch.reward)
+    assert {path: path.read_bytes() for path in tmp_store.rglob("*") if path.is_file()} == before
+
+
+def test_hybrid_actions_from_an_environment_to_batches(tmp_store: Path) -> None:
+    space = gym.spaces.Tuple((gym.spaces.Discrete(7, start=-1), gym.spaces.Box(-1, 1, (2,), np.float32)))
+    schema = dr.Schema.from_spaces(gym.spaces.Box(-np.inf, np.inf, (1,), np.float32), space)
+    space.seed(0)
+    actions = [space.sample() for _ in range(30)]
+    with dr.create(tmp_store, schema) as store, store.writer() as writer:
+        for t, action in enumerate(actions):
+            writer.append([t], action, 0.0, t == 29, next_obs=[t + 1])
+        sampler = dr.Sampler(store, dr.Transitions(next_fields=("action",)), batch_size=100, seed=0)
+        batch = sampler.sample()
+        assert batch.action["0"].shape == (100,)
+        for name, shift in (("action", 0), ("next_action", 1)):
+            for item, t in enumerate(batch.obs[:, 0].int().tolist()):
+                # Behind the last step there is no action.
+                discrete, continuous = actions[t + shift] if t + shift < 30 else (0, np.zeros(2))
+                assert int(batch[name]["0"][item]) == discrete
+                np.testing.assert_array_equal(batch[name]["1"][item].numpy(), continuous)
+        sampler.view = dr.Sequences(length=10, overlap=0)
+        window = sampler.sample(1)
+        first = int(window.obs[0, 0, 0])
+        assert window.action["0"][0].tolist() == [int(discrete) for discrete, _ in actions[first : first + 10]]
+        np.testing.assert_array_equal(window.action["1"][0], [moved for _, moved in actions[first : first + 10]])

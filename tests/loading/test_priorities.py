@@ -139,6 +139,22 @@ def test_mixed_batches_hold_fixed_shares_and_updates_find_their_way(store: Any, 
             mixed.update_priorities([2 << 58], [1.0])
 
 
+def test_a_mixed_sampler_goes_on_from_its_state(store: Any) -> None:
+    def mixed(seed: int) -> dr.MixedSampler:
+        parts = [dr.Sampler(store, dr.Transitions(), dr.Prioritized(), seed=seed + i) for i in range(2)]
+        return dr.MixedSampler([(parts[0], 1), (parts[1], 2)], batch_size=7, seed=seed)
+
+    before, after = mixed(0), mixed(5)
+    before.update_priorities(before.sample().index, np.arange(7.0))
+    after.load_state_dict(before.state_dict())
+    for _ in range(20):
+        assert torch.equal(before.sample().index, after.sample().index)
+    with pytest.raises(ValueError, match="state of 2 samplers, and these are 1"):
+        dr.MixedSampler([(dr.Sampler(store, dr.Transitions()), 1)]).load_state_dict(before.state_dict())
+    with pytest.raises(ValueError, match="no state of a mixed sampler"):
+        after.load_state_dict({})
+
+
 def test_mixed_samplers_refuse_what_does_not_fit(store: Any) -> None:
     plain = dr.Sampler(store, dr.Transitions())
     for bad in ([], [plain], [(plain, 0.0)], [(store, 1.0)], [(plain, float("nan"))]):

@@ -11,10 +11,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from diskreplay.kernels.runs import IdRuns, after_frontier
 from diskreplay.sampling import population as module
 from diskreplay.sampling.admission import Admission
-from diskreplay.sampling.population import Population
+from diskreplay.sampling.population import Order, Population
+from diskreplay.views.episodes import Episodes
+from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
-from tests.sampling.growing import FakeStore
-from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
+from tests.sampling.growing import FakeStore, grown
+from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode
+
+VIEWS = [
+    Transitions(2),
+    Sequences(length=3, overlap=1),
+    Sequences(length=4, overlap=1, pad=False),
+    Episodes(),
+]
 
 
 def everything(population: Population) -> list[int]:
@@ -126,6 +135,93 @@ def sort_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TestGrowth = Growth.TestCase
 TestGrowth.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+class Resumed:
+    """A population that was restored from another's order.
+
+    It follows a store that was opened anew: one with the same episodes, in another order of discovery.
+    """
+
+    def __init__(self, store: FakeStore, view: Any, order: Order, rng: np.random.Generator) -> None:
+        self.store, self.generation = store, 0
+        self.population = Population(view.runs, Admission(lambda _, first: first % 5 != 3))
+        self.population.restore(order)
+        self.log = [store.log[i] for i in rng.permutation(len(store.log))]
+
+    def compact(self) -> None:
+        self.generation += 1
+        self.log = [e for e in self.log if e[0] + e[1] * (e[2] - 1) >= self.store.frontier]
+
+    def compare(self, other: Population) -> None:
+        known = set(self.log)
+        visible = [e for e in self.store.log if e[0] + e[1] * (e[2] - 1) >= self.store.frontier]
+        self.log += [e for e in reversed(visible) if e not in known]
+        snapshot = self.store.snapshot()
+        snapshot.log, snapshot.generation = Columns.of(self.log), self.generation
+        self.population.refresh(snapshot)
+        found = everything(other)
+        assert everything(self.population) == found
+        assert [r.tolist() for r in self.population.runs()] == [r.tolist() for r in other.runs()]
+        assert self.population.find(np.array(found, np.int64)).tolist() == list(range(len(found)))
+        assert listed(self.population.order()) == listed(other.order())
+
+
+def listed(order: Order) -> list[Any]:
+    return [column.tolist() for runs in order for column in runs]
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_restored_population_has_every_id_where_it_would_be_and_goes_on_alike(seed: int, view: Any) -> None:
+    rng = np.random.default_rng(seed)
+    store = grown(3, [[], [], []])
+    population = Population(view.runs, Admission(lambda _, first: first % 5 != 3))
+    resumed: Resumed | None = None
+    cut_through = several = 0
+    for _ in range(200):
+        for lane in range(3):
+            store.open[0][lane] += int(rng.integers(0, 4))
+            # Lane 0 has long episodes, which end when the frontier is in the middle of them.
+            if store.open[0][lane] and rng.random() < (0.4 if lane else 0.03):
+                store.end(0, lane)
+        if rng.random() < 0.5:
+            store.frontier = max(store.frontier, 3 * (min(store.next_row[0][1:]) - 40) + int(rng.integers(0, 9)))
+        if rng.random() < 0.05:
+            store.new_log()
+        before = population.size
+        population.refresh(store.snapshot())
+        several += population.size > before
+        if resumed is not None:
+            if rng.random() < 0.05:
+                resumed.compact()
+            resumed.compare(population)
+        if rng.random() < 0.2:
+            order = population.order()
+            cut_through += len(order.partly.first) > 0
+            loaded = Order.loaded(order.state_dict())
+            assert listed(loaded) == listed(order)
+            resumed = Resumed(store, view, loaded, rng)
+            assert listed(resumed.population.order()) == listed(order)
+    assert population.epoch > 2
+    assert several > 10
+    assert cut_through > 2 or isinstance(view, Episodes)  # an episode is one id, which no frontier cuts through
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"runs": np.zeros((3, 2), np.int64), "regions": [1, 1, 0]},
+        {"runs": np.ones((3, 2), np.int64), "regions": [1, 1, 1]},
+        {"runs": np.ones((3, 2), np.int64), "regions": [3, -1, 0]},
+        {"runs": -np.ones((3, 1), np.int64), "regions": [1, 0, 0]},
+        {"runs": np.ones(3, np.int64), "regions": [1, 0, 0]},
+    ],
+)
+def test_what_is_no_order_is_refused(state: Any) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        Order.loaded(state)
 
 
 def ended_snapshot(plans: list[tuple[int, str]], previous: Snapshot | None = None, **kwargs: Any) -> Snapshot:

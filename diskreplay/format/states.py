@@ -1,0 +1,334 @@
+"""Saved states of samplers: trees of numbers, texts and arrays, each in the store under a name and replaced as a whole.
+
+A state is a folder of its own that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree,
+and an array for each array in it. `samplers/<name>/zarr.json` says which number counts; replacing that file is the
+moment at which a new state takes the place of the old one.
+"""
+
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.format import layout
+from diskreplay.format.durable import (
+    Lock,
+    held_lock,
+    is_locked,
+    storage_error,
+    sync_file,
+    sync_folder,
+    sync_tree,
+    try_lock,
+    write_file,
+)
+from diskreplay.format.limiters import NAME
+from diskreplay.format.mapping import open_regular
+from diskreplay.format.metadata import (
+    Document,
+    dump,
+    parse_document,
+    read_document,
+    seal_document,
+    verify_document,
+)
+from diskreplay.format.root import Root
+
+Tree = Any  # None, bool, int, float, str, an array, a list of trees or a dict of trees
+
+ARRAY, CRC = "@array", "crc32c"
+"""Stand in the tree for an array: {"@array": its name, "crc32c": that of its zarr.json}."""
+
+_DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
+_CRC_BYTES = 4
+_LONGEST = 100  # characters of an array's name, before what makes it different from others
+
+DRAFT = "state-"
+"""How the folders beside the counters begin in which states are written; the writer holds the lock in it."""
+_STATE, _GROUP = "state", "group"
+
+# Keys that mean something else in a document.
+_RESERVED = {ARRAY, "diskreplay_crc32c"}
+
+
+class _Files(NamedTuple):
+    """What an array is written as."""
+
+    document: bytes
+    data: NDArray[Any]
+
+
+def write_state(root: Root, name: str, tree: Tree) -> None:
+    """Save a state under a name; whoever reads it meanwhile, or after a crash, has the old one or this one, whole.
+
+    It is on the platter when this returns.
+
+    Raises
+    ------
+    ValueError
+        The name is none, or the tree holds something else.
+    StorageFull
+        There is no room; the old state is untouched.
+    """
+    if not _is_name(name):
+        raise ValueError(
+            f"a name is 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit, and not "
+            f"{layout.METADATA}; this one is {name!r}"
+        )
+    arrays: dict[str, _Files] = {}
+    plain = _without_arrays(tree, (), _array_template(root), arrays)
+    target = root.path / layout.SAMPLERS / name
+    building = root.counters_folder / f"{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
+    lock: Lock | None = None
+    try:
+        with held_lock(root.lock_path):  # under which whoever tidies up looks for drafts that nobody holds
+            building.mkdir()
+            lock = try_lock(building / layout.LOCK)
+        _write_group(root, building / _STATE, plain, arrays)
+        sync_tree(building / _STATE)
+        with held_lock(root.lock_path):
+            _place(root, building, target)
+    except OSError as error:
+        raise storage_error(error, target) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        if lock is not None:
+            lock.release()
+
+
+def _place(root: Root, building: Path, target: Path) -> None:
+    """Make the state in `building` the one that counts, and take away the others; the caller holds the store lock."""
+    if target.is_symlink():
+        raise FormatError(f"{target} is a symbolic link; a store has none, restore the folder itself")
+    old = _numbers(target)
+    number = 1 + max(old, default=0)
+    pointer = building / layout.METADATA
+    write_file(str(pointer), seal_document(_group(root), {"current": number}))
+    sync_file(pointer)
+    if not target.exists():
+        group = building / _GROUP
+        group.mkdir()
+        os.rename(building / _STATE, group / str(number))
+        os.rename(pointer, group / layout.METADATA)
+        sync_folder(group)
+        os.rename(group, target)
+        sync_folder(target.parent)
+        return
+    os.rename(building / _STATE, target / str(number))
+    sync_folder(target)
+    os.replace(pointer, target / layout.METADATA)
+    sync_folder(target)
+    for other in old:
+        os.rename(target / str(other), building / str(other))  # gone at once for every reader
+
+
+def remove_stale(root: Root) -> None:
+    """Remove states that do not count, left by a process that died; the caller holds the store lock."""
+    for name in state_names(root):
+        folder = root.path / layout.SAMPLERS / name
+        try:
+            current = _current(folder)
+            for number in _numbers(folder):
+                if number != current:
+                    gone = root.counters_folder / f"old-{DRAFT}{name}-{number}"
+                    shutil.rmtree(gone, ignore_errors=True)
+                    os.rename(folder / str(number), gone)  # gone at once for every reader
+                    shutil.rmtree(gone, ignore_errors=True)
+        except (OSError, FormatError):
+            continue  # which one counts is not known: `read_state` says so to whoever wants it
+
+
+def remove_dead_draft(path: str) -> None:
+    """Remove a draft of a state if the process that made it is gone; the caller holds the store lock."""
+    if not is_locked(os.path.join(path, layout.LOCK)):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and NAME.fullmatch(name) is not None and name != layout.METADATA
+
+
+def _group(root: Root) -> Document:
+    path = root.path / layout.SAMPLERS / layout.METADATA
+    return parse_document(read_document(path), path)
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Return the numbers of the states that a name has, finished or not."""
+    try:
+        return [int(name) for name in os.listdir(folder) if re.fullmatch("[1-9][0-9]{0,17}", name)]
+    except FileNotFoundError:
+        return []
+
+
+def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: dict[str, _Files]) -> Tree:
+    """Return a tree with names in place of arrays, and put these under their names."""
+    where = "/".join(path) or "the top"
+    if isinstance(tree, np.ndarray):
+        if tree.dtype.name not in _DTYPES:
+            raise ValueError(f"an array of {tree.dtype} at {where} cannot be saved")
+        name = _array_name(path, arrays)
+        document = dump(_array_document(template, tree))
+        arrays[name] = _Files(document, tree)
+        return {ARRAY: name, CRC: google_crc32c.value(document)}
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree) or not _RESERVED.isdisjoint(tree):
+            raise ValueError(f"keys at {where} must be str and none of {sorted(_RESERVED)}, not {list(tree)}")
+        return {key: _without_arrays(below, (*path, key), template, arrays) for key, below in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_without_arrays(below, (*path, str(i)), template, arrays) for i, below in enumerate(tree)]
+    if isinstance(tree, float) and not math.isfinite(tree):
+        raise ValueError(f"{tree} at {where} cannot be saved: JSON has only finite numbers")
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    raise ValueError(f"{type(tree).__name__} at {where} cannot be saved: only numbers, texts and arrays can")
+
+
+def _array_name(path: tuple[str, ...], arrays: dict[str, _Files]) -> str:
+    """Return a file name that no other array has, made of where the array stands in the tree."""
+    name = re.sub("[^a-z0-9_.]+", "_", ".".join(path).lower()).strip("._")[:_LONGEST] or "state"
+    if name in arrays or name == layout.METADATA:
+        name += f"_{len(arrays)}"
+    while name in arrays:
+        name += "_"
+    return name
+
+
+def _write_group(root: Root, folder: Path, plain: Tree, arrays: dict[str, _Files]) -> None:
+    folder.mkdir()
+    for name, (document, array) in arrays.items():
+        (folder / name).mkdir()
+        write_file(str(folder / name / layout.METADATA), document)
+        if array.size:
+            data = array.astype(_DTYPES[array.dtype.name], copy=False).tobytes()
+            crc = google_crc32c.value(data).to_bytes(_CRC_BYTES, "little")
+            with open(folder / name / _chunk_name(array.shape), "wb") as file:  # which writes all of it or raises
+                file.write(data)
+                file.write(crc)
+    write_file(str(folder / layout.METADATA), seal_document(_group(root), {"state": plain}))
+
+
+def _array_template(root: Root) -> Document:
+    """Return the document of some array of the store."""
+    path = root.counters_folder / layout.METADATA
+    return parse_document(read_document(path), path)
+
+
+def _array_document(template: Document, array: NDArray[Any]) -> Document:
+    """Return the document of an array in one chunk with a checksum."""
+    grid = {"name": "regular", "configuration": {"chunk_shape": [max(length, 1) for length in array.shape]}}
+    kind = {"b": False, "i": 0, "f": 0.0}[array.dtype.kind]
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    return {
+        **{key: value for key, value in template.items() if key != "dimension_names"},
+        "shape": list(array.shape),
+        "chunk_grid": grid,
+        "data_type": array.dtype.name,
+        "fill_value": kind,
+        "codecs": codecs,
+    }
+
+
+def _chunk_name(shape: Sequence[int]) -> str:
+    return ".".join(["c", *("0" for _ in shape)])
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def state_names(root: Root) -> list[str]:
+    """Return the names under which states are saved, in order."""
+    folder = root.path / layout.SAMPLERS
+    if not _is_folder(folder):
+        return []
+    return sorted(name for name in os.listdir(folder) if _is_name(name) and _is_folder(folder / name))
+
+
+def read_state(root: Root, name: str) -> Tree:
+    """Return the state that was saved last under a name.
+
+    Raises
+    ------
+    StoreNotFound
+        There is none.
+    FormatError
+        It is damaged.
+    """
+    if not _is_name(name) or not _is_folder(root.path / layout.SAMPLERS / name):
+        known = ", ".join(state_names(root)) or "none"
+        raise StoreNotFound(f"{root.path} has no sampler state named {name!r}; it has {known}")
+    folder = root.path / layout.SAMPLERS / name
+    while True:
+        number = _current(folder)
+        try:
+            return _with_arrays(_sealed(folder / str(number) / layout.METADATA).get("state"), folder / str(number))
+        except FileNotFoundError as error:
+            # Replaced while it was read, or damaged.
+            if _current(folder) == number:
+                raise FormatError(f"{error.filename} is missing; delete {folder} and save again") from None
+        except RecursionError:
+            raise FormatError(f"{folder} is nested too deeply; delete it and save again") from None
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _current(folder: Path) -> int:
+    """Return the number of the state that counts."""
+    try:
+        number = _sealed(folder / layout.METADATA).get("current")
+    except FileNotFoundError:
+        number = None
+    if type(number) is not int:
+        raise FormatError(f"{folder} does not say which state counts; delete the folder and save again")
+    return number
+
+
+def _sealed(path: Path) -> Document:
+    """Return a group's attributes."""
+    data = read_document(path)
+    verify_document(data, path)
+    attributes = parse_document(data, path).get("attributes")
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _with_arrays(tree: Tree, folder: Path) -> Tree:
+    if isinstance(tree, dict):
+        if ARRAY in tree:
+            return _read_array(folder, tree[ARRAY], tree.get(CRC))
+        return {key: _with_arrays(below, folder) for key, below in tree.items()}
+    if isinstance(tree, list):
+        return [_with_arrays(below, folder) for below in tree]
+    return tree
+
+
+def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
+    if not isinstance(name, str) or not re.fullmatch("[a-z0-9_][a-z0-9_.]*", name):
+        raise FormatError(f"{folder} names an array {name!r}; delete the folder above and save again")
+    path = folder / name / layout.METADATA
+    text = read_document(path)
+    if google_crc32c.value(text) != crc:
+        raise FormatError(f"{path} does not fit its checksum; delete {folder.parent} and save again")
+    document = parse_document(text, path)
+    shape, dtype = document.get("shape"), document.get("data_type")
+    if dtype not in _DTYPES or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise FormatError(f"{path} is no array of a sampler's state; delete {folder.parent} and save again")
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    expected = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
+    chunk = str(path.with_name(_chunk_name(shape)))
+    with open(open_regular(chunk, expected + _CRC_BYTES), "rb", buffering=0) as file:
+        data = np.fromfile(file, np.uint8)
+    if google_crc32c.value(data[:expected].tobytes()) != int.from_bytes(data[expected:].tobytes(), "little"):
+        raise FormatError(f"{path.parent} does not fit its checksum; delete {folder.parent} and save again")
+    return data[:expected].view(_DTYPES[dtype]).reshape(shape)

@@ -1,0 +1,134 @@
+"""What a sampler's state is made of: read and checked, and as tensors for `torch.save`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from diskreplay.sampling.base import Draw
+from diskreplay.sampling.population import Order
+from diskreplay.sampling.prioritized import Prioritized
+
+VERSION = 1
+
+# What reading rubbish may raise.
+_RUBBISH = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+
+
+class PlannerState(NamedTuple):
+    """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy."""
+
+    generator: np.random.PCG64
+    distribution: str
+    view: str
+    kind: str
+    order: Order
+    state: Any
+    priorities: Prioritized | None
+    cursors: dict[str, Any]
+    plans: list[tuple[Draw, int | None]]
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> "PlannerState":
+        """Read what `Planner.state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            This is no such state.
+        """
+        try:
+            generator = np.random.PCG64()
+            generator.state = json.loads(state["rng"])
+            distribution, view, kind = (str(state[name]) for name in ("distribution", "view", "kind"))
+            order = Order.loaded(state["order"])
+            kept = state["priorities"]
+            priorities = None if kept is None else Prioritized(**kept["arguments"])
+            if priorities is not None:
+                priorities.load_state_dict(kept["state"])
+            plans = [
+                (_draw(plan), None if plan["entropy"] is None else int(plan["entropy"])) for plan in state["plans"]
+            ]
+            cursors = {str(key): _cursor(cursor) for key, cursor in state["cursors"].items()}
+            return cls(generator, distribution, view, kind, order, state["state"], priorities, cursors, plans)
+        except _RUBBISH as error:
+            raise ValueError(f"this is no state of a sampler: {error!r}") from None
+
+
+def own_state(state: Any) -> dict[str, int]:
+    """Return the counts in a sampler's state.
+
+    Raises
+    ------
+    ValueError
+        It is none, or one of a newer release.
+    """
+    if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
+        raise ValueError(f"this is no state of a sampler, but {type(state).__name__}")
+    if state["version"] != VERSION:
+        raise ValueError(
+            f"this state has version {state['version']!r}, this release reads {VERSION}; update diskreplay"
+        )
+    try:
+        counts = {name: int(state[name]) for name in ("batch_size", "paid", "batches", "steps")}
+        if min(counts.values()) < 0 or not isinstance(state["planner"]["plans"], list):
+            raise ValueError(f"counts are {counts}")
+    except _RUBBISH as error:
+        raise ValueError(f"this is no state of a sampler: {error!r}") from None
+    return counts
+
+
+def load_distribution(distribution: Any, state: Any) -> None:
+    """Give a distribution its state, if it has one.
+
+    Raises
+    ------
+    ValueError
+        This is no such state; nothing is changed.
+    """
+    if not hasattr(distribution, "load_state_dict"):
+        return
+    before = distribution.state_dict()
+    try:
+        distribution.load_state_dict(state)
+    except _RUBBISH as error:
+        distribution.load_state_dict(before)  # a mixture may have come halfway
+        raise ValueError(f"this is no state of {distribution}: {error}") from None
+
+
+def _cursor(state: Mapping[str, Any]) -> dict[str, Any]:
+    lanes, next_ids = (np.array(state[name], np.int64) for name in ("lanes", "next_ids"))
+    if lanes.ndim != 1 or lanes.shape != next_ids.shape or (np.diff(lanes) <= 0).any():
+        raise ValueError("lanes of rollouts must be in order, with one of next_ids each")
+    return {"lanes": lanes, "next_ids": next_ids}
+
+
+def _draw(plan: Mapping[str, Any]) -> Draw:
+    # Copies: the caller may go on changing what it loaded from.
+    ids = np.array(plan["ids"], np.int64)
+    chances = None if plan["chances"] is None else np.array(plan["chances"], np.float64)
+    if ids.ndim != 1 or not (chances is None or chances.shape == ids.shape):
+        raise ValueError("a planned batch has ids and chances of two shapes")
+    return Draw(ids, chances, int(plan["size"]), float(plan["least"]))
+
+
+def as_tensors(tree: Any) -> Any:
+    """Return a tree with tensors in place of arrays: then `torch.load` needs no unpickling of anything else."""
+    return _mapped(tree, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
+
+
+def as_arrays(tree: Any) -> Any:
+    """Return a tree with arrays in place of tensors."""
+    return _mapped(tree, torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
+
+
+def _mapped(tree: Any, kind: type, function: Any) -> Any:
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _mapped(below, kind, function) for key, below in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_mapped(below, kind, function) for below in tree]
+    return tree

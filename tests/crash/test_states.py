@@ -1,0 +1,177 @@
+"""A process that saves states and is killed at any instant leaves the old state or the new one, whole, and no more."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import diskreplay as dr
+from diskreplay.format.root import read_root
+from diskreplay.format.states import read_state, write_state
+from tests.testing.support import REPOSITORY, append_numbered, serial_schema
+
+SAVE = """
+import sys
+from pathlib import Path
+from diskreplay.format.root import read_root
+from diskreplay.format.states import write_state
+from tests.crash.test_states import tree
+
+root = read_root(Path(sys.argv[1]))
+for i in range(int(sys.argv[2]), 1 << 30):
+    write_state(root, "run", tree(i))
+    print(i, flush=True)
+"""
+
+
+def tree(i: int) -> dict[str, Any]:
+    return {
+        "i": i,
+        "arrays": [np.full(n, i) for n in (0, 1, 100, 5000)],
+        "deep": {"chances": np.full((3, i % 4), i / 7)},
+    }
+
+
+def check_whole(state: dict[str, Any]) -> int:
+    i = state["i"]
+    expected = tree(i)
+    found = [*state["arrays"], state["deep"]["chances"]]
+    for array, other in zip(found, [*expected["arrays"], expected["deep"]["chances"]], strict=True):
+        np.testing.assert_array_equal(array, other, strict=True)
+    return int(i)
+
+
+def walk_without_warnings(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _, member in zarr.open_group(path, mode="r")["samplers"].members(max_depth=None):
+            if isinstance(member, zarr.Array):
+                np.asarray(member[...])
+
+
+def check_clean(path: Path, name: str, there: bool) -> None:
+    """Open for writing and make a segment; then nothing may be left of what the dead process was about."""
+    walk_without_warnings(path)
+    with dr.open(path, "a") as store:
+        assert not [left for left in os.listdir(path / "counters") if left.startswith(("state-", "old-", "new-"))]
+        with store.writer() as writer:
+            append_numbered(writer, [0, 1])
+        assert store.verify(deep=True) == []
+    names = os.listdir(path / "samplers" / name) if there else []
+    assert len(names) == 2 * there
+    assert os.listdir(path / "samplers").count(name) == there
+    walk_without_warnings(path)
+
+
+def check_rounds(path: Path, rounds: int) -> None:
+    dr.create(path, serial_schema()).close()
+    root = read_root(path)
+    rng = random.Random(0)
+    newest, killed_inside = 0, 0
+    for _ in range(rounds):
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVE, str(path), str(newest + 1)], stdout=subprocess.PIPE, cwd=REPOSITORY, text=True
+        ) as child:
+            assert child.stdout is not None
+            told = int(child.stdout.readline())
+            for _ in range(rng.randrange(4)):
+                told = int(child.stdout.readline())
+            # The instant of the death is what is tried out, no matter which it is.
+            time.sleep(rng.random() * 0.02)
+            child.send_signal(signal.SIGKILL)
+            told = max([told, *map(int, child.stdout.read().split("\n")[:-1])])
+        killed_inside += bool([name for name in os.listdir(path / "counters") if name.startswith("state-")])
+        found = check_whole(read_state(root, "run"))
+        assert told <= found <= told + 1
+        check_clean(path, "run", True)
+        assert check_whole(read_state(root, "run")) == found
+        newest = found
+    assert killed_inside
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_is_killed_at_a_random_instant_leaves_one_whole_state(tmp_store: Path) -> None:
+    check_rounds(tmp_store, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_process_that_is_killed_at_many_random_instants_leaves_one_whole_state(tmp_store: Path) -> None:
+    check_rounds(tmp_store, 100)
+
+
+OPERATIONS = ("mkdir", "open", "rename", "replace", "fsync", "fdatasync", "write", "rmdir", "unlink", "close")
+
+
+def die_at(operation: int, path: Path, number: int) -> bool:
+    """Save in a child process that dies just before its nth file operation; tell whether it died."""
+    pid = os.fork()
+    if pid == 0:
+        left = [operation]
+
+        def counted(call: Any) -> Any:
+            def dying(*args: Any, **kwargs: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+
+            return dying
+
+        try:
+            root = read_root(path)
+            for name in OPERATIONS:
+                setattr(os, name, counted(getattr(os, name)))
+            write_state(root, "run", tree(number))
+        finally:
+            os._exit(0 if left[0] >= 0 else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_that_dies_before_any_file_operation_leaves_one_whole_state(tmp_store: Path, first: bool) -> None:
+    dr.create(tmp_store, serial_schema()).close()
+    root = read_root(tmp_store)
+    old = 1
+    seen = set()
+    for operation in range(1000):
+        if first:
+            shutil.rmtree(tmp_store / "samplers" / "run", ignore_errors=True)
+        else:
+            write_state(root, "run", tree(old))
+        died = die_at(operation, tmp_store, old + 1)
+        try:
+            found = check_whole(read_state(root, "run"))
+        except dr.StoreNotFound:
+            found = 0
+        assert found in ({0, old + 1} if first else {old, old + 1})
+        seen.add(found > old)
+        check_clean_quickly(tmp_store, found)
+        old += 2
+        if not died:
+            assert found == old - 1
+            break
+    assert operation > 50
+    assert seen == {True, False}
+
+
+def check_clean_quickly(path: Path, found: int) -> None:
+    with dr.open(path, "a"):
+        pass
+    assert sorted(os.listdir(path / "counters")) == ["c.0", "lock", "zarr.json"]
+    assert os.listdir(path / "samplers").count("run") == (found > 0)
+    if found:
+        assert len(os.listdir(path / "samplers" / "run")) == 2
+        assert check_whole(read_state(read_root(path), "run")) == found

@@ -1,0 +1,269 @@
+"""States of samplers on disk: what is read is what was saved, whole, whatever happens meanwhile."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import example, given, settings, strategies as st
+from hypothesis.extra import numpy as arrays
+
+import diskreplay as dr
+from diskreplay.format import states
+from diskreplay.format.root import Root, create_root, read_root
+from diskreplay.format.states import read_state, state_names, write_state
+from tests.testing.support import REPOSITORY, serial_schema
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+KEYS = st.one_of(TEXTS, st.sampled_from(["zarr.json", "zarr", "json", "a.b", "A", "a", '["transitions"]', "x" * 300]))
+ARRAYS = arrays.arrays(
+    st.sampled_from(["bool", "<i8", ">i8", "<f4", "<f8"]),
+    arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    elements={"allow_nan": True},
+)
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), TEXTS, ARRAYS
+)
+TREES = st.dictionaries(
+    KEYS, st.recursive(LEAVES, lambda t: st.lists(t, max_size=3) | st.dictionaries(KEYS, t, max_size=3)), max_size=4
+)
+PLAIN = {"weights": np.arange(6.0).reshape(2, 3), "counts": [np.arange(3), {"none": np.zeros((0, 2))}], "text": "ü"}
+
+
+def made(path: Path | str) -> Root:
+    create_root(Path(path), serial_schema(), capacity=None, chunk_bytes=1 << 16, segment_steps=None)
+    return read_root(Path(path))
+
+
+@pytest.fixture
+def root(tmp_store: Path) -> Root:
+    return made(tmp_store)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        native = one.astype(one.dtype.newbyteorder("="))
+        good = isinstance(other, np.ndarray) and (native.dtype, native.shape) == (other.dtype, other.shape)
+        return good and native.tobytes() == other.tobytes() and other.flags.writeable
+    if isinstance(one, dict):
+        return isinstance(other, dict) and list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    if isinstance(tree, np.ndarray):
+        return [tree]
+    below = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return [leaf for part in below for leaf in leaves(part)]
+
+
+def left_over(root: Root) -> list[str]:
+    """What lies beside the counters, and states that do not count."""
+    found = sorted(set(os.listdir(root.counters_folder)) - {"c.0", "lock", "zarr.json"})
+    for name in state_names(root):
+        found += sorted(os.listdir(root.path / "samplers" / name))[:-2]  # one state and zarr.json
+    return found
+
+
+def test_any_tree_comes_back_and_zarr_reads_its_arrays(root: Root) -> None:
+    @settings(max_examples=80)
+    @given(TREES)
+    @example({"zarr": {"json": np.arange(2)}, "zarr.json": np.arange(3)})
+    @example({"a": {"b": np.arange(1)}, "a.b": np.arange(2), "A.B": np.arange(3)})
+    def check(tree: dict[str, Any]) -> None:
+        write_state(root, "any", tree)
+        assert same(tree, read_state(root, "any"))
+        assert left_over(root) == []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            group = zarr.open_group(root.path, mode="r")["samplers/any"]
+            found = [np.asarray(array[...]) for _, array in group[str(group.attrs["current"])].arrays()]
+        expected = [array.astype(array.dtype.newbyteorder("=")) for array in leaves(tree)]
+        assert sorted((a.dtype.name, a.shape, a.tobytes()) for a in found) == sorted(
+            (a.dtype.name, a.shape, a.tobytes()) for a in expected
+        )
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": np.zeros(2, "int32")}, "an array of int32 at a cannot be saved"),
+        ({"a": {"b": object()}}, "object at a/b cannot be saved"),
+        ({"a": np.float32(2)}, "float32 at a cannot be saved"),
+        ({"a": [1.0, float("nan")]}, "nan at a/1 cannot be saved"),
+        ({3: 4}, "keys at the top must be str"),
+        ({"a": {"@array": 4}}, "keys at a must be str and none of"),
+        ({"diskreplay_crc32c": "00000000"}, "keys at the top must be str and none of"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_and_changes_nothing(root: Root, tree: Any, message: str) -> None:
+    write_state(root, "one", PLAIN)
+    with pytest.raises(ValueError, match=message):
+        write_state(root, "one", tree)
+    assert same(PLAIN, read_state(root, "one"))
+    assert left_over(root) == []
+
+
+def test_a_new_state_takes_the_place_of_the_old_one_alone(root: Root) -> None:
+    write_state(root, "other", PLAIN)
+    for i in range(5):
+        write_state(root, "one", {"i": i, "a": np.full(3, i)})
+        assert same({"i": i, "a": np.full(3, i)}, read_state(root, "one"))
+        assert len(os.listdir(root.path / "samplers" / "one")) == 2
+    assert state_names(root) == ["one", "other"]
+    assert same(PLAIN, read_state(root, "other"))
+    assert left_over(root) == []
+
+
+def spoil(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    match how:
+        case "a bit":
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        case "short":
+            path.write_bytes(data[:-1])
+        case "long":
+            path.write_bytes(data + b" ")
+        case "gone":
+            path.unlink()
+        case "a folder":
+            path.unlink()
+            path.mkdir()
+        case "a link":
+            kept = path.with_name("elsewhere")
+            path.rename(kept)
+            path.symlink_to(kept)
+        case "a pipe":
+            path.unlink()
+            os.mkfifo(path)
+
+
+@pytest.mark.parametrize("how", ["a bit", "short", "long", "gone", "a folder", "a link", "a pipe"])
+@pytest.mark.parametrize("file", ["zarr.json", "1/zarr.json", "1/weights/zarr.json", "1/weights/c.0.0"])
+def test_damage_is_found_and_saving_again_mends_it(root: Root, file: str, how: str) -> None:
+    write_state(root, "one", PLAIN)
+    spoil(root.path / "samplers" / "one" / file, how)
+    with pytest.raises(dr.FormatError, match=r"samplers/one"):
+        read_state(root, "one")
+    if file == "zarr.json" and how == "a folder":
+        return  # which nothing can be renamed over
+    write_state(root, "one", PLAIN)
+    assert same(PLAIN, read_state(root, "one"))
+
+
+def test_a_link_in_place_of_a_state_is_not_followed(root: Root, tmp_path: Path) -> None:
+    write_state(root, "one", PLAIN)
+    shutil.move(root.path / "samplers" / "one", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", root.path / "samplers" / "one")
+    before = sorted(os.listdir(tmp_path / "elsewhere"))
+    with pytest.raises(dr.StoreNotFound):
+        read_state(root, "one")
+    with pytest.raises(dr.FormatError, match="is a symbolic link"):
+        write_state(root, "one", {})
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == before
+    assert left_over(root) == []
+
+
+def test_opening_for_writing_removes_states_that_do_not_count_and_never_the_one_that_does(root: Root) -> None:
+    for name in ("good", "damaged"):
+        write_state(root, name, PLAIN)
+        shutil.copytree(root.path / "samplers" / name / "1", root.path / "samplers" / name / "7")
+    spoil(root.path / "samplers" / "damaged" / "zarr.json", "a bit")
+    for _ in range(2):
+        dr.open(root.path).close()
+        assert len(left_over(root)) == 2
+    dr.open(root.path, "a").close()
+    assert same(PLAIN, read_state(root, "good"))
+    assert sorted(os.listdir(root.path / "samplers" / "good")) == ["1", "zarr.json"]
+    assert sorted(os.listdir(root.path / "samplers" / "damaged")) == ["1", "7", "zarr.json"]
+
+
+@pytest.mark.parametrize("call", ["rename", "replace", "mkdir", "fsync"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_full_disk_leaves_the_old_state(root: Root, monkeypatch: pytest.MonkeyPatch, call: str, first: bool) -> None:
+    if not first:
+        write_state(root, "one", PLAIN)
+    real, left = getattr(os, call), [0]
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(28, "No space left on device")
+        return real(*args, **kwargs)
+
+    new, refused = {"a": np.arange(9)}, 0
+    monkeypatch.setattr(os, call, refuse)
+    for n in range(1, 20):
+        left[0] = n
+        try:
+            write_state(root, "one", new)
+            break
+        except dr.StorageFull:
+            refused += 1
+            assert [name for name in left_over(root) if not name.isdecimal()] == []
+            if state_names(root):
+                found = read_state(root, "one")
+                assert same(found, new) or (not first and same(found, PLAIN))
+    assert refused or (first and call == "replace")
+    assert same(new, read_state(root, "one"))
+    assert left_over(root) == []
+
+
+REPLACE = """
+import sys
+from pathlib import Path
+import numpy as np
+from diskreplay.format.root import read_root
+from diskreplay.format.states import write_state
+
+root = read_root(Path(sys.argv[1]))
+for i in range(1, 1 << 30):
+    write_state(root, "one", {"i": i, "arrays": [np.full(n, i) for n in (1, 100, 5000)]})
+    print(i, flush=True)
+"""
+
+
+def test_a_reader_always_finds_one_whole_state_while_another_process_replaces_it(root: Root) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", REPLACE, str(root.path)], stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            newest = 0
+            while newest < 60:
+                state = read_state(root, "one")
+                assert all((array == state["i"]).all() for array in state["arrays"])
+                assert [len(array) for array in state["arrays"]] == [1, 100, 5000]
+                assert state["i"] >= newest
+                newest = state["i"]
+        finally:
+            child.send_signal(signal.SIGKILL)
+
+
+def test_a_draft_of_a_living_process_is_left_alone(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = states.sync_tree
+    seen = []
+
+    def open_meanwhile(path: Any) -> None:
+        with dr.open(root.path, "a"):
+            seen.extend(left_over(root))
+        real(path)
+
+    monkeypatch.setattr(states, "sync_tree", open_meanwhile)
+    write_state(root, "one", PLAIN)
+    assert len(seen) == 1
+    assert same(PLAIN, read_state(root, "one"))
+    assert left_over(root) == []
