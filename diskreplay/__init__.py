@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from diskreplay.format.schema import Schema as Schema
     from diskreplay.format.spaces import Field as Field
+    from diskreplay.format.verify_files import Problem as Problem
     from diskreplay.interop.gymnasium import (
         RecordEpisodes as RecordEpisodes,
         RecordVectorEpisodes as RecordVectorEpisodes,
@@ -71,6 +72,7 @@ _MODULES = {
     "Mixture": "diskreplay.sampling.mixture",
     "NotEnoughData": "diskreplay.errors",
     "Prioritized": "diskreplay.sampling.prioritized",
+    "Problem": "diskreplay.format.verify_files",
     "RateLimited": "diskreplay.errors",
     "RateLimiter": "diskreplay.store.limiter",
     "ReadOnlyError": "diskreplay.errors",

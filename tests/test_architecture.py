@@ -26,10 +26,13 @@ LAYERS = {
     "buffers": {"errors", "format", "loading", "sampling", "store", "views"},
     "testing": {"errors", "format", "loading", "sampling", "store", "views"},
     "interop": {"errors"},
+    "__main__": {"cli"},
     "cli": {"errors", "format", "interop", "loading", "sampling", "store", "views"},
 }
 # modules that may import less than their part
 STRICTER = {"store.verify": {"errors", "format"}}
+# what the independent reader shares with the rest: constants, the schema, and which boot this is
+SHARED_WITH_VERIFY = {"errors", "format", "format.durable", "format.layout", "format.schema"}
 # parts whose imports of diskreplay are public names only: adapters must work as a user's own would
 PUBLIC_NAMES_ONLY = {"interop"}
 
@@ -173,6 +176,16 @@ def test_a_library_is_imported_only_by_the_part_that_owns_it(module: str) -> Non
 def test_the_package_itself_only_re_exports() -> None:
     at_run_time = [item.module for item in imports_of("") if not item.typing_only]
     assert at_run_time == ["importlib", "typing"]
+
+
+def test_verify_shares_no_code_with_reader_or_writer() -> None:
+    oracle = {module for module in INNER if module == "store.verify" or module.startswith("format.verify_")}
+    assert len(oracle) > 5
+    for module in oracle:
+        targets = {target for item in imports_of(module) if (target := imported_module(item))}
+        assert targets - oracle - SHARED_WITH_VERIFY == set(), module
+        from_durable = {item.name for item in imports_of(module) if item.module == "diskreplay.format.durable"}
+        assert from_durable <= {"boot_id"}, module
 
 
 def test_no_modules_import_each_other() -> None:

@@ -12,19 +12,25 @@ REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
-def test_the_readmes_example_runs(tmp_path):
-    code = re.search(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.S).group(1)
+def test_the_readmes_examples_run_one_after_the_other(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.S)
+    printed = [run_block(code, tmp_path) for code in blocks]
+    assert printed[0].startswith("torch.Size([256, 4, 4])")
+    assert printed[1:] == ["torch.Size([64, 40, 4])\n"]
+
+
+def run_block(code, folder):
     assert len(code.splitlines()) <= 25
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:diskreplay", "-c", code],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("torch.Size([256, 4, 4])")
+    return done.stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -36,6 +42,6 @@ def test_links_lead_somewhere(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_named_files_exist(document):
-    named = re.findall(r"`((?:tests|tools|diskreplay)/[\w/.]+\.\w+)`", document.read_text())
+    named = re.findall(r"`((?:tests|tools|examples|diskreplay)/[\w/.]+\.\w+)`", document.read_text())
     missing = [name for name in named if not (REPOSITORY / name).exists()]
     assert missing == []

@@ -42,6 +42,7 @@ NAMES = {
     "RecordEpisodes",
     "Sweep",
     "RecordVectorEpisodes",
+    "Problem",
     "RateLimiter",
     "ReplayBuffer",
     "RolloutBuffer",

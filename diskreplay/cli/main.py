@@ -15,6 +15,8 @@ from diskreplay.cli import console, text
 from diskreplay.cli.demo import demo
 from diskreplay.cli.episodes import episodes
 from diskreplay.cli.inspect import inspect
+from diskreplay.cli.repair import repair
+from diskreplay.cli.verify import verify
 
 PROBLEMS, UNUSABLE, INTERRUPTED = 1, 2, 130
 
@@ -30,6 +32,8 @@ app = typer.Typer(
 app.command("demo")(demo)
 app.command("inspect")(inspect)
 app.command("episodes")(episodes)
+app.command("verify")(verify)
+app.command("repair")(repair)
 
 
 def _print_version(wanted: bool) -> None:
@@ -83,7 +87,3 @@ def _unexpected(error: Exception) -> str:
         return f"{text.clean(' '.join(error.format_message().split()))} (see {command} --help)"
     where = "set DISKREPLAY_TRACEBACK=1 to see where"
     return f"unexpected {type(error).__name__}: {text.one_line(error)} ({where})"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.format.layout import COUNTER_WORDS, FIRST_LIVE, MAX_SEGMENTS, NEXT_SEGMENT
+from diskreplay.format.layout import COUNTER_WORDS, FIRST_LIVE, MAX_SEGMENTS, MOST_COUNTED, NEXT_SEGMENT
 from diskreplay.format.mapping import map_file, open_regular
 
 _RETRIES = 200
@@ -51,7 +51,11 @@ class StoreCounters:
         raise FormatError(f"{self.path}: a counter and its complement disagree; restore this file from a backup")
 
     def _checked(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        if (words < 0).any() or not words[FIRST_LIVE] <= words[NEXT_SEGMENT] <= MAX_SEGMENTS:
+        if (
+            (words < 0).any()
+            or (words > MOST_COUNTED).any()
+            or not words[FIRST_LIVE] <= words[NEXT_SEGMENT] <= MAX_SEGMENTS
+        ):
             raise FormatError(f"{self.path} holds impossible counters {words.tolist()}; restore it from a backup")
         return words
 

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from diskreplay.errors import ReplayError, StorageFull, StoreLocked
+from diskreplay.errors import FormatError, ReplayError, StorageFull, StoreLocked
 
 # Less than the time for which a lock is usually held: that of making a segment.
 _POLL_S = 0.002
+_SMALL = 64 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -39,9 +40,9 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
 
 def read_file(path: str) -> bytes:
     """Return the bytes of a small file: a third of the time that Python's file objects take."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        return os.read(fd, os.fstat(fd).st_size)
+        return os.read(fd, min(os.fstat(fd).st_size, _SMALL))
     finally:
         os.close(fd)
 
@@ -158,7 +159,7 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
     """Take the lock on a file, made where it is missing, if it is free; else return None."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -178,8 +179,12 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
     ------
     StoreLocked
         Another process kept it for the whole time.
+    FormatError
+        A link or a folder is in its place.
     """
     until = time.monotonic() + timeout_s
+    if os.path.islink(path) or os.path.isdir(path):
+        raise FormatError(f"{os.fspath(path)} is no regular file; diskreplay repair moves it away")
     while (lock := try_lock(path)) is None:
         if time.monotonic() > until:
             raise StoreLocked(

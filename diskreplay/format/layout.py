@@ -40,6 +40,7 @@ HORIZON = 2
 STEPS_EVICTED = 3
 HIDDEN_ENTRIES = 4
 COUNTER_WORDS = 8
+MOST_COUNTED = 1 << 62
 
 # --- ids -------------------------------------------------------------------------------------------------------------
 POSITION_BITS = 35
@@ -88,11 +89,18 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> 
 
 def target_rows(lanes: int, step_bytes: int, capacity: int | None, segment_steps: int | str | None) -> int:
     """Return the rows, of all lanes together, at which a segment is full and its writer moves on."""
-    # A position must fit its bits even when one lane alone makes many times the target.
-    most = (POSITION_MASK // lanes) // 64
+    most = most_lane_rows(lanes) * lanes
     if isinstance(segment_steps, int):
         return min(segment_steps, most)
     rows = SEGMENT_BYTES // max(1, step_bytes)
     if capacity is not None:
         rows = min(rows, capacity // 16)
     return min(max(1024 * lanes, rows), most)
+
+
+def most_lane_rows(lanes: int) -> int:
+    """Return the rows of one lane at which a segment is full, however few the others have.
+
+    A position must fit its bits even when a lane makes many times that.
+    """
+    return max(1, (POSITION_MASK // lanes) // 64)

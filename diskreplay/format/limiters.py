@@ -13,14 +13,19 @@ from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.durable import held_lock, storage_error
 from diskreplay.format.mapping import map_file
-from diskreplay.format.metadata import dump, parse_document
+from diskreplay.format.metadata import dump, parse_document, read_document
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
 
 SLOTS = 64
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 _NO_STEP = layout.OBSERVATION_ONLY | layout.END_MARKER
+
+
+def is_name(name: object) -> bool:
+    """Tell whether a limiter, or the state of a sampler, may be called so: it becomes the name of a folder."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and name != layout.METADATA
 
 
 def open_slots(root: Root, name: str) -> NDArray[np.int64]:
@@ -53,7 +58,7 @@ def _create(root: Root, name: str) -> None:
     """Make a limiter's array; it appears whole."""
     target, building = root.path / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     path = root.counters_folder / layout.METADATA
-    document = parse_document(path.read_bytes(), path)
+    document = parse_document(read_document(path), path)
     grid = {"name": "regular", "configuration": {"chunk_shape": [SLOTS]}}
     document |= {"shape": [SLOTS], "chunk_grid": grid, "dimension_names": ["slot"]}
     with held_lock(root.lock_path):  # nobody tidies up there meanwhile

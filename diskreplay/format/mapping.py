@@ -70,7 +70,8 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int
     if not stat.S_ISREG(status.st_mode) or (nbytes is not None and status.st_size != nbytes):
         os.close(fd)
         kind = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "not a regular file"
-        raise FormatError(f"{path} is {kind} where {nbytes} are needed; the store is damaged, restore this file")
+        needed = "" if nbytes is None else f" where {nbytes} are needed"
+        raise FormatError(f"{path} is {kind}{needed}; the store is damaged, restore this file")
     return fd
 
 

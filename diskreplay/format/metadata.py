@@ -6,6 +6,7 @@ collector process never imports it.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import COMMITTED, DONE, DURABLE, METADATA, OBSERVED, chunk_key
+from diskreplay.format.mapping import open_regular
 from diskreplay.format.schema import Schema
 
 Document = dict[str, Any]
@@ -206,6 +208,23 @@ def seal_document(document: Document, attributes: Document) -> bytes:
     data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
     crc = google_crc32c.value(data)
     return data.replace(f'"diskreplay_crc32c":"{_BLANK}"'.encode(), f'"diskreplay_crc32c":"{crc:08x}"'.encode())
+
+
+def read_document(path: Path) -> bytes:
+    """Return the bytes of a document, never through a link or from anything but a file of a sensible size.
+
+    Raises
+    ------
+    FormatError
+        It is none.
+    OSError
+        The system's; FileNotFoundError where there is nothing.
+    """
+    fd = open_regular(str(path), None)
+    with open(fd, "rb") as file:
+        if (size := os.fstat(fd).st_size) > _MAX_BYTES:
+            raise FormatError(f"{path} is larger than {_MAX_BYTES} bytes; restore this file")
+        return file.read(size)
 
 
 def parse_document(data: bytes, path: Path) -> Document:

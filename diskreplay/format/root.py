@@ -48,8 +48,18 @@ class Root:
         return self.segments_folder / layout.segment_name(number)
 
     def counters(self, *, writable: bool = False) -> StoreCounters:
-        """Map the store's counters."""
-        return StoreCounters(str(self.counters_folder / "c.0"), writable=writable)
+        """Map the store's counters.
+
+        Raises
+        ------
+        FormatError
+            They are not there.
+        """
+        path = self.counters_folder / "c.0"
+        try:
+            return StoreCounters(str(path), writable=writable)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise FormatError(f"{path} is missing; diskreplay repair makes it from the segments") from error
 
     @property
     def step_bytes(self) -> int:
@@ -116,7 +126,7 @@ def read_root(path: Path) -> Root:
     check_platform()
     document_path = path / layout.METADATA
     try:
-        data = document_path.read_bytes()
+        data = metadata.read_document(document_path)
     except OSError as error:
         what = "is not a store: it has no readable zarr.json" if path.exists() else "does not exist"
         raise StoreNotFound(f"{path} {what}; diskreplay.create makes a store") from error
@@ -131,6 +141,9 @@ def read_root(path: Path) -> Root:
         )
     metadata.verify_document(data, document_path)
     metadata.check_requires(attributes, document_path)
+    for name in (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS):
+        if (path / name).is_symlink():
+            raise FormatError(f"{path / name} is a symbolic link; a store has none, restore the folder itself")
     return _parse_root(path, attributes)
 
 

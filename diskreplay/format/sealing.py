@@ -36,6 +36,7 @@ from diskreplay.format.segment import (
     chunk_nbytes,
     chunk_path,
     open_chunk,
+    refuse_links,
     row_bytes,
     rows_document,
     unfinished_chunk_path,
@@ -68,13 +69,17 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo]) -> None:
 
 
 def _settle(root: Root, info: SegmentInfo) -> _Settled:
+    refuse_links(info.path, root.blueprint.paths)
     segment = _Settled(info, *_settle_counters(root, info))
-    for path in root.blueprint.paths:
+    for path, document in root.blueprint.documents(len(info.lanes), info.chunk_rows, None):
         if array := root.blueprint.arrays.get(path):
             _trim(root, segment, array)
         else:
             name = f"{path}/{layout.METADATA}"
-            segment.checksums[name] = google_crc32c.value(read_file(f"{info.path}/{name}"))
+            # A power cut may have left one empty that never changed since it was made.
+            if not os.path.exists(f"{info.path}/{name}") or read_file(f"{info.path}/{name}") != document:
+                write_atomic(info.path / name, document)
+            segment.checksums[name] = google_crc32c.value(document)
     return segment
 
 

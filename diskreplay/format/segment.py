@@ -1,8 +1,10 @@
 """What a segment says of itself, and how a new one comes to be."""
 
+import dataclasses
+import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +28,10 @@ from diskreplay.format.root import Root
 # So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow
 # writer or none at all (hostile counters), would cost more than listing the folder.
 _FEW = 256
+
+# A segment that a living writer made before it needs it, beside the counters. It gets its number when it is used.
+DRAFT = "next-"
+_NO_NUMBER = -1
 
 
 @dataclass(frozen=True)
@@ -96,26 +102,44 @@ def build_segment(
     StorageFull
         There is no room for it; nothing is left behind.
     """
-    path = root.segment_path(number)
     building = f"{root.counters_folder}/new-{layout.segment_name(number)}"
+    # A writer that died here left one; under the store lock nobody else can be building.
+    shutil.rmtree(building, ignore_errors=True)
+    info, lock = draft_segment(root, building, number if writer is None else writer, lanes, size)
     try:
-        try:
-            os.mkdir(building)
-        except FileExistsError:
-            # A writer that died here left one; under the store lock nobody else can be building.
-            shutil.rmtree(building)
-            os.mkdir(building)
+        return place_segment(root, info, number), lock
+    except BaseException:
+        remove_draft(info, lock)
+        raise
+
+
+def draft_segment(root: Root, building: str, writer: int, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
+    """Make a segment that has no number yet, in the folder ``building``, which is made, beside the counters.
+
+    It is locked before anything else: a draft whose lock is free is one of a process that died.
+
+    Raises
+    ------
+    StorageFull
+        There is no room for it; nothing is left behind.
+    """
+    committed = f"{building}/{layout.COMMITTED}"
+    lock: Lock | None = None
+    try:
+        os.mkdir(building)
+        os.mkdir(committed)
+        lock = try_lock(f"{committed}/{layout.LOCK}")
+        if lock is None:  # just made, and somebody who cleans up thinks that its maker is gone
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
         chunk_rows = {
             leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows)
             for leaf, array in root.blueprint.arrays.items()
         }
         _build_arrays(root, building, len(lanes), chunk_rows, size.rows)
-        lock = try_lock(f"{building}/{layout.COMMITTED}/{layout.LOCK}")
-        assert lock is not None, "nobody else can know this file yet"
         info = SegmentInfo(
-            number=number,
-            path=path,
-            writer=number if writer is None else writer,
+            number=_NO_NUMBER,
+            path=Path(building),
+            writer=writer,
             lanes=tuple(lanes),
             chunk_rows=chunk_rows,
             machine=machine_id(),
@@ -127,18 +151,60 @@ def build_segment(
             checksums={},
         )
         write_file(f"{building}/{layout.METADATA}", root.blueprint.segment_document(info.attributes()))
-        os.rename(building, path)
-    except OSError as error:
+    except BaseException as error:
+        if lock is not None:
+            lock.release()
         shutil.rmtree(building, ignore_errors=True)
-        raise storage_error(error, path) from error
+        if isinstance(error, OSError):
+            raise storage_error(error, building) from error
+        raise
     return info, lock
+
+
+def place_segment(root: Root, info: SegmentInfo, number: int) -> SegmentInfo:
+    """Give a draft its number and its place among the segments. The caller holds the store lock.
+
+    Raises
+    ------
+    StorageFull
+        There is no room for its name.
+    FileNotFoundError
+        Somebody removed the draft.
+    """
+    path = root.segment_path(number)
+    try:
+        os.rename(info.path, path)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    return dataclasses.replace(info, number=number, path=path)
+
+
+def remove_draft(info: SegmentInfo, lock: Lock) -> None:
+    """Remove a draft that was never placed."""
+    shutil.rmtree(info.path, ignore_errors=True)
+    lock.release()
+
+
+def remove_dead_draft(path: str) -> None:
+    """Remove a draft if the process that made it is gone. The caller holds the store lock."""
+    try:
+        lock = try_lock(f"{path}/{layout.COMMITTED}/{layout.LOCK}")
+    except OSError:
+        # It has no place for a lock yet: its maker died, or is just about to make one; then this fails, or that does.
+        with suppress(OSError):
+            os.rmdir(path)
+        return
+    if lock is not None:
+        shutil.rmtree(path, ignore_errors=True)
+        lock.release()
 
 
 def _build_arrays(root: Root, building: str, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> None:
     blueprint = root.blueprint
     for path, document in blueprint.documents(lanes, chunk_rows, rows):
         folder = f"{building}/{path}"
-        os.mkdir(folder)
+        if path != layout.COMMITTED:  # that one is there, with its lock
+            os.mkdir(folder)
         write_file(f"{folder}/{layout.METADATA}", document)
         if array := blueprint.arrays.get(path):
             write_file(f"{folder}/{array.chunk_key(0)}", nbytes=lanes * chunk_rows[path] * array.row_bytes)
@@ -226,9 +292,11 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
     if path.is_symlink():
         raise FormatError(f"{path} is a symbolic link; a store has none, restore the folder itself")
     document_path = path / layout.METADATA
-    data = document_path.read_bytes()
+    data = metadata.read_document(document_path)
     attributes = metadata.parse_document(data, document_path).get("attributes")
     metadata.verify_document(data, document_path)
+    # Of thousands of segments only these are read at once; the folders of other arrays are looked at when mapped.
+    refuse_links(path, (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}"))
     try:
         metadata.check_requires(attributes or {}, document_path)
         return _parse_segment(root, number, path, attributes)
@@ -236,6 +304,19 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{document_path}: unusable attributes ({error!r}); restore this file") from None
+
+
+def refuse_links(segment: Path, names: Iterable[str]) -> None:
+    """Check that none of these in a segment leads elsewhere.
+
+    Raises
+    ------
+    FormatError
+        One is a symbolic link.
+    """
+    for name in names:
+        if os.path.islink(f"{segment}/{name}"):
+            raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore what was there")
 
 
 def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> SegmentInfo:

@@ -1,8 +1,9 @@
 """Writing rows of one segment: reserve, put, publish."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping as Named, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,30 @@ from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
+from diskreplay.format.stretches import Ints, Places, Stretch, Window, find_places
 
 _MOST_DESCRIPTORS = 32
 
 
 class _Column:
-    """One array of the segment, as its writer sees it: the chunks that lanes stand in."""
+    """One array of the segment, as its writer sees it: the chunks that lanes stand in.
+
+    A row is one item: a number where the field is a scalar, else, and for observations, its bytes. Items are assigned
+    and scattered in a fraction of the time that numpy takes for arrays of rows.
+    """
 
     def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool) -> None:
         self.root, self.info, self.leaf = root, info, array.path
-        self.dtype, self.shape, self.row_bytes = array.dtype, array.shape, array.row_bytes
-        self.zero = np.zeros(self.shape, self.dtype)
+        self.dtype, self.row_bytes = array.dtype, array.row_bytes
+        self.as_bytes = is_bytes(array.path, array.shape)
+        self.item = np.dtype(f"V{self.row_bytes}") if self.as_bytes else self.dtype
+        self.zero: Any = bytes(self.row_bytes) if self.as_bytes else self.dtype.type(0)
         self.rows = info.chunk_rows[self.leaf]
         self.shift = self.rows.bit_length() - 1
         self.mask = self.rows - 1
         self.by_position = by_position
         self.reserved = np.zeros(len(info.lanes), np.int64)  # chunks whose blocks a lane has
-        # Mapped chunks, or where rows are written by position descriptors.
+        # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
         self.chunks: dict[int, NDArray[Any]] = {}
         self.descriptors: dict[int, int] = {}
 
@@ -65,7 +73,7 @@ class _Column:
         mapping = Mapping(fd, chunk_nbytes(self.root, self.info, self.leaf), writable=True)
         # Without it the first touch of a fresh chunk reads megabytes around it.
         mapping.advise(MADV_RANDOM)
-        self.chunks[chunk] = mapping.array(self.dtype, (len(self.info.lanes), self.rows, *self.shape))
+        self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
 
     def descriptor(self, chunk: int) -> int:
         fd = self.descriptors.get(chunk)
@@ -75,26 +83,58 @@ class _Column:
             fd = self.descriptors[chunk] = open_chunk(self.root, self.info, self.leaf, chunk)
         return fd
 
-    def put(self, lane: int, row: int, value: Any) -> None:
+    def put(self, lane: int, row: int, item: Any) -> None:
+        """Write one row: bytes, or a number that fits the dtype."""
+        at = lane * self.rows + (row & self.mask)
         if self.by_position:
-            offset = (lane * self.rows + (row & self.mask)) * self.row_bytes
-            _write_at(self.descriptor(row >> self.shift), np.asarray(value, self.dtype), offset)
+            data = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
+            _write_at(self.descriptor(row >> self.shift), data, at * self.row_bytes)
         else:
-            self.chunks[row >> self.shift][lane, row & self.mask] = value
+            self.chunks[row >> self.shift][at] = item
 
     def put_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
         """Put rows ``row``, ``row + 1``, ...; their chunks are reserved."""
-        done = 0
-        while done < len(block):
+        items, done = self.items(block), 0
+        while done < len(items):
             at = (row + done) & self.mask
-            count = min(self.rows - at, len(block) - done)
-            part = block[done : done + count]
+            count = min(self.rows - at, len(items) - done)
+            part, at = items[done : done + count], at + lane * self.rows
             if self.by_position:
-                offset = (lane * self.rows + at) * self.row_bytes
-                _write_at(self.descriptor((row + done) >> self.shift), part, offset)
+                data = part.view(np.uint8).data
+                _write_at(self.descriptor((row + done) >> self.shift), data, at * self.row_bytes)
             else:
-                self.chunks[(row + done) >> self.shift][lane, at : at + count] = part
+                self.chunks[(row + done) >> self.shift][at : at + count] = part
             done += count
+
+    def put_lanes(self, places: Sequence[Places], items: NDArray[Any]) -> None:
+        """Put one row of each of several lanes; their chunks are reserved."""
+        for chunk, at, chosen in places:
+            some = items if chosen is None else items[chosen]
+            if self.by_position:
+                self._write_items(self.descriptor(chunk), at, some)
+            else:
+                self.chunks[chunk][at] = some
+
+    def _write_items(self, fd: int, at: Ints, items: NDArray[Any]) -> None:
+        data, size = items.view(np.uint8).data, self.row_bytes
+        # Neighbours in the file, such as all lanes in chunks of one row, are written together.
+        edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
+        for start, stop in pairwise(edges):
+            _write_at(fd, data[start * size : stop * size], int(at[start]) * size)
+
+    def items(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
+        if not self.as_bytes:
+            return np.ascontiguousarray(values)
+        count = len(values)
+        return np.ascontiguousarray(values).reshape(count, -1).view(self.item).reshape(count)
+
+    def target(self, lane: int, row: int) -> tuple[Any, int]:
+        """Return what takes items by number, the first that of ``row``, up to the end of its chunk, and how many."""
+        at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
+        if self.by_position:
+            return _Positions(self, row >> self.shift, at), stop - at
+        return self.chunks[row >> self.shift][at:stop], stop - at
 
     def forget_before(self, row: int) -> None:
         """Let go of chunks that no lane will write again."""
@@ -110,6 +150,30 @@ class _Column:
             os.close(self.descriptors.popitem()[1])
 
 
+class _Positions:
+    """Rows of one chunk that are written by position, as if they were items of an array."""
+
+    __slots__ = ("_base", "_chunk", "_column")
+
+    def __init__(self, column: _Column, chunk: int, at: int) -> None:
+        self._column, self._chunk, self._base = column, chunk, at
+
+    def __setitem__(self, at: int, item: Any) -> None:
+        column = self._column
+        data = item if column.as_bytes else np.asarray(item, column.dtype).tobytes()
+        _write_at(column.descriptor(self._chunk), data, (self._base + at) * column.row_bytes)
+
+
+def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
+    """Whether a writer takes a row of this leaf as bytes; observations always, as they are compared by their bytes."""
+    return bool(shape) or leaf == "obs" or leaf.startswith("obs/")
+
+
+def _numbers(array: Ints) -> Any:
+    """Return an array as Python's own numbers, which are read and stored in half of numpy's time."""
+    return array.data
+
+
 def _runs(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """Yield start and stop of each run of True."""
     if mask.all():  # a single lane, or lanes in step
@@ -119,11 +183,12 @@ def _runs(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2], edges[1::2], strict=True)
 
 
-def _write_at(fd: int, value: NDArray[Any], offset: int) -> None:
-    data = memoryview(value.data).cast("B")
-    while len(data):
+def _write_at(fd: int, data: Any, offset: int) -> None:
+    """Write bytes, or a view of bytes, in full."""
+    count = os.pwrite(fd, data, offset)
+    while count < len(data):
+        data, offset = memoryview(data)[count:], offset + count
         count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
 
 
 class SegmentWriter:
@@ -147,9 +212,21 @@ class SegmentWriter:
             map_lane_counter(f"{info.path}/{name}", lanes, writable=True)
             for name in (layout.COMMITTED, layout.OBSERVED)
         )
-        self.rows = [0] * lanes
+        self._lane_rows = np.zeros(lanes, np.int64)
+        # The same as Python's own numbers. An item of such a view is one aligned 8-byte store, as numpy's is.
+        self.rows = _numbers(self._lane_rows)
+        self._show, self._show_observed = _numbers(self.committed), _numbers(self.observed)
         self.total_rows = 0
-        self._reserved = [0] * lanes  # rows below this have their blocks in every field
+        self._reserved = np.zeros(lanes, np.int64)  # rows below this have their blocks in every field
+        self._least_reserved = 0
+        # For many lanes at once: no lane has more rows than `most_rows`, and until one has as many as `_window_stop`
+        # each field in `_window` has the next two rows of all lanes in one mapped chunk.
+        self.every_lane = np.arange(lanes)
+        self.most_rows = 0
+        self._window_stop = 0
+        self._window: Window = {}
+        self.reserved = _numbers(self._reserved)
+        self.stretch: Stretch | None = None
         self._synced_folders = False
 
     @cached_property
@@ -165,30 +242,106 @@ class SegmentWriter:
         StorageFull
             There is no room; nothing that was committed is touched, and the call may be repeated.
         """
-        if row < self._reserved[lane]:
+        if row < self.reserved[lane]:
             return
-        rows = np.asarray(self.rows)
-        first = min(self.rows)
+        self.stretch = None
+        rows = self._lane_rows
+        first = int(rows.min())
         for column in self.columns.values():
             column.reserve(lane, row, rows)
             column.forget_before(first)
-        bounds = np.min([column.reserved << column.shift for column in self.columns.values()], axis=0)
-        self._reserved = bounds.tolist()
+        np.min([column.reserved << column.shift for column in self.columns.values()], axis=0, out=self._reserved)
+        self._least_reserved, self._window_stop = int(self._reserved.min()), 0
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
         """Reserve the rows ``[row, stop)``; see `reserve`."""
         while row < stop:
             self.reserve(lane, row)
-            row = self._reserved[lane]
+            row = self.reserved[lane]
+
+    def has_room(self) -> bool:
+        """Tell whether the next two rows of every lane are reserved; in doubt, no."""
+        if self.most_rows + 2 > self._least_reserved:
+            self.most_rows = int(self._lane_rows.max())
+        return self.most_rows + 2 <= self._least_reserved
+
+    def lacks_room(self, lanes: Ints, count: Ints | int) -> NDArray[np.bool_]:
+        """Tell for each of some lanes whether any of its next ``count`` rows is not reserved."""
+        return self._lane_rows[lanes] + count > self._reserved[lanes]
+
+    def rows_of(self, lanes: Ints | None) -> Ints:
+        """Return the rows of some lanes, None for all."""
+        return self._lane_rows.copy() if lanes is None else self._lane_rows[lanes]
 
     def publish(self, lane: int, rows: int, observed: int = 0) -> None:
         """Make ``rows`` rows of a lane visible, and observations up to ``observed``. What they show is written."""
         self.total_rows += rows - self.rows[lane]
+        self.most_rows = max(self.most_rows, rows)
         self.rows[lane] = rows
         # Readers load `observed` first: one past `committed` then means the observation after just these rows.
-        self.committed[lane] = rows
+        self._show[lane] = rows
         if observed:
-            self.observed[lane] = observed
+            self._show_observed[lane] = observed
+
+    def put_lanes(self, lanes: Ints | None, rows: Ints, values: Named[str, NDArray[Any]]) -> None:
+        """Write a row of each of some lanes, None for all, in several fields, ``(n, *shape)`` each; they are reserved.
+
+        No row is beyond the next two of its lane.
+        """
+        window = self._find_window()
+        places: dict[int, list[Places]] = {}
+        for leaf, value in values.items():
+            column = self.columns[leaf]
+            if leaf in window:
+                chunk, base = window[leaf]
+                chunk[rows + (base if lanes is None else base[lanes])] = column.items(value)
+                continue
+            if column.shift not in places:
+                places[column.shift] = find_places(self.every_lane if lanes is None else lanes, rows, column.shift)
+            column.put_lanes(places[column.shift], column.items(value))
+
+    def _find_window(self) -> Window:
+        """Return where the mapped fields' next two rows of all lanes are, for fields that have them in one chunk."""
+        if self.most_rows + 1 < self._window_stop:
+            return self._window
+        low, high = int(self._lane_rows.min()), int(self._lane_rows.max())
+        self.most_rows, self._window_stop, self._window = high, 1 << 62, {}
+        for leaf, column in self.columns.items():
+            chunk = low >> column.shift
+            # Another look where the first of the chunks in here ends, or at the next rows where one is not in here.
+            inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
+            self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
+            if inside:
+                base = (self.every_lane - chunk) << column.shift
+                self._window[leaf] = column.chunks[chunk], base
+        return self._window
+
+    def publish_lanes(
+        self, lanes: Ints | None, rows: Ints, added: int, observed: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Make ``rows`` rows of each of some lanes visible, None for all: one or two more of each, ``added`` in all.
+
+        One observation more is visible where ``observed`` says so.
+        """
+        if lanes is None:
+            lanes = self.every_lane
+        self.total_rows += added
+        self.most_rows += 1 if added == len(lanes) else 2
+        self._lane_rows[lanes] = rows
+        # By index: numpy stores such items one by one, 8 aligned bytes each, and never copies them as a block of bytes.
+        self.committed[lanes] = rows
+        if observed is not None:
+            self.observed[lanes[observed]] = rows[observed] + 1
+
+    def go_on(self, limit: int) -> None:
+        """See how far the lane of a lone environment can go on without a look at anything: set ``stretch``.
+
+        It ends before ``limit`` rows, at the latest.
+        """
+        row, found = self.rows[0], self.stretch
+        if found is None or row > found.last:
+            found = Stretch(self, row, limit) if row + 1 < min(limit, self.reserved[0]) else None
+            self.stretch = found if found is not None and row <= found.last else None
 
     def flush(self) -> None:
         """Put everything published on the platter, then say so in ``durable``."""
@@ -229,7 +382,14 @@ class SegmentWriter:
         sync_file(self.root.counters_folder / "c.0")
         self._synced_folders = True
 
+    def place(self, info: SegmentInfo) -> None:
+        """Take the number and the folder that the segment got, after it was opened as a draft."""
+        self.info, self.number = info, info.number
+        for column in self.columns.values():
+            column.info = info
+
     def close(self) -> None:
         """Let go of every chunk. The lock stays: whoever seals the segment needs it."""
+        self.stretch, self._window, self._window_stop = None, {}, 0
         for column in self.columns.values():
             column.close()

@@ -31,7 +31,7 @@ from diskreplay.format.durable import (
     try_lock,
     write_file,
 )
-from diskreplay.format.limiters import NAME
+from diskreplay.format.limiters import is_name
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.metadata import (
     Document,
@@ -79,7 +79,7 @@ def write_state(root: Root, name: str, tree: Tree) -> None:
     StorageFull
         There is no room; the old state is untouched.
     """
-    if not _is_name(name):
+    if not is_name(name):
         raise ValueError(
             f"a name is 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit, and not "
             f"{layout.METADATA}; this one is {name!r}"
@@ -151,10 +151,6 @@ def remove_dead_draft(path: str) -> None:
     """Remove a draft of a state if the process that made it is gone; the caller holds the store lock."""
     if not is_locked(os.path.join(path, layout.LOCK)):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and NAME.fullmatch(name) is not None and name != layout.METADATA
 
 
 def _group(root: Root) -> Document:
@@ -250,7 +246,7 @@ def state_names(root: Root) -> list[str]:
     folder = root.path / layout.SAMPLERS
     if not _is_folder(folder):
         return []
-    return sorted(name for name in os.listdir(folder) if _is_name(name) and _is_folder(folder / name))
+    return sorted(name for name in os.listdir(folder) if is_name(name) and _is_folder(folder / name))
 
 
 def read_state(root: Root, name: str) -> Tree:
@@ -263,7 +259,7 @@ def read_state(root: Root, name: str) -> Tree:
     FormatError
         It is damaged.
     """
-    if not _is_name(name) or not _is_folder(root.path / layout.SAMPLERS / name):
+    if not is_name(name) or not _is_folder(root.path / layout.SAMPLERS / name):
         known = ", ".join(state_names(root)) or "none"
         raise StoreNotFound(f"{root.path} has no sampler state named {name!r}; it has {known}")
     folder = root.path / layout.SAMPLERS / name

@@ -81,7 +81,7 @@ class Sweep(Owned):
             self._pass = None
         while missing:
             if self._pass is None:
-                if self._finished == self._passes:
+                if self._passes is not None and self._finished >= self._passes:
                     break
                 if fruitless:
                     raise NotEnoughData(

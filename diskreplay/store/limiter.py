@@ -11,7 +11,7 @@ from typing import Any
 
 from diskreplay.errors import RateLimited, ReadOnlyError
 from diskreplay.format.durable import Lock, try_lock
-from diskreplay.format.limiters import NAME, SLOTS, Inserted, StepCounter, open_slots, slots_lock
+from diskreplay.format.limiters import SLOTS, Inserted, StepCounter, is_name, open_slots, slots_lock
 from diskreplay.format.root import Root, read_root
 
 # Between two looks at the counts: short at first, for the other side may be in the middle of its step.
@@ -66,7 +66,7 @@ class RateLimiter:
         _check_number("error_buffer", self.error_buffer)
         if isinstance(self.min_size, bool) or not isinstance(self.min_size, Integral) or self.min_size < 1:
             raise ValueError(f"min_size must be an int of at least 1, not {self.min_size!r}")
-        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+        if not is_name(self.name):
             raise ValueError(
                 f"name must be letters, digits, _, - and . that begin with a letter or digit, not {self.name!r}"
             )
@@ -101,13 +101,15 @@ class RateLimiter:
         """Tell whether a step may be inserted."""
         if inserted.held < self.min_size:
             return True
-        return (inserted.ever + 1) * self.samples_per_insert - drawn <= self.offset + self.error_buffer
+        lead = (inserted.ever + 1) * self.samples_per_insert - drawn
+        return lead <= self.offset + self.error_buffer + _rounding(lead, drawn)
 
     def may_draw(self, inserted: Inserted, drawn: int, steps: int) -> bool:
         """Tell whether so many steps may be drawn."""
         if inserted.held < self.min_size:
             return False
-        return inserted.ever * self.samples_per_insert - drawn - steps >= self.offset - self.error_buffer
+        lead = inserted.ever * self.samples_per_insert - drawn - steps
+        return lead >= self.offset - self.error_buffer - _rounding(lead, drawn)
 
     def attach(self, store: Any) -> "AttachedLimiter":
         """Return the limiter of a store, open with mode "a"; one for each writer and each sampler.
@@ -124,6 +126,11 @@ class RateLimiter:
                 f'a limiter counts in the store, and {store.path} was opened with mode "r"; use mode "a"'
             )
         return AttachedLimiter(self, read_root(store.path))
+
+
+def _rounding(lead: float, drawn: int) -> float:
+    """Return more than rounding can take from a lead: with the least error_buffer, both sides would wait for ever."""
+    return 1e-12 * (1.0 + abs(lead) + drawn)
 
 
 class AttachedLimiter:

@@ -1,11 +1,12 @@
-"""Lanes of steps into segments: which segment a lane writes to, what flags a row gets, when an episode is cut.
+"""Lanes of steps into segments: what flags a row gets, when an episode is cut.
 
 Both writers are a thin skin over this. Values that arrive here are cast and checked; from `prepare` on only the disk
-can say no, and from `commit` on nothing can.
+can say no, and from `commit` on nothing can. A step's values are items: a row's bytes for observations and arrays, a
+number for other scalars.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,36 +17,13 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.layout import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.format.root import Root
-from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.retention import Retention
+from diskreplay.store.rolling import Lane, OpenSegments
 from diskreplay.store.sealer import Sealer
 
-Values = Sequence[NDArray[Any]]
-EpisodeValues = dict[str, NDArray[Any]]
-
-
-# A lane that does not append keeps its segment, and with it the writer's next one, open for so many targets of rows.
-_LATEST = 16
-
-
-# An episode that comes step by step, in a segment of its own.
-_UNKNOWN = Size(256)
-
-
-class Lane:
-    """One environment's stream: where it writes next, and what its open episode waits for."""
-
-    __slots__ = ("at", "continues", "number", "open", "pending", "resumes_at", "segment")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.segment: SegmentWriter | None = None
-        self.at = 0  # the lane's index inside the segment
-        self.open = False
-        self.continues = False  # the next episode continues one that was cut for its length
-        self.resumes_at: list[bytes] | None = None  # where known, the observation that it must begin with
-        self.pending: list[bytes] | None = None  # the observation already written for the next row
+Items = list[Any]
+EpisodeItems = Mapping[str, Any]
 
 
 class Recorder:
@@ -56,115 +34,140 @@ class Recorder:
     """
 
     def __init__(self, root: Root, counters: StoreCounters, lanes: int, retention: Retention, sealer: Sealer) -> None:
-        self._root, self._counters, self._retention, self._sealer = root, counters, retention, sealer
-        self._columns = list(root.schema.step_leaves)
-        self._obs_columns = [leaf for leaf in self._columns if leaf == "obs" or leaf.startswith("obs/")]
-        self._obs_count = len(self._obs_columns)
-        self._per_episode = root.segment_steps == "episode"
-        self._target = layout.target_rows(
-            1 if self._per_episode else lanes, root.step_bytes, root.capacity, root.segment_steps
-        )
-        self._first_number: int | None = None
-        self._newest: SegmentWriter | None = None
-        self._members: dict[int, set[Lane]] = {}  # lanes that write to a segment, by its number
-        self._opened = 0
-        self._left = False  # whether segments were handed over to be sealed since the last flush
+        self.columns = list(root.schema.step_leaves)
+        self._obs_columns = [leaf for leaf in self.columns if leaf == "obs" or leaf.startswith("obs/")]
+        self.obs_count = len(self._obs_columns)
+        self._limited = root.capacity is not None
+        self._sealer = sealer
         self._warned = False
-        self.lanes = [Lane(i) for i in range(lanes)]
+        self.lanes: list[Any] = [Lane(i) for i in range(lanes)]
+        self.rolling = OpenSegments(
+            root, counters, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None)
+        )
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, lane: Lane, values: Values, two_rows: bool) -> int:
-        """Find room for a step whose first values are the observation; return how many segments were opened so far.
+    def go_on(self, items: Items, following: list[bytes] | None) -> bool:
+        """Append to the middle of a lone lane's episode, if that needs nothing but writing; else change nothing.
+
+        What it leaves out, `prepare` and `commit` do: first and last steps, chunks and segments that end, episodes
+        that do not go on.
+        """
+        lane = self.lanes[0]
+        if not lane.open:
+            return False
+        segment = lane.segment
+        stretch, row, known = segment.stretch, segment.rows[0], 0
+        if stretch is None or row > stretch.last or (self._limited and self.rolling.is_below_horizon(segment)):
+            return False
+        pending = lane.pending
+        if pending is not None:
+            known = len(pending)
+            if items[:known] != pending:
+                return False
+        stretch.append(row, items, known, following)
+        lane.pending = following
+        return True
+
+    def prepare(self, lane: Any, items: Items, two_rows: bool) -> None:
+        """Find room for a step whose first items are the observation.
 
         Raises
         ------
         StorageFull
             There is no room. Nothing was written but, where the episode had to end here, its end.
         """
+        try:
+            self._prepare(lane, items, two_rows)
+        except StorageFull:
+            if not self.rolling.give_way():
+                raise
+            self._prepare(lane, items, two_rows)
+
+    def _prepare(self, lane: Any, items: Items, two_rows: bool) -> None:
         if lane.open:
-            self._cut_if_needed(lane, values)
+            self._cut_if_needed(lane, items)
         if not lane.open:
-            lane.continues &= _same_bytes(values, lane.resumes_at)
-            self._settle(lane, 1)
+            lane.continues = lane.continues and _continues(items, lane.resumes_at)
+            self.rolling.settle(lane, 1)
+        self.rolling.look_ahead()
         segment = lane.segment
-        assert segment is not None
         row = segment.rows[lane.at]
         segment.reserve(lane.at, row)
         if two_rows:
             segment.reserve(lane.at, row + 1)
-        return self._opened
 
     def commit(
         self,
-        lane: Lane,
-        values: Values,
-        next_obs: Values | None,
+        lane: Any,
+        items: Items,
+        following: list[bytes] | None,
         terminated: bool,
         truncated: bool,
-        episode: EpisodeValues | None,
+        episode: EpisodeItems | None,
     ) -> None:
         """Write a prepared step and publish it."""
         segment, at = lane.segment, lane.at
-        assert segment is not None
         row = segment.rows[at]
         flags = 0 if lane.open else FIRST | (CUT if lane.continues else 0)
         flags |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
         columns = segment.columns
-        for i in range(0 if lane.pending is None else self._obs_count, len(values)):
-            columns[self._columns[i]].put(at, row, values[i])
+        for i in range(0 if lane.pending is None else self.obs_count, len(items)):
+            columns[self.columns[i]].put(at, row, items[i])
         ended = terminated or truncated
         lane.pending = None
-        if next_obs is None:
+        if following is None:
             columns[layout.DONE].put(at, row, flags | self._put_episode(segment, at, row, episode))
             segment.publish(at, row + 1)
         elif ended:
             columns[layout.DONE].put(at, row, flags)
-            self._put_final(segment, at, row + 1, next_obs, OBSERVATION_ONLY, episode)
+            self._put_final(segment, at, row + 1, following, OBSERVATION_ONLY, episode)
             segment.publish(at, row + 2)
         else:
-            for leaf, value in zip(self._obs_columns, next_obs, strict=True):
-                columns[leaf].put(at, row + 1, value)
+            for leaf, item in zip(self._obs_columns, following, strict=True):
+                columns[leaf].put(at, row + 1, item)
             columns[layout.DONE].put(at, row, flags)
             segment.publish(at, row + 1, row + 2)
-            lane.pending = [value.tobytes() for value in next_obs]
+            lane.pending = following
         lane.open, lane.continues, lane.resumes_at = not ended, False, None
+        if len(self.lanes) == 1:
+            segment.go_on(self.rolling.next_look())
 
     def _put_final(
         self,
         segment: SegmentWriter,
         at: int,
         row: int,
-        obs: Values | None,
+        obs: Items | None,
         flags: int,
-        episode: EpisodeValues | None,
+        episode: EpisodeItems | None,
     ) -> None:
         """Write an observation-only row, or with no ``obs`` one whose observation is there or that has none."""
-        for leaf in self._columns[self._obs_count :]:
+        for leaf in self.columns[self.obs_count :]:
             # An append that was interrupted may have left bytes here.
             segment.columns[leaf].put(at, row, segment.columns[leaf].zero)
         if obs is not None:
-            for leaf, value in zip(self._obs_columns, obs, strict=True):
-                segment.columns[leaf].put(at, row, value)
+            for leaf, item in zip(self._obs_columns, obs, strict=True):
+                segment.columns[leaf].put(at, row, item)
         segment.columns[layout.DONE].put(at, row, flags | self._put_episode(segment, at, row, episode))
 
-    def _put_episode(self, segment: SegmentWriter, at: int, row: int, episode: EpisodeValues | None) -> int:
+    def _put_episode(self, segment: SegmentWriter, at: int, row: int, episode: EpisodeItems | None) -> int:
         if not episode:
             return 0
-        for leaf, value in episode.items():
-            segment.columns[leaf].put(at, row, value)
+        for leaf, item in episode.items():
+            segment.columns[leaf].put(at, row, item)
         return EPISODE_VALUES
 
     # --- whole episodes ----------------------------------------------------------------------------------------------
 
     def block(
         self,
-        lane: Lane,
-        values: Values,
-        final_obs: Values | None,
+        lane: Any,
+        values: Sequence[NDArray[Any]],
+        final_obs: Items | None,
         terminated: bool,
         truncated: bool,
-        episode: EpisodeValues | None,
+        episode: EpisodeItems | None,
     ) -> None:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
         steps = len(values[0])
@@ -172,30 +175,40 @@ class Recorder:
         ended = terminated or truncated
         marker = final_obs is None and bool(episode) and not ended
         rows = steps + (final_obs is not None or marker)
-        self._settle(lane, rows)
+        self._find_room(lane, rows)
         segment, at = lane.segment, lane.at
-        assert segment is not None
         row = segment.rows[at]
-        segment.reserve_rows(at, row, row + rows)
         flags = np.zeros(steps, np.uint8)
         flags[0] = FIRST
         flags[-1] |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
         if rows == steps:
             flags[-1] |= self._put_episode(segment, at, row + steps - 1, episode)
-        for leaf, value in zip(self._columns, values, strict=True):
+        for leaf, value in zip(self.columns, values, strict=True):
             segment.columns[leaf].put_block(at, row, value)
         segment.columns[layout.DONE].put_block(at, row, flags)
         if rows > steps:
             end = (END_MARKER if marker else OBSERVATION_ONLY) | (0 if ended else TRUNCATED | CUT)
             self._put_final(segment, at, row + steps, final_obs, end, episode)
         segment.publish(at, row + rows)
-        if self._per_episode:
+        if self.rolling.one_an_episode:
             # Nothing comes after it; lanes that wait for their next episode should not hold descriptors.
             segment.close()
 
+    def _find_room(self, lane: Any, rows: int) -> None:
+        for last in (False, True):
+            try:
+                self.rolling.settle(lane, rows)
+                self.rolling.look_ahead()
+                row = lane.segment.rows[lane.at]
+                lane.segment.reserve_rows(lane.at, row, row + rows)
+                return
+            except StorageFull:
+                if last or not self.rolling.give_way():
+                    raise
+
     # --- cuts --------------------------------------------------------------------------------------------------------
 
-    def cut(self, lane: Lane, final_obs: Values | None, episode: EpisodeValues | None) -> None:
+    def cut(self, lane: Any, final_obs: Items | None, episode: EpisodeItems | None) -> None:
         """End the open episode of a lane, if there is one, without the environment.
 
         The observation after its last step is kept where it is known: the one already visible, else ``final_obs``.
@@ -204,7 +217,6 @@ class Recorder:
         if not lane.open:
             return
         segment, at = lane.segment, lane.at
-        assert segment is not None
         row = segment.rows[at]
         if lane.pending is not None or final_obs is not None:
             segment.reserve(at, row)
@@ -218,9 +230,9 @@ class Recorder:
         # With neither, the cut is read off what follows: a first step, or the end of the sealed segment.
         lane.open, lane.pending = False, None
 
-    def continues_pending(self, lane: Lane, obs: Values) -> bool:
+    def continues_pending(self, lane: Any, obs: Items) -> bool:
         """Whether ``obs`` is the observation that the lane's last step led to, as far as that is known."""
-        return _same_bytes(obs, lane.pending)
+        return _continues(obs, lane.pending)
 
     def warn_discontinuity(self) -> None:
         """Say once that an observation did not continue its episode."""
@@ -230,112 +242,24 @@ class Recorder:
                 "an appended obs differs from the next_obs of the step before; the episode was cut there. Reset "
                 "observations need end_episode() or a done step before them, and normalised or stacked ones must be "
                 "the same bytes in both places",
-                stacklevel=5,
+                stacklevel=7,
             )
 
-    def _cut_if_needed(self, lane: Lane, values: Values) -> None:
-        obs = values[: self._obs_count]
+    def _cut_if_needed(self, lane: Any, items: Items) -> None:
+        obs = items[: self.obs_count]
         if not self.continues_pending(lane, obs):
             self.cut(lane, None, None)
             self.warn_discontinuity()
-        elif self._overstays(lane):
+        elif self.rolling.overstays(lane.segment):
             self.cut(lane, obs, None)
-            lane.continues, lane.resumes_at = True, [value.tobytes() for value in obs]
+            lane.continues, lane.resumes_at = True, list(obs)
 
-    def _overstays(self, lane: Lane) -> bool:
-        """Whether an open episode must be cut because its segment has to end."""
-        segment, newest = lane.segment, self._newest
-        assert segment is not None
-        if self._is_below_horizon(segment):
-            return True
-        if newest is not None and segment is not newest:
-            return newest.total_rows >= self._target
-        total = segment.total_rows
-        return total >= 2 * self._target and (total >= _LATEST * self._target or not self._older())
-
-    def _is_below_horizon(self, segment: SegmentWriter) -> bool:
-        return self._root.capacity is not None and segment.number < self._counters.peek(layout.HORIZON)
-
-    # --- segments ----------------------------------------------------------------------------------------------------
-
-    def _settle(self, lane: Lane, rows: int) -> None:
-        """Give a lane between two episodes a segment with room for ``rows`` rows."""
-        segment = lane.segment
-        if self._per_episode:
-            if segment is None or segment.rows[0]:
-                size = Size(layout.ceil_power_of_two(rows), rows) if rows > 1 else _UNKNOWN
-                self._move(lane, self._open([lane.number], size))
-            return
-        newest = self._newest
-        if segment is not None and segment is newest and not self._is_full(segment, rows):
-            return
-        if newest is None or self._is_full(newest, rows):
-            older = self._older()
-            if newest is not None and older and self._may_wait(newest):
-                self._move(lane, newest)
-                return
-            for straggler in [other for other in older if other.open]:
-                resumes_at = straggler.pending
-                self.cut(straggler, None, None)
-                straggler.continues, straggler.resumes_at = True, resumes_at
-            newest = self._newest = self._open([other.number for other in self.lanes], Size(self._most_chunk_rows()))
-            for other in self.lanes:
-                if not other.open:
-                    self._move(other, newest)
-        self._move(lane, newest)
-
-    def _older(self) -> list[Lane]:
-        """Return the lanes still in the segment before the newest; none in the layout of one group an episode."""
-        newest = self._newest
-        return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
-
-    def _may_wait(self, newest: SegmentWriter) -> bool:
-        """Whether a full newest segment may go on until the lanes in the one before are cut at their next append."""
-        return newest.total_rows < _LATEST * self._target and not self._is_below_horizon(newest)
-
-    def _is_full(self, segment: SegmentWriter, rows: int) -> bool:
-        total = segment.total_rows
-        return (
-            total >= self._target or (total > 0 and total + rows > 2 * self._target) or self._is_below_horizon(segment)
-        )
-
-    def _most_chunk_rows(self) -> int:
-        # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
-        return layout.floor_power_of_two(self._target // len(self.lanes) // 4)
-
-    def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
-        info, lock = self._retention.new_segment(self._first_number, lanes, size)
-        if self._first_number is None:
-            self._first_number = info.number
-        segment = SegmentWriter(self._root, info, lock, in_blocks=size.rows is not None)
-        self._members[info.number] = set()
-        self._opened += 1
-        return segment
-
-    def _move(self, lane: Lane, segment: SegmentWriter) -> None:
-        if lane.segment is segment:
-            return
-        left, lane.segment = lane.segment, segment
-        lane.at = segment.info.lanes.index(lane.number) if self._per_episode else lane.number
-        self._members[segment.number].add(lane)
-        if left is not None:
-            self._leave(lane, left)
-
-    def _leave(self, lane: Lane, segment: SegmentWriter, *, seal: bool = True) -> None:
-        self._members[segment.number].discard(lane)
-        if not self._members[segment.number]:
-            del self._members[segment.number]
-            segment.close()
-            if not seal:
-                segment.lock.release()
-                return
-            self._left = True
-            self._sealer.submit(segment.info, segment.lock)
+    # --- the end -----------------------------------------------------------------------------------------------------
 
     @property
     def segments(self) -> list[SegmentWriter]:
         """The segments this writer has open: at most two, or one a lane in the layout of one group an episode."""
-        return list({lane.segment.number: lane.segment for lane in self.lanes if lane.segment is not None}.values())
+        return list(self.rolling.by_number.values())
 
     def close(self) -> None:
         """Cut what is open and hand every segment over to be sealed."""
@@ -355,18 +279,15 @@ class Recorder:
         """Put every published step on the platter, those in segments that were left included."""
         for segment in self.segments:
             segment.flush()
-        if self._left:
-            self._left = False
+        if self.rolling.left:
+            self.rolling.left = False
             self._sealer.drain()
 
     def abandon(self, *, seal: bool = True) -> None:
         """Let go of every segment as it is; each is sealed up to what was committed, now or by the next process."""
-        for lane in self.lanes:
-            segment, lane.segment = lane.segment, None
-            if segment is not None:
-                self._leave(lane, segment, seal=seal)
+        self.rolling.abandon(seal=seal)
 
 
-def _same_bytes(values: Values, known: list[bytes] | None) -> bool:
-    """Whether the first values have these bytes; nothing known contradicts nothing."""
-    return known is None or all(value.tobytes() == data for value, data in zip(values, known, strict=False))
+def _continues(items: list[Any], known: list[bytes] | None) -> bool:
+    """Whether the first items have these bytes; nothing known contradicts nothing."""
+    return known is None or items[: len(known)] == known

@@ -6,12 +6,21 @@ from collections import deque
 from collections.abc import Sequence
 
 from diskreplay.errors import ReplayError
-from diskreplay.format import layout
+from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, may_seal
-from diskreplay.format.segment import SegmentInfo, Size, build_segment, read_segment, segment_numbers
+from diskreplay.format.segment import (
+    DRAFT,
+    SegmentInfo,
+    Size,
+    build_segment,
+    place_segment,
+    read_segment,
+    remove_dead_draft,
+    segment_numbers,
+)
 
 # Each dead segment that waits to be sealed holds a descriptor.
 _AT_ONCE = 64
@@ -47,15 +56,34 @@ class Retention:
             self._counters.mend()
             # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
             self._remove_old(again=self._root.segment_steps != "episode")
-            number = int(self._counters.read()[layout.NEXT_SEGMENT])
-            # A writer that died between the rename and the counter has left a segment with no rows under it.
-            while os.path.lexists(self._root.segment_path(number)):
-                number += 1
-            if number >= layout.MAX_SEGMENTS:
-                raise ReplayError(f"{self._root.path} has used all {layout.MAX_SEGMENTS} segment numbers")
+            number = self._next_number()
             info, lock = build_segment(self._root, number, writer, lanes, size)
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         return info, lock
+
+    def place(self, draft: SegmentInfo) -> SegmentInfo:
+        """Make a draft the next segment. Old ones are removed when the one before it is sealed.
+
+        Raises
+        ------
+        StorageFull, FileNotFoundError, StoreLocked
+            It could not be placed; it is as it was.
+        """
+        with held_lock(self._root.lock_path):
+            self._counters.mend()
+            number = self._next_number()
+            info = place_segment(self._root, draft, number)
+            self._counters.set(layout.NEXT_SEGMENT, number + 1)
+        return info
+
+    def _next_number(self) -> int:
+        number = int(self._counters.read()[layout.NEXT_SEGMENT])
+        # A writer that died between the rename and the counter has left a segment with no rows under it.
+        while os.path.lexists(self._root.segment_path(number)):
+            number += 1
+        if number >= layout.MAX_SEGMENTS:
+            raise ReplayError(f"{self._root.path} has used all {layout.MAX_SEGMENTS} segment numbers")
+        return number
 
     def enforce(self) -> None:
         """Remove segments beyond the capacity; nothing else has to succeed first."""
@@ -93,6 +121,11 @@ class Retention:
         for name in os.listdir(self._root.counters_folder):
             if name.startswith(("old-", "new-")):
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
+            elif name.startswith(states.DRAFT):
+                states.remove_dead_draft(f"{self._root.counters_folder}/{name}")
+            elif name.startswith(DRAFT):
+                remove_dead_draft(f"{self._root.counters_folder}/{name}")
+        states.remove_stale(self._root)
 
     def _live(self) -> list[SegmentInfo]:
         """Read the attributes of every segment that is there, lowest number first."""

@@ -22,6 +22,7 @@ from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.store.vector_writer import VectorWriter
+from diskreplay.store.verify import Problem, verify
 from diskreplay.store.writer import Durability, Writer, check_durability
 
 PathLike = str | os.PathLike[str]
@@ -109,6 +110,14 @@ class Store:
     def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once."""
         return store_info(self._root, self._counters, self.snapshot, progress)
+
+    def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
+        """Look for what is wrong with the store on disk; empty where nothing is.
+
+        Structure, sizes, metadata against the schema, flags against counters, and with ``deep`` the checksums of every
+        sealed chunk. It may be written meanwhile. See docs/durability.md.
+        """
+        return verify(self.path, deep=deep, progress=progress)
 
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ..."""

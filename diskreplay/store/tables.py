@@ -11,7 +11,7 @@ from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format.mapping import Mapping, map_file
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, refuse_links, row_bytes
 
 # The kernel allows 65,530 mappings a process, and the trainer has others.
 MOST_MAPPINGS = 30_000
@@ -187,6 +187,8 @@ class Tables:
         if info is None:
             raise SegmentGone("the segment of these steps was evicted; draw again")
         path = chunk_path(self.root, info, leaf, chunk)
+        parts = leaf.split("/")
+        refuse_links(info.path, ("/".join(parts[: i + 1]) for i in range(len(parts))))
         try:
             return map_file(path, chunk_nbytes(self.root, info, leaf))
         except FileNotFoundError:

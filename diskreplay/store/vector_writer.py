@@ -3,8 +3,12 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
+from diskreplay.format.schema import Schema
+from diskreplay.store.recorder import Recorder
+from diskreplay.store.vector_steps import Step, VectorSteps, as_item
 from diskreplay.store.writer import _BaseWriter, append_block, as_flags, end_lane
 
 
@@ -13,6 +17,10 @@ class VectorWriter(_BaseWriter):
 
     Concurrency: as `Writer`.
     """
+
+    def __init__(self, schema: Schema, recorder: Recorder, *args: Any) -> None:
+        super().__init__(schema, recorder, *args)
+        self._steps = VectorSteps(recorder)
 
     @property
     def num_envs(self) -> int:
@@ -59,32 +67,29 @@ class VectorWriter(_BaseWriter):
         cuts = np.zeros(count, np.bool_) if truncated is None else as_flags(truncated, "truncated", count)
         values = self._cast_step(obs, action, reward, extra, (count,))
         following = None if next_obs is None else self._cast("obs", next_obs, (count,))
-        finals = self._cast_episode(episode, (count,))
-        lanes = range(count) if mask is None else np.flatnonzero(as_flags(mask, "mask", count)).tolist()
-        ended = ends | cuts
-        rows = {i: [value[i] for value in values] for i in lanes}
-        # Making room for one lane may open a segment that lanes before it move to, so that they need room again.
+        finals = self._cast_episodes(episode)
+        lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
+        if lanes is not None and len(lanes) == 0:
+            return
         with self._recording():
-            opened = -1
-            while opened != (opened := self._prepare(rows, ended.tolist(), following is not None)):
-                pass
-            for i in lanes:
-                self._recorder.commit(
-                    self._recorder.lanes[i],
-                    rows[i],
-                    None if following is None else [value[i] for value in following],
-                    bool(ends[i]),
-                    bool(cuts[i]),
-                    None if finals is None or not ended[i] else {leaf: value[i] for leaf, value in finals.items()},
-                )
-        if lanes:
-            self._after_step(bool(ended.any()))
+            self._steps.append(Step(lanes, values, following, ends, cuts, finals))
+        self._after_step(bool((ends | cuts).any()))
 
-    def _prepare(self, rows: dict[int, list[Any]], ended: list[bool], two_rows: bool) -> int:
-        recorder, opened = self._recorder, 0
-        for i, values in rows.items():
-            opened = recorder.prepare(recorder.lanes[i], values, two_rows or ended[i])
-        return opened
+    def _cast_step(
+        self, obs: Any, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...]
+    ) -> list[NDArray[Any]]:
+        values = self._cast("obs", obs, leading)
+        values += self._cast("action", action, leading)
+        values.append(self._schema.reward.cast(reward, "reward", leading))
+        if extra or self._has_extra:
+            values += self._cast("extra", extra, leading)
+        return values
+
+    def _cast_episodes(self, episode: dict[str, Any] | None) -> dict[str, NDArray[Any]] | None:
+        if not episode:
+            return None
+        leaves, leading = self._schema.leaves, (self.num_envs,)
+        return {path: leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten("episode", episode)}
 
     def append_episode(
         self,
@@ -111,14 +116,14 @@ class VectorWriter(_BaseWriter):
         self._check_usable()
         count = self.num_envs
         final = None if final_obs is None else self._cast("obs", final_obs, (count,))
-        values = self._cast_episode(episode, (count,))
+        values = self._cast_episodes(episode)
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
         with self._recording(inserts=False):
             for i in np.flatnonzero(chosen).tolist():
                 end_lane(
                     self._recorder,
                     self._recorder.lanes[i],
-                    None if final is None else [value[i] for value in final],
-                    None if values is None else {leaf: value[i] for leaf, value in values.items()},
+                    None if final is None else [value[i].tobytes() for value in final],
+                    None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},
                 )
         self._after_step(True)

@@ -12,10 +12,25 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError, StorageFull, WriterClosed
 from diskreplay.format.schema import Schema
+from diskreplay.store.casting import leaf_caster, part_caster
 from diskreplay.store.limiter import AttachedLimiter
-from diskreplay.store.recorder import EpisodeValues, Lane, Recorder
+from diskreplay.store.recorder import EpisodeItems, Items, Recorder
 
 Durability = str | float
+
+
+class _Process:
+    """The number of this process: asking the system at every append takes longer than all the rest of the check."""
+
+    def __init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        self.pid = os.getpid()
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.look)
 
 
 def check_durability(durability: Durability) -> Durability:
@@ -31,6 +46,8 @@ def as_flag(value: Any, name: str) -> bool:
     """Return a bool from a truth value: a bool or a number of any library, alone or in an array of one."""
     if type(value) is bool:
         return value
+    if type(value) is np.bool_:
+        return bool(value)
     array = _plain(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise SchemaError(f"{name} is one truth value a step, not {value!r:.80}")
@@ -51,14 +68,27 @@ class _BaseWriter:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
         self._durability = check_durability(durability)
         self._on_close = on_close
-        self._pid = os.getpid()
+        self._pid = _process.pid
         self._closed = False
         self._synced_at = time.monotonic()
+        self._prepare_casters()
+
+    def _prepare_casters(self) -> None:
+        schema = self._schema
+        self._obs_items, self._action_items, self._extra_items = (
+            part_caster(schema, part) for part in ("obs", "action", "extra")
+        )
+        self._reward_item = leaf_caster(schema.reward, "reward")
+        self._has_extra = bool(schema.extra)
+        # One array and one action, as most schemas have it: without the lists in between.
+        self._lone = "obs" in schema.leaves and "action" in schema.leaves
+        if self._lone:
+            self._obs_item, self._action_item = (leaf_caster(schema.leaves[x], x) for x in ("obs", "action"))
 
     def _check_usable(self) -> None:
         if self._closed:
             raise WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
-        if os.getpid() != self._pid:
+        if _process.pid != self._pid:
             raise WriterClosed(
                 "this writer belongs to the parent of this forked process; open the store here for another"
             )
@@ -67,22 +97,12 @@ class _BaseWriter:
         leaves = self._schema.leaves
         return [leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten(part, value)]
 
-    def _cast_step(
-        self, obs: Any, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...] = ()
-    ) -> list[NDArray[Any]]:
-        values = self._cast("obs", obs, leading)
-        values += self._cast("action", action, leading)
-        values.append(self._schema.reward.cast(reward, "reward", leading))
-        if extra or self._schema.extra:
-            values += self._cast("extra", extra, leading)
-        return values
-
-    def _cast_episode(self, episode: dict[str, Any] | None, leading: tuple[int, ...] = ()) -> EpisodeValues | None:
+    def _cast_episode(self, episode: dict[str, Any] | None) -> EpisodeItems | None:
         if not episode:
             return None
         leaves = self._schema.leaves
         flat = self._schema.flatten("episode", episode)
-        return {path: leaves[path].cast(raw, path, leading) for path, raw in flat}
+        return {path: leaf_caster(leaves[path], path)(raw) for path, raw in flat}
 
     def _after_step(self, ended: bool) -> None:
         if self._durability == "none":
@@ -135,7 +155,7 @@ class _BaseWriter:
         """Cut what is open, seal, and wait until that is done. Closing twice is fine."""
         if self._closed:
             return
-        if os.getpid() != self._pid:
+        if _process.pid != self._pid:
             return  # the parent's segment stays the parent's
         self._closed = True
         try:
@@ -158,10 +178,6 @@ class Writer(_BaseWriter):
     Concurrency: one thread at a time, in the process that made it; a forked child gets WriterClosed. Any number of
     writers, in any processes, write to one store at once without waiting for each other.
     """
-
-    @property
-    def _lane(self) -> Lane:
-        return self._recorder.lanes[0]
 
     def append(
         self,
@@ -202,31 +218,51 @@ class Writer(_BaseWriter):
             The writer is closed.
         """
         self._check_usable()
-        terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
-        values = self._cast_step(obs, action, reward, extra)
-        following = None if next_obs is None else self._cast("obs", next_obs)
+        if terminated is not False:
+            terminated = as_flag(terminated, "terminated")
+        if truncated is not False:
+            truncated = as_flag(truncated, "truncated")
+        if self._lone:
+            items = [self._obs_item(obs), self._action_item(action), self._reward_item(reward)]
+        else:
+            items = [*self._obs_items(obs), *self._action_items(action), self._reward_item(reward)]
+        if extra or self._has_extra:
+            items += self._extra_items(extra)
+        if next_obs is None:
+            following = None
+        else:
+            following = [self._obs_item(next_obs)] if self._lone else self._obs_items(next_obs)
         ended = terminated or truncated
         if episode and not ended:
             raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
         finals = self._cast_episode(episode)
         if self._limiter is not None:
             with self._recording():
-                self._record(values, following, terminated, truncated, finals)
+                self._record(items, following, terminated, truncated, finals)
         else:
             try:  # as `_recording`, without the microsecond that a context manager takes
-                self._record(values, following, terminated, truncated, finals)
+                if ended or not self._recorder.go_on(items, following):
+                    self._record(items, following, terminated, truncated, finals)
             except StorageFull:
                 raise  # refused as a whole, before anything was written
             except BaseException:
                 self._give_up()
                 raise
-        self._after_step(ended)
+        if self._durability != "none":
+            self._after_step(ended)
 
     def _record(
-        self, values: list[Any], following: list[Any] | None, terminated: bool, truncated: bool, finals: Any
+        self,
+        items: Items,
+        following: list[bytes] | None,
+        terminated: bool,
+        truncated: bool,
+        finals: EpisodeItems | None,
     ) -> None:
-        self._recorder.prepare(self._lane, values, terminated or truncated or following is not None)
-        self._recorder.commit(self._lane, values, following, terminated, truncated, finals)
+        recorder = self._recorder
+        lane = recorder.lanes[0]
+        recorder.prepare(lane, items, terminated or truncated or following is not None)
+        recorder.commit(lane, items, following, terminated, truncated, finals)
 
     def append_episode(
         self,
@@ -245,7 +281,7 @@ class Writer(_BaseWriter):
         terminated nor truncated is recorded as cut. One that `append` left open is cut first. Raises as `append`.
         """
         self._check_usable()
-        append_block(self, self._lane, obs, action, reward, terminated, truncated, episode, extra)
+        append_block(self, self._recorder.lanes[0], obs, action, reward, terminated, truncated, episode, extra)
         self._after_step(True)
 
     def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:
@@ -254,14 +290,14 @@ class Writer(_BaseWriter):
         Nothing happens where no episode is open. Raises as `append`.
         """
         self._check_usable()
-        final = None if final_obs is None else self._cast("obs", final_obs)
+        final = None if final_obs is None else self._obs_items(final_obs)
         values = self._cast_episode(episode)
         with self._recording(inserts=False):
-            end_lane(self._recorder, self._lane, final, values)
+            end_lane(self._recorder, self._recorder.lanes[0], final, values)
         self._after_step(True)
 
 
-def end_lane(recorder: Recorder, lane: Lane, final: list[NDArray[Any]] | None, episode: EpisodeValues | None) -> None:
+def end_lane(recorder: Recorder, lane: Any, final: Items | None, episode: EpisodeItems | None) -> None:
     """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
     if lane.open and final is not None and not recorder.continues_pending(lane, final):
         recorder.warn_discontinuity()
@@ -276,7 +312,7 @@ def end_lane(recorder: Recorder, lane: Lane, final: list[NDArray[Any]] | None, e
 
 def append_block(
     writer: _BaseWriter,
-    lane: Lane,
+    lane: Any,
     obs: Any,
     action: Any,
     reward: Any,
@@ -300,7 +336,7 @@ def append_block(
     rest = writer._cast("action", action, (steps,))
     rest.append(writer._schema.reward.cast(reward, "reward", (steps,)))
     rest += writer._cast("extra", extra, (steps,))
-    final = [value[-1] for value in observations] if obs_rows > steps else None
+    final = [value[-1].tobytes() for value in observations] if obs_rows > steps else None
     values = [value[:steps] for value in observations] + rest
     finals = writer._cast_episode(episode)
     with writer._recording():
@@ -319,7 +355,9 @@ def _plain(value: Any) -> NDArray[Any]:
 
 
 def as_flags(value: Any, name: str, count: int) -> NDArray[np.bool_]:
-    """Return one bool a lane, ``(count,)``; tensors on any device are fine."""
+    """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine."""
+    if type(value) is np.ndarray and value.dtype == np.bool_ and value.shape == (count,):
+        return value
     flags = _plain(value)
     if flags.shape != (count,) or flags.dtype.kind not in "biuf":
         raise SchemaError(f"{name} needs shape ({count},), one truth value a lane; got {flags.dtype} {flags.shape}")

@@ -9,7 +9,7 @@ import pytest
 
 import diskreplay as dr
 
-COMMAND = [sys.executable, "-m", "diskreplay.cli.main"]
+COMMAND = [sys.executable, "-m", "diskreplay"]
 
 
 def raiser(error: BaseException) -> Callable[..., None]:

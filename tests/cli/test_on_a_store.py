@@ -260,7 +260,7 @@ def test_a_pager_that_has_seen_enough_is_no_error(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         for step in range(2000):
             writer.append(observation(step), 0, 1.0, True, next_obs=observation(step), log_prob=0.0)
-    command = [sys.executable, "-m", "diskreplay.cli.main", "episodes", str(tmp_store), "--json"]
+    command = [sys.executable, "-m", "diskreplay", "episodes", str(tmp_store), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
         assert listing.stdout is not None
         assert listing.stderr is not None

@@ -15,6 +15,8 @@ BENCHES = {
     "memory": "reader_memory",
     "episode_layout": "episode_layout",
     "import": "import_time",
+    "save": "save_time",
+    "write_path": "write_path",
 }
 
 

@@ -13,6 +13,7 @@ Array = NDArray[Any]
 
 SCHEMA = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))
 ROW_BYTES = 4 * 4 + 8 + 4 + 1  # obs, action, reward, done
+FRAME_SCHEMA = dr.Schema(obs=dr.Field((84, 84), "uint8"), action=dr.Field((), "int64"))
 
 
 class Steps(NamedTuple):
@@ -73,6 +74,13 @@ def single_steps(steps: int, shortest: int, longest: int, seed: int = 0) -> Iter
                 ended and not episode.terminated,
                 episode.obs[t + 1],
             )
+
+
+def single_frames(steps: int, shortest: int, longest: int, seed: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Yield the same with frames (84, 84) uint8 for observations, 64 different ones in turn."""
+    frames = list(np.random.default_rng(seed).integers(0, 256, (64, *FRAME_SCHEMA.obs.shape), np.uint8))
+    for t, step in enumerate(single_steps(steps, shortest, longest, seed)):
+        yield (frames[t % 64], *step[1:5], frames[(t + 1) % 64])
 
 
 def nstep_rows(found: list[Steps], n: int, gamma: float) -> dict[str, Array]:

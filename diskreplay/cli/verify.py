@@ -1,0 +1,43 @@
+"""`diskreplay verify`: what is wrong with a store, one line each."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diskreplay.cli import console, text
+from diskreplay.store.verify import Problem, verify as find_problems
+
+PROBLEMS = 1
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Read every sealed chunk and check its checksum.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of lines.")] = False,
+) -> None:
+    """Look for what is wrong with a store.
+
+    Checks its structure, the sizes of its files, its metadata against its schema, and its flags against its counters;
+    with --deep also the checksums of all that is sealed. Prints a line for each finding: kind, where, what. Nothing is
+    written, and a store that is being written can be verified. Exit code 1 if there is any finding.
+    """
+    with console.bar("Verifying segments") as progress:
+        problems = find_problems(path, deep=deep, progress=progress)
+    if json:
+        console.emit(text.to_json([{"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems]))
+    else:
+        console.emit("\n".join([*problem_lines(problems), summary(len(problems))]))
+    if problems:
+        raise typer.Exit(PROBLEMS)
+
+
+def problem_lines(problems: Iterable[Problem]) -> list[str]:
+    """Give a line for each finding: kind, where, what."""
+    return [f"{problem.kind}  {text.clean(problem.where)}  {text.clean(problem.detail)}" for problem in problems]
+
+
+def summary(count: int) -> str:
+    """Give the last line."""
+    return text.plural(count, "problem") if count else "no problems"

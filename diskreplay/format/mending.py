@@ -1,0 +1,190 @@
+"""What repair may change on disk: files whose right bytes are known, counters, and what is moved aside. No deletion."""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.durable import sync_file, sync_folder, write_atomic
+from diskreplay.format.mapping import open_regular
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.verify_documents import (
+    Plan,
+    compact,
+    hidden_document,
+    limiter_document,
+    shaped,
+    store_documents,
+)
+
+# Inside the folder of an array, where no zarr reader looks; it mirrors the tree of the store.
+QUARANTINE = f"{layout.COUNTERS}/quarantine"
+_LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
+_LIMITER_SLOTS, _HIDDEN_ROWS = 64, 4096
+# A writer that dies between a counter and its complement has added at most the steps of one segment.
+_MOST_STEPS = 1 << layout.POSITION_BITS
+
+
+def move_aside(root: Path, where: str) -> str:
+    """Move a file or folder of a store into quarantine; return where it is now. The caller holds the store lock."""
+    source, target = root / where, root / QUARANTINE / where
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free, count = target, 0
+    while os.path.lexists(free):
+        count += 1
+        free = target.with_name(f"{target.name}.{count}")
+    os.rename(source, free)
+    for folder in (free.parent, source.parent):
+        sync_folder(folder)
+    return str(free.relative_to(root))
+
+
+# --- files whose bytes are known -------------------------------------------------------------------------------------
+
+
+def known_document(plan: Plan, where: str, hidden: int) -> bytes | None:
+    """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
+
+    ``hidden`` is the number of evictions by hand.
+    """
+    known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
+    known[f"{layout.HIDDEN}/{layout.METADATA}"] = hidden_document(plan, hidden)
+    return limiter_document(plan, _LIMITER_SLOTS) if _LIMITER.fullmatch(where) else known.get(where)
+
+
+def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
+    """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
+    folder, _, file = name.rpartition("/")
+    if not info.sealed or folder not in plan.folders:
+        return None
+    candidates: list[bytes] = []
+    if file == layout.METADATA:
+        candidates = [_document(info, plan, folder)]
+    elif file == "c.0" and folder in layout.LANE_COUNTERS:
+        # Sealing made two of them equal, and what was observed is as much or was never stored.
+        counters = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
+        candidates = [*counters, bytes(8 * len(info.lanes))]
+    expected = info.checksums.get(name)
+    return next((data for data in candidates if data and google_crc32c.value(data) == expected), None)
+
+
+def restore(path: Path, data: bytes) -> bool:
+    """Write a file anew and put it on the platter; False: its folder is not there, or is a link."""
+    if not _is_folder(path.parent):
+        return False
+    write_atomic(path, data)
+    sync_file(path)
+    sync_folder(path.parent)
+    return True
+
+
+def _document(info: SegmentInfo, plan: Plan, folder: str) -> bytes:
+    template, lanes = plan.templates[folder], len(info.lanes)
+    array = plan.arrays.get(folder)
+    if array is None:
+        return compact(shaped(template, [lanes], [lanes]) if folder in layout.LANE_COUNTERS else template)
+    data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
+    longest = int(np.frombuffer(data, "<i8").max()) if data else 0
+    chunks = [lanes, info.chunk_rows[folder], *array.shape]
+    return compact(shaped(template, [lanes, longest, *array.shape], chunks))
+
+
+def _counter(info: SegmentInfo, counter: str) -> bytes:
+    """Return a counter of lanes if it is whole, else nothing."""
+    name = f"{counter}/c.0"
+    if not _is_folder(info.path / counter):
+        return b""
+    with suppress(OSError, FormatError):
+        fd = open_regular(str(info.path / name), 8 * len(info.lanes))
+        with open(fd, "rb") as file:
+            data = file.read()
+        if google_crc32c.value(data) == info.checksums.get(name):
+            return data
+    return b""
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+# --- the store's counters --------------------------------------------------------------------------------------------
+
+
+def mend_words(root: Path, numbers: list[int]) -> str | None:
+    """Make the store's counters possible again; return what they were and are, or None where they were right.
+
+    One of a counter and its complement is right: a writer died between them, when the counter is the newer one, or a
+    bit of one flipped. What is there decides, and where it does not, the choice that keeps more. The caller holds the
+    store lock. ``numbers`` are those of the segments that are there.
+    """
+    path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
+    words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
+    with suppress(OSError, FormatError):
+        fd = open_regular(str(path), nbytes)
+        with open(fd, "rb") as file:
+            words = np.frombuffer(file.read(), "<i8")
+    values = words[: layout.COUNTER_WORDS]
+    chosen = _choose(values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, _hidden_entries(root))
+    mended = np.array([*chosen, *(~value for value in chosen)], "<i8")
+    if (mended == words).all() and path.exists():
+        return None
+    try:
+        fd = open_regular(str(path), nbytes, os.O_RDWR)
+    except (OSError, FormatError):
+        write_atomic(path, mended.tobytes())  # nobody can have it mapped
+        fd = open_regular(str(path), nbytes, os.O_RDWR)
+    with open(fd, "r+b", buffering=0) as file:
+        file.write(mended.tobytes())
+    sync_file(path)
+    sync_folder(path.parent)
+    return f"{values.tolist()} is now {chosen}"
+
+
+def _choose(values: list[int], others: list[int], numbers: list[int], hidden: int) -> list[int]:
+    chosen: list[int] = []
+    following = 1 + max(numbers, default=-1)
+    for word, pair in enumerate(zip(values, others, strict=True)):
+        low, high = min(able := [value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0]), max(able)
+        if word == layout.NEXT_SEGMENT:
+            # The lower of those above every segment: a flipped bit would use up numbers.
+            choice = min((v for v in able if following <= v <= layout.MAX_SEGMENTS), default=following)
+        elif word == layout.FIRST_LIVE:
+            most = min(numbers, default=chosen[layout.NEXT_SEGMENT])
+            choice = max((v for v in able if v <= most), default=0)
+        elif word == layout.STEPS_EVICTED:
+            choice = high if high - low <= _MOST_STEPS else low
+        elif word == layout.HIDDEN_ENTRIES:
+            choice = max((v for v in able if v <= hidden), default=0)
+        else:
+            # The lower horizon keeps more segments; the other words are not used.
+            choice = min(low, chosen[layout.NEXT_SEGMENT]) if word == layout.HORIZON else 0
+        chosen.append(choice)
+    return chosen
+
+
+def _hidden_entries(root: Path) -> int:
+    """Return how many evictions by hand are in their files: entries are appended, and none has no steps."""
+    count = 0
+    with suppress(OSError, FormatError):
+        while _is_folder(root / layout.HIDDEN):
+            chunk = count // _HIDDEN_ROWS
+            fd = open_regular(str(root / layout.HIDDEN / f"c.{chunk}.0"), _HIDDEN_ROWS * 16)
+            with open(fd, "rb") as file:
+                steps = np.fromfile(file, "<i8").reshape(-1, 2)[:, 1]
+            used = int(np.argmin(steps > 0)) if not (steps > 0).all() else _HIDDEN_ROWS
+            count += used
+            if used < _HIDDEN_ROWS:
+                break
+    return count
+
+
+def add_evicted(root: Path, steps: int) -> None:
+    """Count steps as evicted: what limiters count must not shrink. The caller holds the store lock."""
+    counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
+    counters.set(layout.STEPS_EVICTED, int(counters.read()[layout.STEPS_EVICTED]) + steps)

@@ -1,0 +1,154 @@
+"""What a segment says of itself: its attributes, and the counters of its lanes."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format import layout
+from diskreplay.format.durable import boot_id
+from diskreplay.format.verify_documents import MAX_DOCUMENT_BYTES, Plan, fits_itself, is_group, is_whole, parse
+from diskreplay.format.verify_files import Files
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What a segment's own document says, checked."""
+
+    lanes: int
+    chunk_rows: dict[str, int]
+    boot: str
+    inode: int
+    sealed: bool
+    steps: int
+    checksums: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One look at a segment: where it is, what it says of itself, and the rows of each lane that count."""
+
+    files: Files
+    where: str
+    plan: Plan
+    attributes: Attributes
+    rows: NDArray[np.int64]
+
+    @property
+    def longest(self) -> int:
+        """The rows of its longest lane."""
+        return int(self.rows.max())
+
+    def inside(self, name: str) -> str:
+        """Return the name of a file of the segment, relative to the store."""
+        return f"{self.where}/{name}"
+
+    def chunk(self, path: str, chunk: int) -> str:
+        """Return the name of a chunk file, relative to the store."""
+        return f"{self.where}/{path}/{layout.chunk_key(chunk, len(self.plan.arrays[path].shape))}"
+
+
+def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
+    """Return what a segment says of itself, or None where it has to be reported."""
+    where = f"{folder}/{layout.METADATA}"
+    data = files.read(where, MAX_DOCUMENT_BYTES)
+    if data is None:
+        return None
+    if not (fits := fits_itself(data)):
+        files.report("checksum", where, "has no checksum of itself" if fits is None else "does not fit its checksum")
+        return None
+    document = parse(files, where, data)
+    if document is None:
+        return None
+    try:
+        if not is_group(document):
+            raise ValueError("this is no group")
+        return _parse_attributes(document["attributes"], plan)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        text = f"no {error}" if isinstance(error, KeyError) else str(error)
+        files.report("metadata", where, f"unusable attributes: {text[:120]}")
+        return None
+
+
+def _parse_attributes(given: Any, plan: Plan) -> Attributes:
+    if given.get("requires"):
+        raise ValueError(f"needs {given['requires']!r:.80}, which this release does not know")
+    lanes, chunk_rows, checksums = given["lanes"], given["chunk_rows"], {}
+    if not isinstance(lanes, list) or not all(map(is_whole, lanes)) or not 1 <= len(set(lanes)) <= layout.MAX_LANES:
+        raise ValueError("lanes is no list of numbers")
+    if len(set(lanes)) < len(lanes):
+        raise ValueError("a lane is there twice")
+    for path, array in plan.arrays.items():
+        rows = chunk_rows[path]
+        if not is_whole(rows, 1) or rows & (rows - 1):
+            raise ValueError(f"{rows!r:.40} rows a chunk of {path}")
+        if rows > 1 and rows * len(lanes) * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
+            raise ValueError(f"chunks of {path} are too large")
+    if not isinstance(given["sealed"], bool):
+        raise ValueError("sealed is neither true nor false")
+    if given["sealed"]:
+        checksums = given["checksums"]
+        if not isinstance(checksums, dict) or not all(is_whole(crc) and crc < 1 << 32 for crc in checksums.values()):
+            raise ValueError("checksums are no numbers of 32 bits")
+    for name in ("writer", "inode", *(["steps"] if given["sealed"] else [])):
+        if not is_whole(given[name]):
+            raise ValueError(f"{name} is {given[name]!r:.40}")
+    for name in ("machine_id", "boot_id", "created"):
+        if not isinstance(given[name], str):
+            raise ValueError(f"{name} is {given[name]!r:.40}")
+    return Attributes(
+        lanes=len(lanes),
+        chunk_rows={path: chunk_rows[path] for path in plan.arrays},
+        boot=given["boot_id"],
+        inode=given["inode"],
+        sealed=given["sealed"],
+        steps=given["steps"] if given["sealed"] else 0,
+        checksums=checksums,
+    )
+
+
+def read_counters(files: Files, folder: str, attributes: Attributes) -> tuple[NDArray[np.int64], bool] | None:
+    """Return the rows of each lane that count, and whether they are all that was committed."""
+    lanes, values, before = attributes.lanes, {}, len(files.problems)
+    if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
+        return None
+    # In this order: a writer stores `committed` first, so what is read of it is never behind the others.
+    for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
+        data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
+        if data is None:
+            return None
+        values[name] = np.frombuffer(data, "<i8")
+        crc = google_crc32c.value(data)
+        if attributes.checksums.get(f"{name}/c.0", crc) != crc:
+            files.report("checksum", f"{folder}/{name}/c.0", "does not fit the checksum that it was sealed with")
+    if len(files.problems) > before:
+        return None
+    committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
+    exact = attributes.sealed or (attributes.boot == boot_id() and _inode(files, folder) == attributes.inode)
+    most = layout.POSITION_MASK // lanes
+    wrong: dict[str, str] = {}
+    for name, value in values.items():
+        if (value < 0).any() or (value > most).any():
+            wrong[name] = "a lane has a number of rows that cannot be"
+    if not wrong and exact:
+        if (observed > committed + 1).any() or (attributes.sealed and (observed > committed).any()):
+            wrong[layout.OBSERVED] = "a lane has more observations than its rows allow"
+        if (durable > committed).any() or (attributes.sealed and (durable != committed).any()):
+            wrong[layout.DURABLE] = "a lane has other rows than are committed"
+    elif layout.DURABLE not in wrong and not exact:
+        wrong.clear()  # after a power cut the other two are whatever they are
+    for name, detail in wrong.items():
+        files.report("counters", f"{folder}/{name}/c.0", detail)
+    if wrong:
+        return None
+    return (committed if exact else durable), exact
+
+
+def _inode(files: Files, folder: str) -> int:
+    try:
+        return os.stat(files.path(f"{folder}/{layout.COMMITTED}/c.0")).st_ino
+    except OSError:
+        return -1

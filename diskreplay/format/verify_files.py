@@ -1,0 +1,149 @@
+"""Findings, and reading files of a store that may be damaged or hostile: no link is followed, nothing is mapped.
+
+The modules named ``verify_*`` are one independent reader. They share constants and the schema with the rest of the
+package, and none of the code that reads or writes stores.
+"""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+KINDS = ("missing", "type", "size", "unreadable", "metadata", "checksum", "counters", "flags", "hidden", "unexpected")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """Something wrong with a store, as `Store.verify` and ``diskreplay verify`` report it.
+
+    Attributes
+    ----------
+    kind : str
+        ``"missing"`` (a file or folder), ``"type"`` (a link, or a folder where a file must be), ``"size"`` (of a
+        file), ``"unreadable"`` (the system refuses), ``"metadata"`` (a document that says what cannot be),
+        ``"checksum"`` (bytes that are not those that were sealed), ``"counters"``, ``"flags"`` (no sequence of
+        episodes), ``"hidden"`` (an eviction by hand of what is no episode) or ``"unexpected"`` (what has no place).
+    where : str
+        The file or folder, relative to the store.
+    detail : str
+        What is wrong with it.
+    """
+
+    kind: str
+    where: str
+    detail: str
+
+
+class Files:
+    """Reads files below a folder and collects what is wrong with them.
+
+    Names are relative to the folder and made of parts that the caller knows to be safe. Not thread-safe.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.problems: list[Problem] = []
+
+    def report(self, kind: str, where: str, detail: str) -> None:
+        """Add a finding."""
+        self.problems.append(Problem(kind, where, detail))
+
+    def path(self, where: str) -> str:
+        """Return the full path of a name."""
+        return os.path.join(self.root, where) if where else self.root
+
+    def listing(self, where: str) -> dict[str, str] | None:
+        """Return "file", "folder", "link" or "other" for each name in a folder, or None where it has to be reported."""
+        fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
+        if fd is None:
+            return None
+        try:
+            with os.scandir(fd) as entries:
+                return {entry.name: _type(entry) for entry in entries}
+        except OSError as error:
+            self.report("unreadable", where, reason(error))
+            return None
+        finally:
+            os.close(fd)
+
+    def is_folder(self, where: str) -> bool:
+        """Whether a name is a folder; where it is not, that is reported."""
+        fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
+
+    def check_lock(self, where: str) -> None:
+        """Check that a lock is a regular file, if it is there: who takes it makes it."""
+        if os.path.lexists(self.path(where)) and (fd := self.open(where)) is not None:
+            os.close(fd)
+
+    def open(self, where: str, nbytes: int | None = None) -> int | None:
+        """Return a descriptor of a regular file, of ``nbytes`` if given, or None where it has to be reported."""
+        # A pipe must not make this wait for its other end.
+        fd = self._open(where, os.O_RDONLY | os.O_NONBLOCK, "file")
+        if fd is None:
+            return None
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            self.report("type", where, "is not a regular file")
+        elif nbytes is not None and status.st_size != nbytes:
+            self.report("size", where, f"has {status.st_size} bytes and not {nbytes}")
+        else:
+            return fd
+        os.close(fd)
+        return None
+
+    def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
+        """Return a small file whole, or None where it has to be reported."""
+        fd = self.open(where, nbytes)
+        if fd is None:
+            return None
+        try:
+            if (size := os.fstat(fd).st_size) > most:
+                self.report("size", where, f"has {size} bytes, more than any such file")
+                return None
+            return read_at(fd, size, 0)
+        except OSError as error:
+            self.report("unreadable", where, reason(error))
+            return None
+        finally:
+            os.close(fd)
+
+    def _open(self, where: str, flags: int, wanted: str) -> int | None:
+        try:
+            return os.open(self.path(where), flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.report("missing", where, f"is not there, a {wanted} has to be")
+        except OSError as error:
+            if os.path.islink(self.path(where)):
+                self.report("type", where, "is a symbolic link")
+            elif error.errno in (errno.ENOTDIR, errno.ENXIO):
+                self.report("type", where, f"is not a {wanted}")
+            else:
+                self.report("unreadable", where, reason(error))
+        return None
+
+
+def _type(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "link"
+    return "file" if entry.is_file() else "folder" if entry.is_dir() else "other"
+
+
+def reason(error: OSError) -> str:
+    """Return what the system said."""
+    return error.strerror or type(error).__name__
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return ``nbytes`` bytes at ``offset``; fewer only where the file ends."""
+    data = os.pread(fd, nbytes, offset)
+    if len(data) == nbytes or not data:
+        return data
+    parts = [data]
+    nbytes, offset = nbytes - len(data), offset + len(data)
+    while nbytes > 0 and (data := os.pread(fd, nbytes, offset)):
+        parts.append(data)
+        nbytes, offset = nbytes - len(data), offset + len(data)
+    return b"".join(parts)

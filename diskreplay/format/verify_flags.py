@@ -1,0 +1,80 @@
+"""Whether the flags of a lane's rows are a sequence of episodes, decided from each row and the one before it."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format.layout import (
+    CUT,
+    END_MARKER,
+    EPISODE_VALUES,
+    FIRST,
+    KNOWN_FLAGS,
+    OBSERVATION_ONLY,
+    TERMINATED,
+    TRUNCATED,
+)
+
+NO_STEP = OBSERVATION_ONLY | END_MARKER
+# Stands before a lane's first row. It is no flags that a row may have, and what follows it must be a first step.
+START = 255
+_ENDED = TERMINATED | TRUNCATED
+_CUT_HERE = TRUNCATED | CUT
+
+
+def is_row(flags: int) -> bool:
+    """Whether a row may have these flags at all."""
+    if flags & ~KNOWN_FLAGS:
+        return False
+    if flags & NO_STEP:
+        marker = flags & ~EPISODE_VALUES == END_MARKER | _CUT_HERE
+        observation = flags & ~EPISODE_VALUES & ~_CUT_HERE == OBSERVATION_ONLY
+        return marker or (observation and (not flags & CUT or bool(flags & TRUNCATED)))
+    return (not flags & CUT or bool(flags & FIRST)) and (not flags & EPISODE_VALUES or bool(flags & _ENDED))
+
+
+def may_follow(before: int, flags: int) -> bool:
+    """Whether a row with ``flags`` may come after one with ``before`` (`START`: as the first of its lane)."""
+    if not is_row(flags):
+        return False
+    if flags & FIRST:
+        return True
+    if before == START or before & NO_STEP:
+        return False
+    if before & _ENDED:
+        # Only the final observation. Values of the episode are in the last row of the two.
+        return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
+    return not flags & NO_STEP or bool(flags & TRUNCATED)
+
+
+@lru_cache(maxsize=1)
+def _table() -> NDArray[np.bool_]:
+    rows = [START if before == START else before for before in range(256)]
+    return np.array([[may_follow(before, flags) for flags in range(256)] for before in rows]).reshape(-1)
+
+
+def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArray[np.int64]) -> tuple[int, int] | None:
+    """Return lane and row of a row that may not follow the one before it, or None.
+
+    Parameters
+    ----------
+    flags : ``(lanes, width)`` uint8
+        Rows of some lanes.
+    before : ``(lanes,)`` uint8
+        The row before the first of each, or `START`.
+    rows : ``(lanes,)`` int64
+        How many of each lane's rows count.
+    """
+    previous = np.concatenate([before[:, None], flags[:, :-1]], axis=1)
+    # Inside an episode both are 0, which is most of them.
+    lane, row = np.nonzero((flags | previous) != 0)
+    pairs = previous[lane, row].astype(np.int64) << 8 | flags[lane, row]
+    wrong = np.flatnonzero(~_table()[pairs] & (row < rows[lane]))
+    return (int(lane[wrong[0]]), int(row[wrong[0]])) if len(wrong) else None
+
+
+def count_steps(flags: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
+    """Count the steps in the first ``rows`` rows of each lane; arguments as in `first_wrong`."""
+    counted = np.arange(flags.shape[1]) < rows[:, None]
+    return int(np.count_nonzero(counted & (flags & NO_STEP == 0)))

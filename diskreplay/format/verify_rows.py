@@ -1,0 +1,104 @@
+"""The rows of a segment: whether they are episodes, with as many steps as it says, and those evicted by hand."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format import layout
+from diskreplay.format.verify_attributes import Segment
+from diskreplay.format.verify_files import read_at, reason
+from diskreplay.format.verify_flags import NO_STEP, START, count_steps, first_wrong
+
+_BLOCK_BYTES = 1 << 20
+
+
+def check_flags(segment: Segment) -> None:
+    """Check that the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
+    files, rows = segment.files, segment.rows
+    last = np.full(segment.attributes.lanes, START, np.uint8)
+    steps = 0
+    for lane, first, flags in _blocks(segment):
+        lanes = slice(lane, lane + len(flags))
+        counted = np.clip(rows[lanes] - first, 0, flags.shape[1])
+        if wrong := first_wrong(flags, last[lanes], counted):
+            at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
+            value = int(flags[wrong])
+            files.report("flags", segment.inside(layout.DONE), f"{at}: {value} makes no sequence of episodes")
+            return
+        some = np.flatnonzero(counted)
+        last[lane + some] = flags[some, counted[some] - 1]
+        steps += count_steps(flags, counted)
+    if segment.attributes.sealed and steps != segment.attributes.steps:
+        files.report(
+            "counters",
+            segment.inside(layout.METADATA),
+            f"says {segment.attributes.steps} steps, and its rows hold {steps}",
+        )
+
+
+def _blocks(segment: Segment) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    """Yield lane and row of the first flag, and flags of some lanes, in order of rows: a bounded number at a time."""
+    per_chunk, longest = segment.attributes.chunk_rows[layout.DONE], segment.longest
+    width = min(per_chunk, _BLOCK_BYTES)
+    together = max(1, _BLOCK_BYTES // per_chunk)
+    for chunk in range(-(-longest // per_chunk)):
+        where = segment.inside(f"{layout.DONE}/{layout.chunk_key(chunk, 0)}")
+        fd = segment.files.open(where, segment.attributes.lanes * per_chunk)
+        if fd is None:
+            return
+        try:
+            for lane in range(0, segment.attributes.lanes, together):
+                lanes = min(together, segment.attributes.lanes - lane)
+                most = int(segment.rows[lane : lane + lanes].max())
+                for start in range(0, min(per_chunk, most - chunk * per_chunk), width):
+                    count = min(width, most - chunk * per_chunk - start) if lanes == 1 else width
+                    data = read_at(fd, lanes * count, lane * per_chunk + start)
+                    if len(data) < lanes * count:
+                        return  # cut off just now; its size was right a moment ago
+                    yield lane, chunk * per_chunk + start, np.frombuffer(data, np.uint8).reshape(lanes, count)
+        except OSError as error:
+            segment.files.report("unreadable", where, reason(error))
+        finally:
+            os.close(fd)
+
+
+def check_hidden(segment: Segment, hidden: list[tuple[int, int]]) -> None:
+    """Check that each eviction by hand, position and steps, names an episode."""
+    for position, steps in hidden:
+        row, lane = divmod(position, segment.attributes.lanes)
+        if not _is_episode(segment, lane, row, row + steps):
+            detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are no episode"
+            segment.files.report("hidden", layout.HIDDEN, detail)
+
+
+def _is_episode(segment: Segment, lane: int, row: int, stop: int) -> bool:
+    """Whether an episode has its steps in exactly the rows ``[row, stop)``."""
+    rows = int(segment.rows[lane])
+    if not row < stop <= rows:
+        return False
+    per_chunk, at = segment.attributes.chunk_rows[layout.DONE], row
+    while at < min(stop + 1, rows):
+        end = min(stop if at < stop else stop + 1, (at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
+        flags = _flags(segment, lane, at, end)
+        starts, others = flags & layout.FIRST, flags & NO_STEP
+        if at == stop:
+            return bool((starts | others).all())
+        if others.any() or starts[int(at == row) :].any() or (at == row and not starts[:1].all()) or not len(flags):
+            return False
+        at = end
+    return True
+
+
+def _flags(segment: Segment, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
+    """Return flags of one lane that lie in one chunk."""
+    per_chunk = segment.attributes.chunk_rows[layout.DONE]
+    where = segment.inside(f"{layout.DONE}/{layout.chunk_key(first // per_chunk, 0)}")
+    fd = segment.files.open(where, segment.attributes.lanes * per_chunk)
+    if fd is None:
+        return np.zeros(0, np.uint8)
+    try:
+        return np.frombuffer(read_at(fd, stop - first, lane * per_chunk + first % per_chunk), np.uint8)
+    finally:
+        os.close(fd)

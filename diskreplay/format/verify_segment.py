@@ -1,0 +1,65 @@
+"""One segment, looked at until what is found cannot be the work of a writer."""
+
+import os
+import time
+
+from diskreplay.format import layout
+from diskreplay.format.verify_arrays import check_chunks, check_folders
+from diskreplay.format.verify_attributes import Segment, read_attributes, read_counters
+from diskreplay.format.verify_documents import Plan
+from diskreplay.format.verify_files import Files, Problem
+from diskreplay.format.verify_rows import check_flags, check_hidden
+from diskreplay.format.verify_sums import check_sums
+
+# A segment that changes is looked at again before anything is said of it.
+_LOOKS = 5
+_PAUSE_S = 0.02
+
+
+def verify_segment(
+    root: str, number: int, plan: Plan, *, deep: bool, hidden: list[tuple[int, int]]
+) -> tuple[list[Problem], bool]:
+    """Return what is wrong with a segment, and whether it is sealed. Nothing is wrong with one that was evicted.
+
+    ``hidden`` are its entries in the store's list: position and steps of episodes evicted by hand.
+    """
+    where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+    found: list[Problem] = []
+    for look in range(_LOOKS):
+        files = Files(root)
+        sealed = _look_at(files, where, plan, deep, hidden)
+        problems = files.problems
+        if not problems or not os.path.lexists(os.path.join(root, where)):
+            return [], bool(sealed)
+        if sealed is not False:
+            return problems, bool(sealed)
+        # A writer or the process that seals it was in the middle of something: what stays is wrong.
+        keys = {(problem.kind, problem.where) for problem in problems}
+        found = [p for p in found if (p.kind, p.where) in keys] if look else problems
+        if not found:
+            return [], False
+        time.sleep(_PAUSE_S * look)
+    return found, False
+
+
+def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tuple[int, int]]) -> bool | None:
+    """Look at a segment once; tell whether it is sealed, or None where it does not say: nobody is changing that."""
+    if not files.is_folder(where):
+        return None
+    attributes = read_attributes(files, where, plan)
+    if attributes is None:
+        return None
+    counters = read_counters(files, where, attributes)
+    if counters is None:
+        return attributes.sealed
+    rows, exact = counters
+    if not exact and not rows.any():
+        return False  # the machine went down before any of it was safe: no file has to be whole
+    segment = Segment(files, where, plan, attributes, rows)
+    present = check_folders(segment)
+    if check_chunks(segment, present):
+        check_flags(segment)
+        check_hidden(segment, hidden)
+    if attributes.sealed:
+        check_sums(segment, present, deep=deep)
+    return attributes.sealed

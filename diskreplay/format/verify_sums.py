@@ -1,0 +1,126 @@
+"""The checksums of a sealed segment: every file has one, and it fits."""
+
+import os
+from functools import lru_cache
+
+import google_crc32c
+
+from diskreplay.format import layout
+from diskreplay.format.verify_attributes import Segment
+from diskreplay.format.verify_files import read_at, reason
+
+_BLOCK_BYTES = 1 << 20
+_POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
+
+
+def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
+    """Check that every file of a sealed segment has its checksum, and with ``deep`` that it fits."""
+    files, sums = segment.files, segment.attributes.checksums
+    plan, longest = segment.plan, segment.longest
+    wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
+    wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS}
+    for path, chunks in present.items():
+        needed = -(-longest // segment.attributes.chunk_rows[path])
+        dimensions = len(plan.arrays[path].shape)
+        wanted |= {f"{path}/{layout.chunk_key(chunk, dimensions)}" for chunk in chunks if chunk < needed}
+    for name in sorted(wanted - sums.keys()):
+        files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
+    reported = {problem.where for problem in files.problems}
+    links: dict[str, bool] = {}
+    for name in sorted(sums):
+        folder = name.rpartition("/")[0]
+        if not _is_safe(name):
+            files.report("metadata", segment.inside(layout.METADATA), f"a checksum of {name!r:.80}, outside of it")
+        elif segment.inside(name) in reported or (folder in plan.folders and name not in wanted):
+            continue  # said already
+        elif (deep or not _is_chunk(name)) and not _is_behind_link(segment, folder, links):
+            _check_sum(segment, name, sums[name])
+
+
+def _is_chunk(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return file != layout.METADATA and folder not in layout.LANE_COUNTERS
+
+
+def _is_safe(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
+def _is_behind_link(segment: Segment, folder: str, known: dict[str, bool]) -> bool:
+    """Whether a folder, or one above it, is a link, and lies elsewhere."""
+    if folder and folder not in known:
+        known[folder] = os.path.islink(segment.files.path(segment.inside(folder))) or _is_behind_link(
+            segment, folder.rpartition("/")[0], known
+        )
+    return bool(folder) and known[folder]
+
+
+def _check_sum(segment: Segment, name: str, expected: int) -> None:
+    files, where = segment.files, segment.inside(name)
+    fd = files.open(where)
+    if fd is None:
+        return
+    try:
+        if checksum(fd) != expected:
+            files.report("checksum", where, "does not fit the checksum that it was sealed with")
+    except OSError as error:
+        files.report("unreadable", where, reason(error))
+    finally:
+        os.close(fd)
+
+
+def checksum(fd: int) -> int:
+    """Return the CRC-32C of a file; holes are not read, so that a file of nothing else takes no time."""
+    crc, at, size = 0, 0, os.fstat(fd).st_size
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    while at < size:
+        data = min(_seek(fd, at, os.SEEK_DATA, size), size)
+        crc, at = after_zeros(crc, data - at), data
+        hole = min(_seek(fd, at, os.SEEK_HOLE, size), size)
+        while at < hole:
+            block = read_at(fd, min(_BLOCK_BYTES, hole - at), at)
+            if not block:
+                return crc  # cut off just now
+            crc, at = google_crc32c.extend(crc, block), at + len(block)
+    return crc
+
+
+def _seek(fd: int, at: int, what: int, size: int) -> int:
+    try:
+        return os.lseek(fd, at, what)
+    except OSError:  # nothing of the kind up to the end
+        return size
+
+
+def after_zeros(crc: int, count: int) -> int:
+    """Return the CRC-32C of what has the CRC-32C ``crc``, followed by ``count`` zero bytes."""
+    state = crc ^ 0xFFFFFFFF
+    for power in range(count.bit_length()):
+        if count >> power & 1:
+            state = _times(_zeros(power), state)
+    return state ^ 0xFFFFFFFF
+
+
+@lru_cache(maxsize=64)
+def _zeros(power: int) -> tuple[int, ...]:
+    """Return what ``2 ** power`` zero bytes make of each bit of the register: a matrix over GF(2), by columns."""
+    if power:
+        half = _zeros(power - 1)
+        return tuple(_times(half, column) for column in half)
+    columns = [1 << bit for bit in range(32)]
+    for _ in range(8):
+        columns = [column >> 1 ^ (_POLYNOMIAL if column & 1 else 0) for column in columns]
+    return tuple(columns)
+
+
+def _times(columns: tuple[int, ...], state: int) -> int:
+    product, bit = 0, 0
+    while state:
+        if state & 1:
+            product ^= columns[bit]
+        state, bit = state >> 1, bit + 1
+    return product

@@ -1,0 +1,89 @@
+"""What a writer makes of the values of a step, prepared once a schema: rows as bytes, scalars as numbers.
+
+Each caster takes the short way for a value that needs nothing, and asks `Field.cast` about every other one; so the
+rules and the errors are its own.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from diskreplay.format.schema import Field, Schema
+from diskreplay.format.segment_writer import is_bytes
+
+Caster = Callable[[Any], Any]
+Items = list[Any]
+PartCaster = Callable[[Any], Items]
+
+
+def leaf_caster(field: Field, path: str) -> Caster:
+    """Return what casts one step's value of a leaf: to the bytes of its row, or to a number that fits the dtype.
+
+    It raises as `Field.cast`.
+    """
+    return _bytes_caster(field, path) if is_bytes(path, field.shape) else _number_caster(field, path)
+
+
+def _bytes_caster(field: Field, path: str) -> Caster:
+    ndarray, dtype, shape, cast = np.ndarray, field.dtype, field.shape, field.cast
+
+    def to_bytes(value: Any) -> bytes:
+        if type(value) is ndarray and value.dtype is dtype and value.shape == shape:
+            return value.tobytes()
+        return cast(value, path).tobytes()
+
+    return to_bytes
+
+
+def _number_caster(field: Field, path: str) -> Caster:
+    exact, cast = field.dtype.type, field.cast
+    usual, others, (low, high) = _python_numbers(field.dtype)
+
+    def to_number(value: Any) -> Any:
+        kind = type(value)
+        if (kind is usual and low <= value <= high) or kind is exact or (kind in others and low <= value <= high):
+            return value
+        return cast(value, path)
+
+    return to_number
+
+
+def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
+    """Return types whose values enter the dtype as they are between two bounds; NaN and infinities go the long way."""
+    if dtype.kind == "b":
+        return bool, (), (False, True)
+    if dtype.kind == "f":
+        most = float(np.finfo(dtype).max)
+        return float, (int, np.float64, bool), (-most, most)
+    bounds = np.iinfo(dtype)
+    return int, (bool,), (int(bounds.min), int(bounds.max))
+
+
+def part_caster(schema: Schema, part: str) -> PartCaster:
+    """Return what casts one step's value of "obs", "action", "reward" or "extra" to the items of its leaves, in order.
+
+    It raises as `Schema.flatten` and `Field.cast`.
+    """
+    casters = {path: leaf_caster(leaf, path) for path, leaf in schema.leaves.items() if path.split("/")[0] == part}
+    if part in casters:
+        caster = casters[part]
+        return lambda value: [caster(value)]
+    names = [path.split("/", 1)[1] for path in casters]
+    nested = any("/" in name for name in names) or not isinstance(getattr(schema, part), Mapping)
+
+    def slow(value: Any) -> Items:
+        return [casters[path](raw) for path, raw in schema.flatten(part, value)]
+
+    return slow if nested else _flat(dict(zip(names, casters.values(), strict=True)), slow)
+
+
+def _flat(casters: dict[str, Caster], slow: PartCaster) -> PartCaster:
+    pairs, names = list(casters.items()), casters.keys()
+
+    def flat(value: Any) -> Items:
+        if type(value) is not dict or value.keys() != names:
+            return slow(value)
+        return [caster(value[name]) for name, caster in pairs]
+
+    return flat

@@ -1,0 +1,186 @@
+"""Stores written by somebody hostile: one line of an error or data, never a crash, a hang, or a file elsewhere."""
+
+import contextlib
+import json
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import diskreplay as dr
+from diskreplay.format import verify_root, verify_segment
+from diskreplay.format.layout import SEGMENTS
+from diskreplay.store.repair import repair
+from diskreplay.store.verify import verify
+from tests.format.hostile import BYTES, apply, changes, write_document
+from tests.testing.support import digest, scratch, serial_schema
+
+SCHEMA = serial_schema(
+    obs={"a": dr.Field((3,), "float32"), "b": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
+)
+MOST_BYTES = 64 << 20  # a store of 20 kB must not make anybody allocate more; a document of its own may have as much
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    path = tmp_path_factory.mktemp("original") / "store"
+    with dr.create(path, SCHEMA, chunk_bytes=4096, segment_steps=12) as store, store.writer() as writer:
+        for _ in range(4):
+            for t in range(6):
+                obs, following = ({"a": [i] * 3, "b": True} for i in (t, t + 1))
+                end = t == 5
+                writer.append(obs, t, 1.0, end, serial=t, next_obs=following, episode={"seed": 1} if end else None)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch):
+    monkeypatch.setattr(verify_root, "_PAUSE_S", 0)
+    monkeypatch.setattr(verify_segment, "_PAUSE_S", 0)
+    monkeypatch.setattr("diskreplay.format.commit._RETRIES", 2)
+
+
+def read_all(path, mode="r"):
+    """Read every byte of every episode."""
+    with dr.open(path, mode) as store:
+        for episode in store.episodes:
+            for value in (episode.obs["a"], episode.obs["b"], episode.action, episode.reward, episode["serial"]):
+                assert value.nbytes >= 0
+        store.info()
+
+
+def refused(call):
+    """Run a call: it works, or says in one line what is wrong with the store, in little memory."""
+    message = ""
+    tracemalloc.start()
+    try:
+        call()
+    except (dr.FormatError, dr.StoreNotFound) as error:
+        message = str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 3 * MOST_BYTES
+    assert "\n" not in message
+    return bool(message)
+
+
+HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=15, suppress_health_check=HEALTH)
+@given(st.data())
+def test_mutated_stores_are_read_or_refused_in_one_line(original, data):
+    check_mutated(original, data.draw(changes(original)))
+
+
+@pytest.mark.slow
+@settings(max_examples=300, suppress_health_check=HEALTH)
+@given(st.data())
+def test_many_mutated_stores_are_read_or_refused_in_one_line(original, data):
+    check_mutated(original, data.draw(changes(original)))
+
+
+def check_mutated(original, planned):
+    """Make the changes in a copy, and do all that can be done with it."""
+    with scratch() as folder:
+        path, outside = Path(folder) / "store", Path(folder) / "outside"
+        shutil.copytree(original, path)
+        for change in planned:
+            apply(path, change, outside)
+        kept = outside.read_bytes() if outside.exists() else None
+
+        found = verify(path, deep=True)
+        was_refused = refused(lambda: read_all(path))
+        refused(lambda: read_all(path, "a"))
+        refused(lambda: repair(path))
+        refused(lambda: read_all(path))
+
+        # Whatever a reader refuses, verify has a word for.
+        assert found or not was_refused
+        assert kept is None or outside.read_bytes() == kept
+
+
+@pytest.mark.parametrize("data", BYTES)
+@pytest.mark.parametrize("name", ["zarr.json", "segments/00000001/zarr.json", "counters/c.0"])
+def test_files_of_something_else_are_found_and_refused(original, tmp_store, name, data):
+    shutil.copytree(original, tmp_store)
+    (tmp_store / name).write_bytes(data)
+    assert [problem.where for problem in verify(tmp_store)] == [name]
+    assert refused(lambda: read_all(tmp_store))
+
+
+FOLDERS = [
+    *("counters", "segments", "hidden", "limiters", "samplers"),
+    *(f"{SEGMENTS}/00000001{inner}" for inner in ("", "/obs", "/obs/a", "/done", "/committed", "/durable", "/extra")),
+]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_folder_is_followed_out_of_the_store(original, tmp_store, tmp_path, name):
+    shutil.copytree(original, tmp_store)
+    shutil.move(tmp_store / name, tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "old-letters").mkdir()
+    (tmp_path / "elsewhere" / "old-letters" / "dear").write_text("x")
+    (tmp_store / name).symlink_to(tmp_path / "elsewhere")
+    before = digest(tmp_path / "elsewhere")
+
+    assert ("type", name) in {(problem.kind, problem.where) for problem in verify(tmp_store, deep=True)}
+    for mode in ("r", "a"):
+        with pytest.raises(dr.FormatError, match="symbolic link"):
+            read_all(tmp_store, mode)
+    repair(tmp_store)
+    refused(lambda: read_all(tmp_store, "a"))
+    assert digest(tmp_path / "elsewhere") == before
+
+
+SCHEMAS = {
+    "a name that goes up": {"dict": {"..": {"shape": [], "dtype": "bool"}}},
+    "a name with a slash": {"dict": {"a/../../b": {"shape": [], "dtype": "bool"}}},
+    "a name that is absolute": {"dict": {"/tmp/x": {"shape": [], "dtype": "bool"}}},
+    "objects": {"shape": [], "dtype": "object"},
+    "a shape beyond all memory": {"shape": [1 << 30, 1 << 30], "dtype": "float64"},
+    "a shape of many axes": {"shape": [1] * 10_000, "dtype": "bool"},
+    "a negative shape": {"shape": [-1], "dtype": "bool"},
+    "a shape of text": {"shape": "3", "dtype": "bool"},
+    "a number": 5,
+}
+
+
+@pytest.mark.parametrize("node", SCHEMAS.values(), ids=SCHEMAS)
+def test_schemas_that_cannot_be_are_found_and_refused(original, tmp_store, node):
+    shutil.copytree(original, tmp_store)
+    document = json.loads((tmp_store / "zarr.json").read_bytes())
+    document["attributes"]["schema"]["obs"] = node
+    write_document(tmp_store / "zarr.json", document)
+
+    (problem, *_) = verify(tmp_store)
+    assert (problem.kind, problem.where) == ("metadata", "zarr.json")
+    assert len(problem.detail) < 300
+    assert refused(lambda: read_all(tmp_store))
+    assert repair(tmp_store).actions == []
+
+
+@pytest.mark.parametrize("rows", [1 << 20, 1 << 34, 1 << 62, -1])
+def test_counters_beyond_all_chunks_do_not_make_verify_look_for_each(original, tmp_store, rows):
+    """With fitting checksums, and chunks of a row each."""
+    shutil.copytree(original, tmp_store)
+    segment = tmp_store / "segments/00000001"
+    for name in ("committed", "durable"):
+        np.array([rows], "<i8").tofile(segment / name / "c.0")
+    document = json.loads((segment / "zarr.json").read_bytes())
+    for name in ("committed", "durable"):
+        del document["attributes"]["checksums"][f"{name}/c.0"]
+    write_document(segment / "zarr.json", document)
+    tracemalloc.start()
+    problems = verify(tmp_store, deep=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert {problem.kind for problem in problems} <= {"missing", "metadata", "counters", "checksum"}
+    assert 1 <= len(problems) < 40
+    assert peak < MOST_BYTES
+    with contextlib.suppress(dr.FormatError):
+        read_all(tmp_store)
