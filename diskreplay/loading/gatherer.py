@@ -62,6 +62,8 @@ class Gatherer:
             values = self._present([self._copied(torch.from_numpy(array)) for array in arrays])
         elif self._device.type != "cpu":
             values = [self._copied(torch.from_numpy(array)) for array in arrays]
+        elif self._names:
+            return Batch(slot.by_name.copy())
         else:
             values = arrays
         return Batch(dict(zip(self._names, values)) if self._names else nested(self._paths, values))  # noqa: B905

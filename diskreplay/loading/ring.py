@@ -38,6 +38,8 @@ class Slot:
     def lay_out(self, leaves: Sequence[Leaf], size: int) -> None:
         """Divide the memory anew; only while the slot is free."""
         self.block = Block(leaves, size, self.memory)
+        # Copied for each batch, which takes a third of the time of making a dict of ten.
+        self.by_name = {leaf.path[0]: array for leaf, array in zip(leaves, self.block.arrays, strict=True)}
         self._references_when_free = sum(map(sys.getrefcount, self.block.arrays))
 
     @property
