@@ -15,7 +15,8 @@ import diskreplay as dr
 from tools.bench import __main__ as command, data, harness
 
 ROOT = Path(__file__).parents[2]
-WITH_PEERS = ("append", "uniform")
+WITH_TORCHRL = ("append", "uniform")
+WITH_PEERS = (*WITH_TORCHRL, "prioritized")
 
 
 def module_of(name):
@@ -51,7 +52,7 @@ print(report.markdown("", Path(sys.argv[2])))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_PEERS)
+@pytest.mark.parametrize("name", WITH_TORCHRL)
 def test_a_bench_runs_beside_its_peer(name, tmp_path):
     if importlib.util.find_spec("torchrl") is None:
         pytest.skip("the bench extra is not installed")

@@ -163,6 +163,15 @@ def run_python(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+def test_only_kernels_that_are_asked_for_are_loaded() -> None:
+    code = (
+        "import sys; from diskreplay.kernels.table import chosen; chosen('transitions'); chosen('pick'); "
+        "print([name for name in ('prioritized', 'sumtree', 'recency', 'gae', 'spans') "
+        "if f'diskreplay.kernels.{name}' in sys.modules])"
+    )
+    assert run_python(code) == "[]"
+
+
 def test_the_environment_chooses_the_plain_kernels() -> None:
     code = (
         "import sys; from diskreplay.kernels import table; "

@@ -11,6 +11,7 @@ from tools.bench.harness import LEAST_ROUNDS, RESULTS, Report
 BENCHES = {
     "append": "append",
     "uniform": "uniform",
+    "prioritized": "prioritized",
     "open": "open_time",
     "memory": "reader_memory",
     "episode_layout": "episode_layout",

@@ -46,9 +46,7 @@ def _sb3(obs: dr.Field, action: dr.Field, capacity: int) -> Adder:
 def _cpprb(obs: dr.Field, action: dr.Field, capacity: int) -> Adder:
     from cpprb import ReplayBuffer
 
-    shaped = {"shape": obs.shape, "dtype": obs.dtype.type}
-    fields = {"obs": shaped, "next_obs": shaped, "act": {"dtype": action.dtype.type}, "rew": {}, "done": {}}
-    buffer = ReplayBuffer(capacity, fields)
+    buffer = ReplayBuffer(capacity, _cpprb_fields(obs, action))
 
     def add(obs: Any, action: int, reward: float, terminated: bool, truncated: bool, next_obs: Any) -> None:
         buffer.add(obs=obs, act=action, rew=reward, next_obs=next_obs, done=terminated)
@@ -56,3 +54,20 @@ def _cpprb(obs: dr.Field, action: dr.Field, capacity: int) -> Adder:
             buffer.on_episode_end()
 
     return add
+
+
+def cpprb_prioritized(schema: dr.Schema, rows: dict[str, Any], alpha: float) -> Any:
+    """Return a prioritized buffer of these rows."""
+    from cpprb import PrioritizedReplayBuffer
+
+    count = len(rows["obs"])
+    buffer = PrioritizedReplayBuffer(count, _cpprb_fields(schema.obs, schema.action), alpha=alpha)
+    for start in range(0, count, 10_000):
+        obs, act, rew, next_obs, done = (column[start : start + 10_000] for column in rows.values())
+        buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, done=done)
+    return buffer
+
+
+def _cpprb_fields(obs: dr.Field, action: dr.Field) -> dict[str, Any]:
+    shaped = {"shape": obs.shape, "dtype": obs.dtype.type}
+    return {"obs": shaped, "next_obs": shaped, "act": {"dtype": action.dtype.type}, "rew": {}, "done": {}}
