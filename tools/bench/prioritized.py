@@ -85,7 +85,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             f"{size.steps:,} steps of CartPole's shape in episodes of {size.shortest} to {size.longest}, "
             f"{size.batches:,} batches in a round; everything is in the page cache; no prefetching.",
             "Ours gives torch tensors, six of which are taken from the batch by name; cpprb gives numpy arrays.",
-            f"cpprb has the easier job: its rows were made {N_STEP}-step ones before they were stored. Ours holds single "
-            "steps and looks for new ones at each batch.",
+            f"cpprb has the easier job: its rows were made {N_STEP}-step ones before they were stored. Ours holds "
+            "single steps and looks for new ones at each batch.",
         ],
     )
