@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
 
 SLOTS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+# How often, and seconds after how long, a count is taken again that has gone back.
+_LOOKS, _PAUSE_S = 20, 0.0005
 
 _NO_STEP = layout.OBSERVATION_ONLY | layout.END_MARKER
 
@@ -100,14 +104,19 @@ class StepCounter:
 
     def read(self) -> Inserted:
         """Look again."""
-        raw = self._counters.raw()
-        words = self._counters.read()
-        if raw != self._raw:
-            self._look_for_segments(int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
-            self._raw = raw
-        held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
-        # A segment that is being deleted is in neither count for a moment.
-        self._ever = max(self._ever, held + int(words[layout.STEPS_EVICTED]))
+        for _ in range(_LOOKS):
+            raw = self._counters.raw()
+            words = self._counters.read()
+            if raw != self._raw:
+                self._look_for_segments(int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+                self._raw = raw
+            held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
+            ever = held + int(words[layout.STEPS_EVICTED])
+            if ever >= self._ever:
+                break
+            # A segment that is being deleted is in neither count for a moment.
+            time.sleep(_PAUSE_S)
+        self._ever = max(self._ever, ever)
         return Inserted(self._ever, held)
 
     def _look_for_segments(self, first: int, end: int) -> None:
