@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+
 from diskreplay.buffers.values import Given
 from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
@@ -89,10 +91,20 @@ class Backing:
 
 
 class Backed:
-    """What every buffer has: a store, which is closed with it."""
+    """What every buffer has: a store, which is closed with it, and a device where its tensors are.
 
-    def __init__(self, path: PathLike | None) -> None:
+    Made last in a buffer's constructor: a store that is at the path is taken up at once.
+    """
+
+    def __init__(self, path: PathLike | None, device: torch.device | str | None) -> None:
+        self._device = torch.device("cpu" if device is None else device)
         self._backing = Backing(path)
+        if self._backing.store is not None:
+            self._begin(self._backing.store)
+
+    def _begin(self, store: Store) -> None:
+        """Take up a store, new or found at the path."""
+        raise NotImplementedError
 
     @property
     def store(self) -> Store | None:

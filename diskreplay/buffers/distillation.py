@@ -53,15 +53,11 @@ class DistillationBuffer(Backed):
     ) -> None:
         self._capacity = int_argument("capacity", capacity, 1)
         self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
-        self._device = torch.device("cpu" if device is None else device)
         self._seed = seed_argument(seed)
         self._writer: Writer | None = None
-        super().__init__(path)
-        if self._backing.store is not None:
-            self._begin(self._backing.store)
+        super().__init__(path, device)
 
     def _begin(self, store: Store) -> None:
-        """Take up a store, new or found at the path."""
         self._backing.check(store, self._capacity, self._given)
         view = Transitions(n_step=1)
         fields = ("obs", "action")

@@ -97,18 +97,14 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._capacity = int_argument("capacity", capacity, 1)
         self._view = Transitions(n_step=n_step, gamma=gamma)
         self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
-        self._device = torch.device("cpu" if device is None else device)
         self._prioritized, self._seed = bool(prioritized), seed_argument(seed)
         self._writer: Writer | None = None
         self._following: list[bytes] | None = None  # the last step's next observation, if it must continue there
         self._mark = 0  # ids below were cleared
         self._order: _Order | None = None
-        super().__init__(path)
-        if self._backing.store is not None:
-            self._begin(self._backing.store)
+        super().__init__(path, device)
 
     def _begin(self, store: Store) -> None:
-        """Take up a store, new or found at the path."""
         self._backing.check(store, self._capacity, self._given)
         drawn = PrioritizedOfEnough(0.6, Linear(0.4, 1.0, 1_000_000), 1e-6) if self._prioritized else Distinct()
         # `len` has looked for new steps whenever they are asked.

@@ -84,16 +84,12 @@ class RolloutBuffer(Backed):
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
         self._given = Given(obs_shape, action_shape)
-        self._device = torch.device("cpu" if device is None else device)
         self._writer: VectorWriter | None = None
         self._following: bytes | None = None  # of a pushed step: the observation of the next one, if it continues there
         self._forget()
-        super().__init__(path)
-        if self._backing.store is not None:
-            self._begin(self._backing.store)
+        super().__init__(path, device)
 
     def _begin(self, store: Store) -> None:
-        """Take up a store, new or found at the path."""
         self._backing.check(store, KEPT * self._segment_steps, self._given, self._extra)
         self._reading = RolloutReading(store, self._device)
 
