@@ -136,10 +136,7 @@ class Planner:
             raise NotEnoughData(
                 f"the store has {len(snapshot)} steps, 0 of them sampleable as {self._view}; 1 is needed"
             )
-        if self._share[1] == 1:
-            draw = self.distribution.draw(population, size, self.rng)
-        else:
-            draw = draw_share(self.distribution, population, size, self.rng, *self._share)
+        draw = draw_share(self.distribution, population, size, self.rng, *self._share)
         return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._relabels else None)
 
     def delivered(self, plan: Plan) -> None:

@@ -181,7 +181,7 @@ class Sampler:
             if batch_size is not None or beta is not None:
                 self._check_meaning(batch_size, beta)
             started = perf_counter()
-            if self._limiter is not None and planner.cursor is None:
+            if planner.cursor is None:
                 self._pay(size)
             if size == self._batch_size:
                 plan = planner.next(size, self._prefetch, self._refresh)
