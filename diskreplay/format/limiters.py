@@ -14,7 +14,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.durable import held_lock, storage_error
 from diskreplay.format.mapping import map_file
-from diskreplay.format.metadata import dump, parse_document, read_document
+from diskreplay.format.metadata import dump
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
 
@@ -61,10 +61,8 @@ def slots_lock(root: Root, name: str) -> str:
 def _create(root: Root, name: str) -> None:
     """Make a limiter's array; it appears whole."""
     target, building = root.path / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
-    path = root.counters_folder / layout.METADATA
-    document = parse_document(read_document(path), path)
     grid = {"name": "regular", "configuration": {"chunk_shape": [SLOTS]}}
-    document |= {"shape": [SLOTS], "chunk_grid": grid, "dimension_names": ["slot"]}
+    document = root.array_document() | {"shape": [SLOTS], "chunk_grid": grid, "dimension_names": ["slot"]}
     with held_lock(root.lock_path):  # nobody tidies up there meanwhile
         try:
             shutil.rmtree(building, ignore_errors=True)

@@ -47,6 +47,11 @@ class Root:
         """Return the folder of a segment."""
         return self.segments_folder / layout.segment_name(number)
 
+    def array_document(self) -> metadata.Document:
+        """Read the document of one of the store's arrays, after which those of other arrays are made."""
+        path = self.counters_folder / layout.METADATA
+        return metadata.parse_document(metadata.read_document(path), path)
+
     def counters(self, *, writable: bool = False) -> StoreCounters:
         """Map the store's counters.
 

@@ -85,7 +85,7 @@ def write_state(root: Root, name: str, tree: Tree) -> None:
             f"{layout.METADATA}; this one is {name!r}"
         )
     arrays: dict[str, _Files] = {}
-    plain = _without_arrays(tree, (), _array_template(root), arrays)
+    plain = _without_arrays(tree, (), root.array_document(), arrays)
     target = root.path / layout.SAMPLERS / name
     building = root.counters_folder / f"{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
     lock: Lock | None = None
@@ -211,12 +211,6 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: dict[str, _Files
                 file.write(data)
                 file.write(crc)
     write_file(str(folder / layout.METADATA), seal_document(_group(root), {"state": plain}))
-
-
-def _array_template(root: Root) -> Document:
-    """Return the document of some array of the store."""
-    path = root.counters_folder / layout.METADATA
-    return parse_document(read_document(path), path)
 
 
 def _array_document(template: Document, array: NDArray[Any]) -> Document:
