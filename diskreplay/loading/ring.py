@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from diskreplay.views.base import ALIGNMENT, Block, Leaf, offsets
@@ -46,10 +45,6 @@ class Slot:
     def free(self) -> bool:
         """Whether no tensor of the last batch is left."""
         return sum(map(sys.getrefcount, self.block.arrays)) == self._references_when_free
-
-    def lend(self) -> list[torch.Tensor]:
-        """Return the block's arrays as tensors; the slot is free again when all of them are gone."""
-        return list(map(torch.from_numpy, self.block.arrays))
 
 
 class Ring:

@@ -1,5 +1,9 @@
 """What the tests of the command line share: an `info()` of literals, and a way to run the command in this process."""
 
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +32,29 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
         return Done(code, *capfd.readouterr())
 
     return run_main
+
+
+@pytest.fixture
+def run_in_terminal() -> Callable[..., tuple[subprocess.CompletedProcess[bytes], bytes]]:
+    """Run `diskreplay` in a process whose stderr is a terminal; returns it, and what the terminal was sent."""
+
+    def run_process(*arguments: object) -> tuple[subprocess.CompletedProcess[bytes], bytes]:
+        outer, inner = pty.openpty()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "diskreplay", *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                stderr=inner,
+                env=os.environ | {"TERM": "xterm"},
+                timeout=60,
+                check=False,
+            )
+            os.close(inner)
+            return done, os.read(outer, 65536)
+        finally:
+            os.close(outer)
+
+    return run_process
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,23 +123,10 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None
     assert done.stderr.count(b"\n") == 1
 
 
-def test_bars_go_to_a_terminal_and_results_do_not(tmp_store: Path) -> None:
+def test_bars_go_to_a_terminal_and_results_do_not(tmp_store: Path, run_in_terminal: Callable) -> None:
     schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
     dr.create(tmp_store, schema).close()
-    outer, inner = pty.openpty()
-    try:
-        done = subprocess.run(
-            [*COMMAND, "inspect", str(tmp_store), "--json"],
-            stdout=subprocess.PIPE,
-            stderr=inner,
-            env=os.environ | {"TERM": "xterm"},
-            timeout=60,
-            check=False,
-        )
-        os.close(inner)
-        shown = os.read(outer, 65536)
-    finally:
-        os.close(outer)
+    done, shown = run_in_terminal("inspect", tmp_store, "--json")
     assert done.returncode == 0
     assert b"Reading segments" in shown
     assert done.stdout.startswith(b"{")

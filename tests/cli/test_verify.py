@@ -1,11 +1,7 @@
 """`verify` and `repair` on the command line: one line for each finding, exit codes, JSON, a bar."""
 
 import json
-import os
-import pty
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,23 +110,10 @@ def test_the_commands_explain_themselves(run: Callable, command: str) -> None:
     assert f"Usage: diskreplay {command}" in done.out
 
 
-def test_a_bar_goes_to_a_terminal_and_findings_do_not(filled: Path) -> None:
+def test_a_bar_goes_to_a_terminal_and_findings_do_not(filled: Path, run_in_terminal: Callable) -> None:
     for number in range(1, 4):
         shutil.copytree(filled / "segments/00000000", filled / f"segments/0000000{number}")
-    outer, inner = pty.openpty()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "diskreplay", "verify", str(filled), "--deep"],
-            stdout=subprocess.PIPE,
-            stderr=inner,
-            env=os.environ | {"TERM": "xterm"},
-            timeout=60,
-            check=False,
-        )
-        os.close(inner)
-        shown = os.read(outer, 65536)
-    finally:
-        os.close(outer)
+    done, shown = run_in_terminal("verify", filled, "--deep")
     assert done.returncode == 1  # the counters know of one segment
     assert b"Verifying segments" in shown
     assert b"\x1b" not in done.stdout

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diskreplay.loading.ring import POISON, Ring, ordinary_memory
+from diskreplay.loading.ring import POISON, Ring, Slot, ordinary_memory
 from diskreplay.views.base import Leaf
 
 LEAVES = (
@@ -18,6 +18,10 @@ LEAVES = (
 )
 
 
+def lend(slot: Slot) -> list[torch.Tensor]:
+    return [torch.from_numpy(array) for array in slot.block.arrays]
+
+
 def address(slot: object) -> int:
     return slot.memory.ctypes.data
 
@@ -25,7 +29,7 @@ def address(slot: object) -> int:
 def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
     ring = Ring()
     first = ring.take(LEAVES, 8)
-    tensors = first.lend()
+    tensors = lend(first)
     assert not first.free
     assert ring.take(LEAVES, 8) is not first
     del tensors
@@ -50,7 +54,7 @@ def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
     ring = Ring()
     slot = ring.take(LEAVES, 8)
     slot.block.arrays[0][:] = 7.0
-    view = keep(slot.lend())
+    view = keep(lend(slot))
     gc.collect()
     assert not slot.free
     for _ in range(3):
@@ -65,7 +69,7 @@ def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
     ring = Ring()
     slot = ring.take(LEAVES, 4)
     weight = torch.ones(3, requires_grad=True)
-    loss = (slot.lend()[0] * weight).sum()
+    loss = (lend(slot)[0] * weight).sum()
     assert not slot.free
     loss.backward()
     del loss
@@ -74,7 +78,7 @@ def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
 
 def test_tensors_have_the_shapes_and_see_the_memory() -> None:
     slot = Ring().take(LEAVES, 5)
-    obs, done, none = slot.lend()
+    obs, done, none = lend(slot)
     slot.block.arrays[0][:] = np.arange(15).reshape(5, 3)
     assert obs.tolist() == np.arange(15).reshape(5, 3).tolist()
     assert (obs.dtype, done.dtype) == (torch.float32, torch.bool)
@@ -86,7 +90,7 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
     ring = Ring(spare=2)
     batches = []
     for _ in range(10):
-        batches.append(ring.take(LEAVES, 8).lend())
+        batches.append(lend(ring.take(LEAVES, 8)))
     assert len(ring) == 10
     batches.clear()
     ring.take(LEAVES, 8)
@@ -118,7 +122,7 @@ def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
     ring = Ring(debug=True)
     slot = ring.take(LEAVES, 4)
     slot.block.arrays[0][:] = 1.0
-    tensors = slot.lend()
+    tensors = lend(slot)
     ring.take(LEAVES, 4)
     assert tensors[0].eq(1.0).all()
     del tensors
@@ -131,7 +135,7 @@ def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
     ring = Ring()
     slot = ring.take(LEAVES, 4)
     slot.block.arrays[0][:] = 3.0
-    memory, tensors = weakref.ref(slot.memory.base), slot.lend()
+    memory, tensors = weakref.ref(slot.memory.base), lend(slot)
     ring.clear()
     del slot
     gc.collect()
@@ -145,7 +149,7 @@ def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
 def test_a_batch_may_die_in_another_thread() -> None:
     ring = Ring()
     slot = ring.take(LEAVES, 4)
-    held = [slot.lend()]
+    held = [lend(slot)]
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()

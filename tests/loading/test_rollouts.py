@@ -65,7 +65,7 @@ class Source:
 def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> Batch:
     slot = Ring(debug=True).take(reader.leaves, len(ids))
     reader.fill(snapshot, ids, slot.block)
-    return Batch(nested(reader.paths, reader.present(slot.lend())))
+    return Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays])))
 
 
 # --- a collector whose every step is remembered ----------------------------------------------------------------------
