@@ -18,6 +18,8 @@ def read_with_tensorstore(path):
     found = {}
     for metadata in path.rglob("zarr.json"):
         name = str(metadata.parent.relative_to(path)).removeprefix(".")
+        if name.startswith("counters/"):
+            continue  # inside an array: a segment that is being made, or one that is being removed
         document = json.loads(metadata.read_text())
         if document["node_type"] == "group":
             found[name] = document.get("attributes", {})
