@@ -4,6 +4,7 @@ import ctypes
 import os
 import stat
 import weakref
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
-MADV_RANDOM = 1
+MADV_RANDOM, MADV_WILLNEED = 1, 3
 
 
 class Mapping:
@@ -50,6 +51,11 @@ class Mapping:
     def advise(self, advice: int) -> None:
         """Advise the kernel how the mapping will be used; a hint, so a refusal is not an error."""
         _libc.madvise(self.address, self.nbytes, advice)
+
+    def will_need(self, start: int, nbytes: int) -> None:
+        """Have these bytes of the file read from disk while the caller goes on."""
+        first = (self.address + start) & -PAGESIZE
+        _libc.madvise(first, self.address + start + nbytes - first, MADV_WILLNEED)
 
 
 def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int:

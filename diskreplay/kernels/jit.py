@@ -99,6 +99,17 @@ if COMPILED:
 
         return types.void(types.int64), generate
 
+    def _madvise(typing_context: Any, address: Any, count: Any, advice: Any) -> Any:
+        """Call the C library's madvise; 0 is success."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            long, number = ir.IntType(64), ir.IntType(32)
+            kind = ir.FunctionType(number, [long, long, number])
+            function = cgutils.get_or_insert_function(builder.module, kind, "madvise")
+            return builder.sext(builder.call(function, [*args[:2], builder.trunc(args[2], number)]), long)
+
+        return types.int64(types.int64, types.int64, types.int64), generate
+
     # Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
     load_byte: Any = intrinsic(_load_byte)
     load_int: Any = intrinsic(_load_int)
@@ -110,6 +121,7 @@ if COMPILED:
     store_float32: Any = intrinsic(_storing(types.float32, ir.FloatType()))
     zero_bytes: Any = intrinsic(_zero_bytes)
     prefetch: Any = intrinsic(_prefetch)
+    madvise: Any = intrinsic(_madvise)
 
     # Inputs are typed read-only, which accepts writable arrays too: one compiled version serves both.
     _TYPES: dict[str, Any] = {

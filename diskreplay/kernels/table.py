@@ -14,6 +14,7 @@ Kernel = Callable[..., Any]
 
 # name -> module; the twin is there too, as name_plain
 _MODULES = {
+    "advise": "advice",
     "count_newer": "recency",
     "draw": "prioritized",
     "gae": "gae",

@@ -11,6 +11,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.views.base import View
+from diskreplay.views.rollouts import Rollouts
 
 
 def int_argument(name: str, value: Any, least: int) -> int:
@@ -66,3 +67,11 @@ def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
     if errors.ndim not in (1, 2) or len(errors) != count:
         raise ValueError(f"td_error must have one row for each of {count} ids, not shape {list(errors.shape)}")
     return errors
+
+
+def check_meaning(distribution: Distribution, view: View, batch_size: int | None, beta: float | None) -> None:
+    """Refuse arguments of `Sampler.sample` that mean nothing to the distribution or the view."""
+    if beta is not None and not distribution.weighted:
+        raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
+    if batch_size is not None and isinstance(view, Rollouts):
+        raise ValueError(f"the size of a batch of {view} is its steps times lanes: leave batch_size out")

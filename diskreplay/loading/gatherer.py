@@ -1,28 +1,66 @@
-"""From ids to a batch: gathered into free memory, shown as tensors, copied to the device."""
+"""From ids to a batch: gathered into free memory, sent to the device, shown as tensors."""
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from diskreplay.loading.batch import Batch
-from diskreplay.loading.ring import Ring
+from diskreplay.loading.cuda import Courier, Sent, pinned_memory
+from diskreplay.loading.disk import DiskReads
+from diskreplay.loading.ring import Ring, Taken, ordinary_memory
 from diskreplay.loading.rollouts import torch_values
 from diskreplay.views.base import Reader, View, nested
+from diskreplay.views.pages import Pages
 from diskreplay.views.rollouts import Rollouts
 
 
-class Gatherer:
-    """Makes batches of one view of a store's steps. Not thread-safe: one sampler, under its lock."""
+class Gathered(NamedTuple):
+    """A batch in memory, and on its way to a CUDA device where that is wanted."""
 
-    def __init__(self, view: View, schema: Any, fields: Sequence[str] | None, device: torch.device, ring: Ring) -> None:
+    taken: Taken
+    sent: Sent | None
+
+
+class Destination:
+    """Where batches go: a device, and the memory they are gathered in on the way there.
+
+    Parameters
+    ----------
+    device : torch.device
+        CUDA devices have a `courier`; to others but the CPU a batch is copied when it is shown.
+    spare : int
+        Batches that memory is kept for while there are none.
+    debug : bool
+        See `Ring`.
+    """
+
+    def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
+        self.device = device
+        self.courier = Courier(device) if device.type == "cuda" else None
+        self.ring = Ring(pinned_memory if self.courier else ordinary_memory, spare, debug)
+
+
+class Gatherer:
+    """Makes batches of one view of a store's steps. One thread at a time gathers, and one shows.
+
+    Parameters
+    ----------
+    view, schema, fields
+        What is gathered; see `Sampler`.
+    destination : Destination
+        Where it goes.
+    """
+
+    def __init__(self, view: View, schema: Any, fields: Sequence[str] | None, destination: Destination) -> None:
+        device = destination.device
         self.reader: Reader = view.reader(schema, fields)
         if isinstance(view, Rollouts) and view.value_fn is not None:
             self.reader.evaluate = torch_values(view.value_fn, device)  # type: ignore[attr-defined]
-        self._device, self._ring = device, ring
+        self._device, self._ring, self._courier = device, destination.ring, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]
         # A reader may show fields as views of what it gathers, and gather leaves that depend on the batch.
         self._present = getattr(self.reader, "present", None)
@@ -30,16 +68,15 @@ class Gatherer:
         self._paths = list(getattr(self.reader, "paths", leaves))
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
-        self.seconds_copying = 0.0
+        self.disk = DiskReads(self.reader, schema)
+        self.seconds_gathering = self.seconds_copying = 0.0
 
-    def batch(
-        self,
-        snapshot: Any,
-        ids: NDArray[np.int64],
-        weights: NDArray[np.float32] | None,
-        entropy: int | None = None,
-    ) -> Batch:
-        """Gather these ids; weights None are all 1, and `entropy` seeds what the view draws itself.
+    def gather(
+        self, snapshot: Any, ids: NDArray[np.int64], entropy: int | None = None, pages: Pages | None = None
+    ) -> Gathered:
+        """Gather these ids; all weights are 1.
+
+        `entropy` seeds what the view draws itself; `pages` is what the disk was asked for, None if it was not.
 
         Raises
         ------
@@ -48,29 +85,39 @@ class Gatherer:
         SegmentGone
             A segment has been evicted since the snapshot.
         """
+        begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
+        started = perf_counter()
         leaves = self.reader.leaves if self._leaves_for is None else self._leaves_for(snapshot, ids)
-        slot = self._ring.take(leaves, len(ids))
+        taken = self._ring.take(leaves, len(ids))
         if entropy is not None:
             self.reader.seed(entropy)  # type: ignore[attr-defined]
-        self.reader.fill(snapshot, ids, slot.block)
-        arrays = slot.block.arrays
+        self.reader.fill(snapshot, ids, taken.slot.block)
+        sent = None if self._courier is None else self._courier.send(taken.slot)
+        self.seconds_gathering += perf_counter() - started
+        if self.disk.wide:
+            self.disk.end(begun)
+        return Gathered(taken, sent)
+
+    def show(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
+        """Return the batch, with these weights if they are not all 1."""
+        (slot, arrays), sent = gathered
         if weights is not None:
             arrays[self._weight][:] = weights
-        if self._present is not None:
-            # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive. To the
-            # device first: what is shown several times over is copied once.
-            values = self._present([self._copied(torch.from_numpy(array)) for array in arrays])
+        values: Sequence[Any] = arrays
+        if sent is not None and self._courier is not None:
+            values = self._courier.receive(slot, sent, None if weights is None else self._weight)
         elif self._device.type != "cpu":
             values = [self._copied(torch.from_numpy(array)) for array in arrays]
+        elif self._present is not None:
+            # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive.
+            values = [torch.from_numpy(array) for array in arrays]
         elif self._names:
             return Batch(slot.by_name.copy())
-        else:
-            values = arrays
+        if self._present is not None:
+            values = self._present(values)
         return Batch(dict(zip(self._names, values)) if self._names else nested(self._paths, values))  # noqa: B905
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._device.type == "cpu":
-            return tensor
         started = perf_counter()
         copy = tensor.to(self._device)
         self.seconds_copying += perf_counter() - started

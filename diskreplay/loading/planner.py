@@ -3,7 +3,8 @@
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +28,18 @@ Ints = NDArray[np.int64]
 ATTEMPTS = 100
 
 
-class Plan(NamedTuple):
-    """A batch that is drawn and not yet gathered. It keeps its snapshot, and with it what is mapped, alive.
+@dataclass(slots=True, eq=False)
+class Plan:
+    """A batch that is drawn and not yet delivered. It keeps its snapshot, and with it what is mapped, alive.
 
-    `entropy` seeds what the view draws itself, None where it draws nothing.
+    `entropy` seeds what the view draws itself, None where it draws nothing; `gathered` is the batch, or what will be
+    it, where that was begun: see `Delivery`.
     """
 
     snapshot: Any
     draw: Draw
     entropy: int | None = None
+    gathered: Any = None
 
 
 class Planner:

@@ -7,9 +7,12 @@ memory would tell the same, at the cost of new arrays for each batch: 20 of the 
 """
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from diskreplay.views.base import ALIGNMENT, Block, Leaf, offsets
@@ -32,6 +35,7 @@ class Slot:
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
+        self.event: torch.cuda.Event | None = None  # after which the device has what it was sent
         self.lay_out(leaves, size)
 
     def lay_out(self, leaves: Sequence[Leaf], size: int) -> None:
@@ -43,12 +47,23 @@ class Slot:
 
     @property
     def free(self) -> bool:
-        """Whether no tensor of the last batch is left."""
-        return sum(map(sys.getrefcount, self.block.arrays)) == self._references_when_free
+        """Whether no tensor of the last batch is left, and nothing is being copied out of the memory."""
+        if sum(map(sys.getrefcount, self.block.arrays)) != self._references_when_free:
+            return False
+        if self.event is not None and self.event.query():
+            self.event = None
+        return self.event is None
+
+
+class Taken(NamedTuple):
+    """A slot that is in use: nobody else gets it while `arrays`, those of its block, are referenced here."""
+
+    slot: Slot
+    arrays: tuple[NDArray[Any], ...]
 
 
 class Ring:
-    """Slots, as many as batches are alive at once. Not thread-safe: one sampler, under its lock.
+    """Slots, as many as batches are alive at once. Any thread may take one.
 
     Parameters
     ----------
@@ -67,13 +82,19 @@ class Ring:
         self._spare = spare
         self._debug = debug
         self._slots: list[Slot] = []
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Count the slots, lent and free."""
         return len(self._slots)
 
-    def take(self, leaves: Sequence[Leaf], size: int) -> Slot:
+    def take(self, leaves: Sequence[Leaf], size: int) -> Taken:
         """Return a free slot laid out for `size` items; its contents are arbitrary."""
+        with self._lock:
+            slot = self._free_slot(leaves, size)
+            return Taken(slot, tuple(slot.block.arrays))
+
+    def _free_slot(self, leaves: Sequence[Leaf], size: int) -> Slot:
         if not self._debug and len(self._slots) <= self._spare + 1:
             for slot in self._slots:
                 if slot.block.size == size and slot.block.leaves is leaves and slot.free:
@@ -107,7 +128,11 @@ class Ring:
 
     def clear(self) -> None:
         """Let go of all memory; batches that are alive keep theirs."""
-        self._slots.clear()
+        with self._lock:
+            for slot in self._slots:
+                if slot.event is not None:
+                    slot.event.synchronize()
+            self._slots.clear()
 
 
 def _poison(slots: list[Slot]) -> None:

@@ -1,7 +1,6 @@
 """The sampler: a store, a view and a distribution multiplied into batches."""
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Self
@@ -9,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from diskreplay.loading.arguments import (
+    check_meaning,
     distribution_argument,
     errors_argument,
     ids_argument,
@@ -16,9 +16,10 @@ from diskreplay.loading.arguments import (
     view_argument,
 )
 from diskreplay.loading.batch import Batch
-from diskreplay.loading.gatherer import Gatherer
+from diskreplay.loading.delivery import Delivery
+from diskreplay.loading.gatherer import Destination
+from diskreplay.loading.lock import ProcessLock
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
-from diskreplay.loading.ring import Ring
 from diskreplay.loading.states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
@@ -34,7 +35,8 @@ _logger = logging.getLogger("diskreplay")
 class Sampler:
     """Draws ids of a store with a distribution and gathers what a view says they mean.
 
-    Any thread may call any method; calls of one sampler run one after the other. Several samplers may share a store.
+    Any thread may call any method; calls of one sampler run one after the other. Several samplers may share a store. A
+    sampler belongs to the process that made it: in a forked child it is a ReplayError, as both would draw the same.
 
     Parameters
     ----------
@@ -49,8 +51,9 @@ class Sampler:
     device : torch.device or str or None
         Where batches are delivered; None is the CPU.
     prefetch : int
-        Batches whose ids are drawn ahead. Batch i is drawn inside the call that delivers batch i - prefetch, and holds
-        what the store held then.
+        Batches that are made ahead: large ones by threads, which read what they need from disk together, while the
+        trainer computes. Batch i is drawn inside the call that delivers batch i - prefetch, so it holds what the store
+        held then, and priorities that were updated since count from the batches behind it on.
     seed : int or None
         Makes the draws a function of the seed and the calls; None is different each time.
     fields : sequence of str or None
@@ -102,9 +105,9 @@ class Sampler:
         self._store = store
         self._fields = fields
         self._refresh = bool(refresh)
-        self._device = torch.device("cpu" if device is None else device)
-        self._lock = threading.RLock()
-        self._ring = Ring(debug=debug)
+        self._lock = ProcessLock("sampler", "make one there, with a seed or rank of its own")
+        device = torch.device("cpu" if device is None else device)
+        self._destination = Destination(device, spare=2 + self._prefetch, debug=debug)
         self._statistics = Statistics()
         self._closed = False
         if limiter is not None:
@@ -112,14 +115,14 @@ class Sampler:
         self._limiter = None if limiter is None else limiter.attach(store)
         self._paid = 0
         self._view = view_argument(view)
-        self._gatherer = self._gatherer_of(view)
+        self._delivery = self._delivery_of(view)
         self._planner = Planner(
             store, view, distribution_argument(distribution), seed=seed, where=where, rank=rank, world_size=world_size
         )
         _logger.info("%s", self)
 
-    def _gatherer_of(self, view: View) -> Gatherer:
-        return Gatherer(view, self._store.schema, self._fields, self._device, self._ring)
+    def _delivery_of(self, view: View) -> Delivery:
+        return Delivery(view, self._store.schema, self._fields, self._destination, ahead=self._prefetch > 0)
 
     def __repr__(self) -> str:
         return str(self.view) if self._planner.cursor is not None else f"{self.distribution} over {self.view}"
@@ -131,10 +134,12 @@ class Sampler:
 
     @view.setter
     def view(self, view: View) -> None:
-        gatherer = self._gatherer_of(view_argument(view))
+        delivery = self._delivery_of(view_argument(view))
         with self._lock:
             self._planner.aim(view, self._planner.distribution)
-            self._view, self._gatherer = view, gatherer
+            self._statistics.keep(self._delivery.seconds())
+            self._delivery.close()
+            self._view, self._delivery = view, delivery
             _logger.info("%s", self)
 
     @property
@@ -179,12 +184,14 @@ class Sampler:
             self._check_open()
             planner = self._planner
             if batch_size is not None or beta is not None:
-                self._check_meaning(batch_size, beta)
+                check_meaning(planner.distribution, self._view, batch_size, beta)
             started = perf_counter()
             if planner.cursor is None:
                 self._pay(size)
             if size == self._batch_size:
                 plan = planner.next(size, self._prefetch, self._refresh)
+                if planner.queue and planner.cursor is None:
+                    self._delivery.begin(planner.queue)
             else:
                 plan = planner.draw(size, self._refresh)
             drawn = len(plan.draw.ids)
@@ -201,14 +208,6 @@ class Sampler:
             self._paid = 0
             self._statistics.count(drawn, started, planned, perf_counter())
             return batch
-
-    def _check_meaning(self, batch_size: int | None, beta: float | None) -> None:
-        """Refuse arguments of `sample` that mean nothing to the distribution or the view."""
-        distribution = self._planner.distribution
-        if beta is not None and not distribution.weighted:
-            raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
-        if batch_size is not None and self._planner.cursor is not None:
-            raise ValueError(f"the size of a batch of {self.view} is its steps times lanes: leave batch_size out")
 
     def gather(self, ids: Any) -> Batch:
         """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
@@ -230,8 +229,8 @@ class Sampler:
                 self._store.refresh()
             for _ in range(ATTEMPTS):
                 try:
-                    self._gatherer.reader.check(self._store.snapshot, wanted)
-                    return self._gatherer.batch(self._store.snapshot, wanted, None)
+                    self._delivery.reader.check(self._store.snapshot, wanted)
+                    return self._delivery.gather(self._store.snapshot, wanted)
                 except SegmentGone:
                     self._store.refresh()  # which makes an evicted id an InvalidIndex
             raise SegmentGone("segments were evicted faster than they could be read")
@@ -246,7 +245,7 @@ class Sampler:
         for _ in range(ATTEMPTS):
             try:
                 weights = self._planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
-                batch = self._gatherer.batch(plan.snapshot, plan.draw.ids, weights, plan.entropy)
+                batch = self._delivery.batch(plan, weights)
             except SegmentGone:
                 self._planner.failed()
                 plan = self._planner.draw(size, refresh=True)
@@ -355,15 +354,10 @@ class Sampler:
         return {**own, **self._statistics.state_dict(), "planner": self._planner.state_dict()}
 
     def _load(self, state: Any) -> None:
-        counts = own_state(state)
-        if counts["batch_size"] != self._batch_size and state["planner"]["plans"]:
-            raise ValueError(
-                f"this state holds batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
-                f"{self._batch_size}: give it the same"
-            )
+        counts = own_state(state, self._batch_size)
         self._planner.load_state_dict(state["planner"], self._refresh)
         self._paid = counts["paid"]
-        self._statistics = Statistics(counts["batches"], counts["steps"])
+        self._statistics.resume(counts["batches"], counts["steps"])
 
     def __iter__(self) -> Self:
         return self
@@ -375,17 +369,23 @@ class Sampler:
         """Return what the sampler has done so far.
 
         `batches` and `steps` delivered; `steps_per_second` since the first batch was asked for; `replay_ratio`, steps
-        delivered per step that is in the store now; `seconds_planning`, `seconds_gathering` and `seconds_copying`.
+        delivered per step that is in the store now. Where time went: `seconds_planning` (drawing ids, and waiting for a
+        limiter), `seconds_waiting` for batches that are made ahead, `seconds_elsewhere` between the calls: the
+        trainer's own. In whichever thread: `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows)
+        and `seconds_copying` to a device that is no CUDA device.
         """
         with self._lock:
-            return self._statistics.report(len(self._store.snapshot), self._gatherer.seconds_copying)
+            return self._statistics.report(len(self._store.snapshot), self._delivery.seconds())
 
     def close(self) -> None:
-        """Let go of memory. Batches stay valid; the store stays open."""
+        """End the threads and let go of memory. Batches stay valid; the store stays open."""
+        if not self._lock.here:
+            return  # a forked child has none of it
         with self._lock:
             self._closed = True
             self._planner.aim(self._view, self._planner.distribution)
-            self._ring.clear()
+            self._delivery.close()
+            self._destination.ring.clear()
 
     def __enter__(self) -> Self:
         return self

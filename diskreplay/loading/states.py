@@ -57,13 +57,13 @@ class PlannerState(NamedTuple):
             raise ValueError(f"this is no state of a sampler: {error!r}") from None
 
 
-def own_state(state: Any) -> dict[str, int]:
-    """Return the counts in a sampler's state.
+def own_state(state: Any, batch_size: int) -> dict[str, int]:
+    """Return the counts in the state of a sampler with this batch size.
 
     Raises
     ------
     ValueError
-        It is none, or one of a newer release.
+        It is none, one of a newer release, or holds batches of another size.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is no state of a sampler, but {type(state).__name__}")
@@ -77,6 +77,11 @@ def own_state(state: Any) -> dict[str, int]:
             raise ValueError(f"counts are {counts}")
     except _RUBBISH as error:
         raise ValueError(f"this is no state of a sampler: {error!r}") from None
+    if counts["batch_size"] != batch_size and state["planner"]["plans"]:
+        raise ValueError(
+            f"this state holds batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
+            f"{batch_size}: give it the same"
+        )
     return counts
 
 

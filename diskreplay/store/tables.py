@@ -8,13 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, ReplayError
-from diskreplay.format.mapping import Mapping, map_file
+from diskreplay.format.mapping import MADV_RANDOM, Mapping, map_file
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, refuse_links, row_bytes
 
 # The kernel allows 65,530 mappings a process, and the trainer has others.
 MOST_MAPPINGS = 30_000
+
+# Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
+# is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
+WIDE_ROW = 1024
 
 
 class SegmentGone(ReplayError):
@@ -39,6 +43,7 @@ class LeafTable:
         self.dtype = np.dtype("u1") if field is None else field.dtype
         self.shape: tuple[int, ...] = () if field is None else field.shape
         self.row_bytes = row_bytes(root, leaf)
+        self.wide = self.row_bytes >= WIDE_ROW
         self.first_chunk = np.zeros(0, np.int64)
         self.chunks = np.zeros(0, np.int64)
         self.shift = np.zeros(0, np.int64)
@@ -87,6 +92,8 @@ class LeafTable:
             self._extend(s, chunk + 1)
             place = self._place(s, chunk)
             mapping = self._tables.map(s, self.leaf, chunk)
+            if self.wide:
+                mapping.advise(MADV_RANDOM)
             self.holder[place] = mapping
             self.bases[place] = mapping.address
 
@@ -128,9 +135,12 @@ class LeafTable:
         shift = int(self.shift[slot])
         parts = []
         for chunk in range(first >> shift, ((stop - 1) >> shift) + 1):
-            block = self.holder[self._place(slot, chunk)].array(self.dtype, (lanes, 1 << shift, *self.shape))
-            start = chunk << shift
-            parts.append(block[lane, max(first - start, 0) : min(stop - start, 1 << shift)])
+            mapping = self.holder[self._place(slot, chunk)]
+            block = mapping.array(self.dtype, (lanes, 1 << shift, *self.shape))
+            start, end = max(first - (chunk << shift), 0), min(stop - (chunk << shift), 1 << shift)
+            if self.wide:
+                mapping.will_need(((lane << shift) + start) * self.row_bytes, (end - start) * self.row_bytes)
+            parts.append(block[lane, start:end])
         return parts
 
 

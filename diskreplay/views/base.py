@@ -111,6 +111,7 @@ class LeafTable(Protocol):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     row_bytes: int
+    wide: bool
     first_chunk: Ints
     chunks: Ints
     shift: Ints

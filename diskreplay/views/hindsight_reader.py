@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Leaf
 from diskreplay.views.hindsight import Hindsight
+from diskreplay.views.pages import Pages
 from diskreplay.views.transitions_reader import TransitionsReader
 from diskreplay.views.windows import Windows, refuse
 
@@ -72,6 +73,10 @@ class HindsightReader:
             items, k, last, windows = items[known], k[known], last[known], _chosen(windows, known)
         if len(items):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
+
+    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+        """Return where the wide rows of these ids lie; those of goals from later steps are not known yet."""
+        return self._plain.pages(snapshot, ids)
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""

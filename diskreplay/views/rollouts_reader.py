@@ -15,6 +15,7 @@ from diskreplay.kernels.table import chosen
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, nested, select
 from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
+from diskreplay.views.pages import Pages, Rows, wide_pages
 from diskreplay.views.windows import Windows, refuse
 
 if TYPE_CHECKING:
@@ -102,13 +103,20 @@ class RolloutsReader:
             values = _numbers(snapshot, steps, *self._value)
             bootstraps = self._next_values(snapshot, ids, steps, following, chained.ravel(), values)
             made |= self._estimate(grid.shape, rewards, values, bootstraps, ends.astype(np.uint8))
-        for copy in self._copies:
-            raw = block.raw[self._place[copy.path]]
-            steps.gather(snapshot, copy.source, steps.row, steps.after, 1 - copy.stack, copy.stack, raw)
+        for copy, rows in zip(self._copies, self._rows(steps), strict=True):
+            steps.gather(snapshot, *rows, block.raw[self._place[copy.path]])
         with np.errstate(over="ignore"):
             for name, array in made.items():
                 if (name,) in self._place:
                     block.arrays[self._place[name,]][:] = array
+
+    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+        """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""
+        steps = self._find(snapshot, ids)
+        return wide_pages(snapshot, steps, self._rows(steps))
+
+    def _rows(self, steps: Windows) -> list[Rows]:
+        return [Rows(copy.source, steps.row, steps.after, 1 - copy.stack, copy.stack) for copy in self._copies]
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""

@@ -10,6 +10,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.kernels.scan import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Leaf, Path
+from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
 from diskreplay.views.windows import ATTEMPTS, Windows, addresses, refuse
 
@@ -50,6 +51,10 @@ class SequencesReader:
             No such window begins at an id.
         """
         self._windows.fill(snapshot, ids, block, self._view.length, self._view.burn_in)
+
+    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+        """Return where the wide rows of these windows lie; what is not mapped yet is mapped. Any thread may ask."""
+        return self._windows.pages(snapshot, ids, self._view.length)
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
@@ -121,6 +126,10 @@ class EpisodesReader:
         """
         self._windows.fill(snapshot, ids, block, self._steps, 0)
 
+    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+        """Return where the wide rows of these episodes lie; what is not mapped yet is mapped. Any thread may ask."""
+        return self._windows.pages(snapshot, ids, self._steps)
+
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
         windows = _found(snapshot, ids, TO_THE_END, self._view)
@@ -151,19 +160,29 @@ class _WindowsOfSteps:
         if bad >= 0:
             raise refuse(snapshot, int(ids[bad]), self._view)
         length = self._layout.length(block.leaves)
-        stop = windows.after
-        obs_stop = np.maximum(stop, windows.obs_stop)
-        for copy in self._layout.copies:
-            out = block.raw[copy.target]
-            if copy.stack:
-                offset, rows, end = 1 - copy.stack, length + copy.stack, obs_stop
-            else:
-                offset, rows, end = 0, 1 if copy.at_start else length, stop
-            windows.gather(snapshot, copy.source, windows.row, end, offset, rows, out)
+        for copy, rows in zip(self._layout.copies, self._rows(windows, length), strict=True):
+            windows.gather(snapshot, *rows, block.raw[copy.target])
         block.arrays[self._index][:] = ids
         block.arrays[self._weight].fill(1.0)
         if self._wanted:
             self._mark(snapshot, block, length, burn_in)
+
+    def pages(self, snapshot: Any, ids: Ints, n: int) -> Pages:
+        """Return where the wide rows of up to `n` steps from each id on lie; any thread may ask."""
+        windows = Windows(len(ids))
+        if windows.find(snapshot, ids, n, self._layout.stack, False) >= 0:
+            return NO_PAGES  # `fill` says what is wrong
+        return wide_pages(snapshot, windows, self._rows(windows, int(windows.k.max(initial=0))))
+
+    def _rows(self, windows: Windows, length: int) -> list[Rows]:
+        """Return the rows of each leaf that is copied, of windows of `length` steps."""
+        found, obs_stop = [], np.maximum(windows.after, windows.obs_stop)
+        for copy in self._layout.copies:
+            if copy.stack:
+                found.append(Rows(copy.source, windows.row, obs_stop, 1 - copy.stack, length + copy.stack))
+            else:
+                found.append(Rows(copy.source, windows.row, windows.after, 0, 1 if copy.at_start else length))
+        return found
 
     def _mark(self, snapshot: Any, block: Block, length: int, burn_in: int) -> None:
         windows, arrays = self._windows, {name: block.arrays[at] for name, at in self._wanted.items()}

@@ -11,6 +11,7 @@ from diskreplay.kernels.table import chosen
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, select
 from diskreplay.views.bundle import SUMMED, Bundle, Part
+from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
 from diskreplay.views.windows import Windows, refuse
 
 if TYPE_CHECKING:
@@ -78,6 +79,16 @@ class TransitionsReader:
         bundle, windows = self._bundle, self._scratch.windows
         if bundle is None or not bundle.gather(snapshot, ids, windows, block.addresses):
             self._gather_by_leaf(snapshot, ids, block)
+
+    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+        """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
+        windows, wanted = Windows(len(ids)), []
+        if windows.find(snapshot, ids, self._n, self._stack, bool(self._view.next_fields)) >= 0:
+            return NO_PAGES  # `fill` says what is wrong
+        for copy in self._copies:
+            row, stop = (windows.table[bound] for bound in _bounds(copy))
+            wanted.append(Rows(copy.source, row, stop, 1 - copy.stack, copy.stack))
+        return wide_pages(snapshot, windows, wanted)
 
     def _gather_by_leaf(self, snapshot: Any, ids: Ints, block: Block) -> None:
         """Gather leaf after leaf, mapping what is needed."""

@@ -28,13 +28,13 @@ def address(slot: object) -> int:
 
 def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
     ring = Ring()
-    first = ring.take(LEAVES, 8)
+    first = ring.take(LEAVES, 8).slot
     tensors = lend(first)
     assert not first.free
-    assert ring.take(LEAVES, 8) is not first
+    assert ring.take(LEAVES, 8).slot is not first
     del tensors
     assert first.free
-    assert ring.take(LEAVES, 8) is first
+    assert ring.take(LEAVES, 8).slot is first
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
 )
 def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 8)
+    slot = ring.take(LEAVES, 8).slot
     slot.block.arrays[0][:] = 7.0
     view = keep(lend(slot))
     gc.collect()
     assert not slot.free
     for _ in range(3):
-        other = ring.take(LEAVES, 8)
+        other = ring.take(LEAVES, 8).slot
         other.block.arrays[0][:] = 9.0
         assert address(other) != address(slot)
     del view
@@ -67,7 +67,7 @@ def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
 
 def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 4)
+    slot = ring.take(LEAVES, 4).slot
     weight = torch.ones(3, requires_grad=True)
     loss = (lend(slot)[0] * weight).sum()
     assert not slot.free
@@ -77,7 +77,7 @@ def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
 
 
 def test_tensors_have_the_shapes_and_see_the_memory() -> None:
-    slot = Ring().take(LEAVES, 5)
+    slot = Ring().take(LEAVES, 5).slot
     obs, done, none = lend(slot)
     slot.block.arrays[0][:] = np.arange(15).reshape(5, 3)
     assert obs.tolist() == np.arange(15).reshape(5, 3).tolist()
@@ -90,7 +90,7 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
     ring = Ring(spare=2)
     batches = []
     for _ in range(10):
-        batches.append(lend(ring.take(LEAVES, 8)))
+        batches.append(lend(ring.take(LEAVES, 8).slot))
     assert len(ring) == 10
     batches.clear()
     ring.take(LEAVES, 8)
@@ -99,9 +99,9 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
 
 def test_memory_serves_another_layout_of_about_its_size_only() -> None:
     ring = Ring()
-    large = ring.take(LEAVES, 1000)
-    assert ring.take(LEAVES, 900) is large
-    assert ring.take(LEAVES, 10) is not large
+    large = ring.take(LEAVES, 1000).slot
+    assert ring.take(LEAVES, 900).slot is large
+    assert ring.take(LEAVES, 10).slot is not large
     assert large.block.size == 900
 
 
@@ -120,7 +120,7 @@ def test_memory_comes_from_the_function_given() -> None:
 
 def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
     ring = Ring(debug=True)
-    slot = ring.take(LEAVES, 4)
+    slot = ring.take(LEAVES, 4).slot
     slot.block.arrays[0][:] = 1.0
     tensors = lend(slot)
     ring.take(LEAVES, 4)
@@ -133,7 +133,7 @@ def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
 
 def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 4)
+    slot = ring.take(LEAVES, 4).slot
     slot.block.arrays[0][:] = 3.0
     memory, tensors = weakref.ref(slot.memory.base), lend(slot)
     ring.clear()
@@ -148,7 +148,7 @@ def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
 
 def test_a_batch_may_die_in_another_thread() -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 4)
+    slot = ring.take(LEAVES, 4).slot
     held = [lend(slot)]
     thread = threading.Thread(target=held.clear)
     thread.start()

@@ -77,6 +77,17 @@ def mapped_files(below: Path | str = "/") -> list[str]:
     return [path for path in paths if path.startswith(str(below))]
 
 
+def resident_pages(address: int) -> int:
+    """Count the pages of the mapping that begins at an address which this process can read without a fault."""
+    with open("/proc/self/smaps") as maps:
+        lines = iter(maps)
+        for line in lines:
+            if line.startswith(f"{address:x}-"):
+                found = next(line for line in lines if line.startswith("Rss:"))
+                return int(found.split()[1]) * 1024 // os.sysconf("SC_PAGESIZE")
+    raise AssertionError(f"no mapping begins at {address:#x}")
+
+
 @contextmanager
 def scratch() -> Iterator[str]:
     """Give a folder for one example's stores, in memory where that is possible: making files costs the most."""

@@ -51,6 +51,7 @@ class Table:
     def __init__(self, field: dr.Field) -> None:
         self.dtype, self.shape = field.dtype, field.shape
         self.row_bytes = field.row_bytes
+        self.wide = True
         self.first_chunk = self.chunks = self.shift = self.bases = np.zeros(0, np.int64)
         self.holder: list[np.ndarray] = []
         self.ensured = 0

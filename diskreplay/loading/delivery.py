@@ -1,0 +1,112 @@
+"""Batches of planned ids: made when they are asked for, or before, large ones in a thread."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.loading.batch import Batch
+from diskreplay.loading.gatherer import Destination, Gathered, Gatherer
+from diskreplay.loading.planner import Plan
+from diskreplay.views.base import View, offsets
+from diskreplay.views.pages import Pages
+
+# Bytes. A smaller batch is made faster than another thread can be told to make it.
+LEAST_FOR_A_THREAD = 256 << 10
+
+
+class Delivery:
+    """Makes the batches of one view. One thread at a time: a sampler's, under its lock.
+
+    What is made ahead is made in the order of its plans, and no more of it is in memory than there are plans. There are
+    two threads, which start with the first large batch: one has the disk read what a plan needs as soon as there is the
+    plan, the other waits for that and copies.
+
+    Parameters
+    ----------
+    view, schema, fields, destination
+        See `Gatherer`.
+    ahead : bool
+        Whether `begin` will be called.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        schema: Any,
+        fields: Sequence[str] | None,
+        destination: Destination,
+        ahead: bool,
+    ) -> None:
+        # Readers are not thread-safe: the one serves the caller, the other the thread.
+        self._now = self._later = Gatherer(view, schema, fields, destination)
+        if ahead:
+            self._later = Gatherer(view, schema, fields, destination)
+        self.reader = self._now.reader
+        self._in_thread = destination.courier is not None or hasattr(self.reader, "leaves_for")
+        self._asking = ThreadPoolExecutor(1, "diskreplay-read")
+        self._making = ThreadPoolExecutor(1, "diskreplay-gather")
+        self.seconds_waiting = 0.0
+
+    def begin(self, plans: Iterable[Plan]) -> None:
+        """Make the batches of these plans ahead, where that was not begun."""
+        for plan in plans:
+            if plan.gathered is None:
+                plan.gathered = self._begin(plan)
+
+    def _begin(self, plan: Plan) -> Future[Gathered] | Gathered | None:
+        ids = plan.draw.ids
+        if not self._in_thread and offsets(self.reader.leaves, len(ids))[1] < LEAST_FOR_A_THREAD:
+            with suppress(Exception):  # which is raised again when the batch is due
+                return self._now.gather(plan.snapshot, ids, plan.entropy)
+            return None
+        asked = self._asking.submit(self._later.disk.ask, plan.snapshot, ids) if self._later.disk.cold else None
+        return self._making.submit(_make, self._later, plan.snapshot, ids, plan.entropy, asked)
+
+    def batch(self, plan: Plan, weights: NDArray[np.float32] | None) -> Batch:
+        """Return the batch of a plan, after waiting for it if it was begun.
+
+        Raises
+        ------
+        SegmentGone
+            A segment has been evicted since it was planned.
+        Exception
+            What the thread raised.
+        """
+        gathered = plan.gathered
+        if gathered is None:
+            gathered = self._now.gather(plan.snapshot, plan.draw.ids, plan.entropy)
+        elif isinstance(gathered, Future):
+            started = perf_counter()
+            gathered = gathered.result()
+            self.seconds_waiting += perf_counter() - started
+        return self._now.show(gathered, weights)
+
+    def gather(self, snapshot: Any, ids: NDArray[np.int64]) -> Batch:
+        """Return the batch of these ids as they are stored; see `Gatherer.gather`."""
+        return self._now.show(self._now.gather(snapshot, ids))
+
+    def seconds(self) -> dict[str, float]:
+        """Return where time went; see `Sampler.stats`."""
+        both = {self._now, self._later}
+        return {
+            "seconds_waiting": self.seconds_waiting,
+            "seconds_reading": sum(gatherer.disk.seconds for gatherer in both),
+            "seconds_gathering": sum(gatherer.seconds_gathering for gatherer in both),
+            "seconds_copying": sum(gatherer.seconds_copying for gatherer in both),
+        }
+
+    def close(self) -> None:
+        """End the threads; what they have not begun is dropped."""
+        for thread in (self._asking, self._making):
+            thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _make(
+    gatherer: Gatherer, snapshot: Any, ids: NDArray[np.int64], entropy: int | None, asked: Future[Pages] | None
+) -> Gathered:
+    return gatherer.gather(snapshot, ids, entropy, None if asked is None else asked.result())

@@ -1,0 +1,93 @@
+"""Which pages of memory the windows of a batch lie in: what has to be read from disk before they can be gathered."""
+
+from collections.abc import Sequence
+from mmap import PAGESIZE
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
+from diskreplay.kernels.table import chosen
+from diskreplay.views.base import Ints, LeafTable
+from diskreplay.views.windows import Windows, addresses
+
+_advise = chosen("advise")
+
+
+class Pages(NamedTuple):
+    """Ranges of whole pages, in order and apart from each other: addresses and bytes.
+
+    The addresses are good while ``held`` is referenced.
+    """
+
+    starts: Ints
+    sizes: Ints
+    held: tuple[Any, ...] = ()
+
+    def ask(self) -> None:
+        """Have them read from disk while the caller goes on."""
+        _advise(self.starts, self.sizes, WILL_NEED)
+
+    def wait(self) -> None:
+        """Return when they are in memory; where the system cannot say, whoever reads them waits."""
+        _advise(self.starts, self.sizes, POPULATE_READ)
+
+
+NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class Rows(NamedTuple):
+    """Rows of a leaf: row + offset, ... , `length` of them an id, as far as there are any before `stop`."""
+
+    leaf: str
+    row: Ints
+    stop: Ints
+    offset: int
+    length: int
+
+
+def wide_pages(snapshot: Any, windows: Windows, wanted: Sequence[Rows]) -> Pages:
+    """Return where the rows of wide leaves lie, after mapping the chunks they are in.
+
+    Narrow leaves are left out: the system reads a good deal around each fault, so they soon are in memory as a whole.
+    """
+    found = [
+        _ranges(snapshot, windows, snapshot.leaf(rows.leaf), rows) for rows in wanted if snapshot.leaf(rows.leaf).wide
+    ]
+    if not found:
+        return NO_PAGES
+    starts, sizes = (np.concatenate(arrays) for arrays in ([p.starts for p in found], [p.sizes for p in found]))
+    return _merged(starts, sizes, tuple(held for pages in found for held in pages.held))
+
+
+def _ranges(snapshot: Any, windows: Windows, table: LeafTable, rows: Rows) -> Pages:
+    """Return a range for each window and chunk."""
+    first = np.maximum(rows.row + rows.offset, windows.floor)
+    last = np.minimum(rows.row + rows.offset + rows.length, rows.stop) - 1
+    real = last >= first
+    slot, lane, first, last = windows.slot[real], windows.lane[real], first[real], last[real]
+    table.ensure(slot, first, last)
+    held, _, first_chunk, bases = addresses(table)
+    shift = table.shift[slot]
+    starts, sizes = [], []
+    for further in range(int(((last >> shift) - (first >> shift)).max(initial=-1)) + 1):
+        chunk = (first >> shift) + further
+        begin, end = np.maximum(first, chunk << shift), np.minimum(last + 1, (chunk + 1) << shift)
+        inside = begin & ((1 << shift) - 1)
+        base = bases[first_chunk[slot] + np.minimum(chunk, last >> shift)]
+        starts.append(base + ((lane << shift) + inside) * table.row_bytes)
+        # Nothing of windows that end in an earlier chunk, or that another thread has let go of since.
+        sizes.append(np.where(base != 0, np.maximum(end - begin, 0), 0) * table.row_bytes)
+    return Pages(np.concatenate(starts or [first]), np.concatenate(sizes or [first]), (held,))
+
+
+def _merged(starts: Ints, sizes: Ints, held: tuple[Any, ...]) -> Pages:
+    """Return the pages that these bytes lie in; ranges that overlap or touch become one."""
+    some = sizes > 0
+    first = starts[some] & -PAGESIZE
+    stop = (starts[some] + sizes[some] + PAGESIZE - 1) & -PAGESIZE
+    order = np.argsort(first, kind="stable")
+    first, reached = first[order], np.maximum.accumulate(stop[order])
+    begins = np.concatenate([[True], first[1:] > reached[:-1]]) if len(first) else np.zeros(0, bool)
+    ends = np.concatenate([begins[1:], [True]]) if len(first) else begins
+    return Pages(first[begins], reached[ends] - first[begins], held)

@@ -1,0 +1,95 @@
+"""The pages that views name are those in which the rows lie that they copy."""
+
+from mmap import PAGESIZE
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import diskreplay as dr
+from diskreplay.kernels import gather as module
+from diskreplay.views import windows
+from diskreplay.views.base import Block, offsets
+from diskreplay.views.pages import NO_PAGES, _merged
+from tests.views.fakes import SCHEMA, Snapshot
+from tests.views.strategies import snapshots
+
+VIEWS = (
+    dr.Transitions(3, frame_stack=2, next_fields=("action",)),
+    dr.Transitions(None),
+    dr.Sequences(length=5, overlap=2, frame_stack={"image": 3}, start_only=("hidden",)),
+    dr.Episodes(max_length=6),
+)
+
+
+def pages_of(starts: Any, sizes: Any) -> set[int]:
+    """Number the pages in which ranges of bytes lie."""
+    ranges = zip(np.ravel(starts).tolist(), np.ravel(sizes).tolist(), strict=True)
+    return {page for start, size in ranges if size for page in range(start // PAGESIZE, -(-(start + size) // PAGESIZE))}
+
+
+@given(st.lists(st.tuples(st.integers(0, 20 * PAGESIZE), st.integers(0, 3 * PAGESIZE)), max_size=12))
+def test_ranges_are_merged_into_whole_pages(ranges: list[tuple[int, int]]) -> None:
+    starts, sizes = np.array(ranges, np.int64).reshape(-1, 2).T
+    pages = _merged(starts, sizes, ())
+    assert pages_of(pages.starts, pages.sizes) == pages_of(starts, sizes)
+    assert not (pages.starts % PAGESIZE).any()
+    assert not (pages.sizes % PAGESIZE).any()
+    assert (pages.starts[1:] > (pages.starts + pages.sizes)[:-1]).all()
+
+
+def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, ids: np.ndarray) -> dict[str, set[int]]:
+    """Return the addresses of all rows that a view copies, by leaf."""
+    found: dict[str, set[int]] = {}
+    current: list[str] = []
+
+    def recorded(*args: int) -> int:
+        address = row_address(*args)
+        if address:
+            found.setdefault(current[-1], set()).add(address)
+        return address
+
+    def leaf_of(self: Any, snapshot: Any, leaf: str, *rest: Any) -> None:
+        current.append(leaf)
+        gather(self, snapshot, leaf, *rest)
+        current.pop()
+
+    row_address, gather = module.row_address, windows.Windows.gather
+    with monkeypatch.context() as patch:
+        patch.setattr(windows, "_gather", module.gather_plain)
+        patch.setattr(module, "row_address", recorded)
+        patch.setattr(windows.Windows, "gather", leaf_of)
+        reader = view.reader(SCHEMA)
+        if hasattr(reader, "_bundle"):
+            reader._bundle = None  # which copies all leaves in one compiled call
+        leaves = reader.leaves_for(snapshot, ids) if hasattr(reader, "leaves_for") else reader.leaves
+        reader.fill(snapshot, ids, Block(leaves, len(ids), np.empty(offsets(leaves, len(ids))[1], np.uint8)))
+    return found
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+@given(drawn=snapshots(), data=st.data())
+def test_a_views_pages_are_those_of_the_rows_it_copies(view: Any, drawn: Snapshot, data: Any) -> None:
+    snapshot = drawn
+    runs = view.runs(snapshot.log, snapshot.frontier)
+    offered = [int(f + s * i) for f, s, c in zip(runs.first, runs.stride, runs.count, strict=True) for i in range(c)]
+    if not offered:
+        return
+    ids = np.array(data.draw(st.lists(st.sampled_from(offered), min_size=1, max_size=6)), np.int64)
+    narrow = data.draw(st.sampled_from(("obs/image", "action/1", "none")))
+    for leaf in (*SCHEMA.leaves, "done"):
+        snapshot.leaf(leaf).wide = leaf not in (narrow, "done", "reward")
+    with pytest.MonkeyPatch.context() as patch:
+        read = rows_read(patch, snapshot, view, ids)
+    pages = view.reader(SCHEMA).pages(snapshot, ids)
+    wide = [
+        (address, snapshot.leaf(leaf).row_bytes) for leaf in read for address in read[leaf] if snapshot.leaf(leaf).wide
+    ]
+    assert pages_of(pages.starts, pages.sizes) == pages_of(*zip(*wide, strict=True))
+
+
+def test_ids_that_are_no_steps_need_no_pages() -> None:
+    snapshot = Snapshot(SCHEMA, [None])
+    for view in VIEWS:
+        assert view.reader(SCHEMA).pages(snapshot, np.array([5])) is NO_PAGES
