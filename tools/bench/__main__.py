@@ -18,6 +18,8 @@ BENCHES = {
     "import": "import_time",
     "save": "save_time",
     "write_path": "write_path",
+    "cold": "cold",
+    "device": "device",
 }
 
 

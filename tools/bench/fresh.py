@@ -17,7 +17,7 @@ def measure(what: str, *arguments: object) -> dict[str, float]:
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{what} failed in its own process:\n{done.stderr}")
-    answer: dict[str, float] = json.loads(done.stdout)
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])  # peers print, too
     return answer
 
 
@@ -87,7 +87,21 @@ def collecting(path: str, steps: str) -> dict[str, float]:
     return {"interpreter": start, "opened": imported, **now, "most": memory()["VmHWM"], "heavy": loaded}
 
 
-MEASURES = {"importing": importing, "opening": opening, "reading": reading, "collecting": collecting}
+def drawing(what: str, *arguments: str) -> dict[str, float]:
+    """Do what a function of `tools.bench.cold` does in its own process."""
+    from tools.bench import cold
+
+    answer: dict[str, float] = getattr(cold, what)(*arguments)
+    return answer
+
+
+MEASURES = {
+    "importing": importing,
+    "opening": opening,
+    "reading": reading,
+    "collecting": collecting,
+    "drawing": drawing,
+}
 
 if __name__ == "__main__":
     answer = MEASURES[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,94 @@
+"""Bring batches of stacked frames to a CUDA device, beside the bare copy of as many pinned bytes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import diskreplay as dr
+from tools.bench.data import FRAME_SCHEMA
+from tools.bench.harness import Contestant, Report, Table, Target, in_turn, number, timing_table
+
+OURS, BARE, GATHERED = "sampler, prefetch=4", "bare pinned copy", "sampler to the CPU"
+
+
+class Size(NamedTuple):
+    """Episodes of frames, their steps, and batches a round."""
+
+    episodes: int
+    steps: int
+    batches: int
+
+
+FULL, TINY = Size(200, 500, 100), Size(3, 20, 2)
+
+
+def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
+    """Draw batches in turn with the bare copy, and with a sampler that stays on the CPU; no peer comes into it."""
+    del peers
+    _fill(folder / "store", size)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    view = dr.Transitions(n_step=3, frame_stack=4)
+    with (
+        dr.open(folder / "store") as store,
+        dr.Sampler(store, view, seed=0, prefetch=4, device=device) as sampler,
+        dr.Sampler(store, view, seed=0) as on_cpu,
+    ):
+        nbytes = _nbytes(on_cpu.sample())
+        contestants = [
+            _contestant(OURS, size.batches, sampler.sample),
+            _contestant(GATHERED, size.batches, on_cpu.sample),
+        ]
+        if device == "cuda":
+            contestants.append(_contestant(BARE, size.batches, _bare_copy(nbytes)))
+        seconds = in_turn(contestants, rounds)
+    targets = []
+    rates = [[name, number(nbytes / np.concatenate(taken).mean() / 1e9)] for name, taken in seconds.items()]
+    if device == "cuda":
+        slower = np.maximum(*(np.concatenate(seconds[name]) for name in (BARE, GATHERED)))
+        share = float(np.median(slower / np.concatenate(seconds[OURS])))
+        targets.append(Target("of the speed of gathering or of the bare copy, the slower", share, 0.8, "times", True))
+    caveats = [
+        f"{size.episodes * size.steps:,} steps of (84, 84) uint8 frames, obs and next_obs stacked by 4; a batch "
+        f"is 256 of them, {nbytes / 1e6:.1f} MB.",
+        "Times are those of whole batches on the device, one after the other, with nothing computed between them.",
+    ]
+    if device == "cpu":
+        caveats.append("There was no CUDA device: batches stay on the CPU, and there is no bare copy to compare with.")
+    tables = [timing_table(seconds, "a batch"), Table(["rate", "GB/s"], rates)]
+    return Report("Bring batches to a device", tables, targets, caveats)
+
+
+def _fill(path: Path, size: Size) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (size.steps + 1, 84, 84), np.uint8)
+    with dr.create(path, FRAME_SCHEMA) as store, store.writer() as writer:
+        for _ in range(size.episodes):
+            writer.append_episode(images, np.zeros(size.steps, int), np.ones(size.steps, np.float32), terminated=True)
+
+
+def _nbytes(batch: Any) -> int:
+    return sum(batch[name].nbytes for name in batch)
+
+
+def _bare_copy(nbytes: int) -> Callable[[], Any]:
+    """Return a call that copies pinned memory to the device."""
+    source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    return lambda: target.copy_(source, non_blocking=True)
+
+
+def _contestant(name: str, batches: int, call: Callable[[], Any]) -> Contestant:
+    """Return a contestant whose rounds are so many calls; the time of a batch is the mean of all of them."""
+
+    def run_round() -> Any:
+        started = perf_counter()
+        for _ in range(batches):
+            call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return np.array([(perf_counter() - started) / batches])
+
+    return Contestant(name, run_round)
