@@ -87,7 +87,7 @@ def _drop(folder: Path) -> None:
 def _direct_reads(store: Path, seed: int) -> float:
     """Return the seconds in which fio reads what a batch needs: two frames lie on four pages, or on five."""
     chunks = [str(path) for path in sorted(store.glob("segments/*/obs/c.*"))]
-    chunks = chunks[: 4000 // len(chunks[0])]  # fio takes no longer names
+    chunks = chunks[: 3000 // len(chunks[0])]  # fio takes no much longer names
     options = (
         "--rw=randread --blockalign=4k --bssplit=16k/56:20k/44 --iodepth=32 --ioengine=libaio --direct=1 --readonly"
     )
