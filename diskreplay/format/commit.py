@@ -93,7 +93,7 @@ def map_lane_counter(folder: str, lanes: int, *, writable: bool = False) -> NDAr
 
 def read_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
     """Return what one of a segment's arrays of a number a lane holds now, ``(lanes,)`` int64."""
-    fd = open_regular(os.path.join(folder, "c.0"), lanes * 8)
+    fd = open_regular(f"{folder}/c.0", lanes * 8)
     try:
         return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
     finally:

@@ -3,9 +3,6 @@
 The whole layout in words is in docs/format.md; this module is where its numbers live.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
 FORMAT = "diskreplay"
 FORMAT_VERSION = 1
 
@@ -54,11 +51,6 @@ MAX_LANES = 1 << 20
 # Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
 # random order; narrower ones go through mappings.
 WIDE_ROW_BYTES = 4096
-
-
-def make_ids(segment: int, lanes: int, lane: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the step ids of ``rows`` of one lane: ``segment << 35 | (row * lanes + lane)``."""
-    return (np.int64(segment) << POSITION_BITS) | (rows * lanes + lane)
 
 
 def chunk_key(chunk: int, ndim: int) -> str:

@@ -81,6 +81,26 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int
     return fd
 
 
+def read_into(path: str, nbytes: int, out: NDArray[np.uint8]) -> None:
+    """Fill an array with the first bytes of a file of exactly ``nbytes``.
+
+    Raises
+    ------
+    FormatError
+        The file is a link, not regular, or of another size.
+    """
+    fd = open_regular(path, nbytes)
+    try:
+        done, view = 0, out.data
+        while done < len(view):
+            count = os.preadv(fd, [view[done:]], done)  # one call reads 2 GiB at most
+            if not count:
+                raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged")
+            done += count
+    finally:
+        os.close(fd)
+
+
 def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
     """Map a file of exactly ``nbytes`` and keep no descriptor of it."""
     fd = open_regular(path, nbytes, os.O_RDWR if writable else os.O_RDONLY)

@@ -210,7 +210,7 @@ def seal_document(document: Document, attributes: Document) -> bytes:
     return data.replace(f'"diskreplay_crc32c":"{_BLANK}"'.encode(), f'"diskreplay_crc32c":"{crc:08x}"'.encode())
 
 
-def read_document(path: Path) -> bytes:
+def read_document(path: Path | str) -> bytes:
     """Return the bytes of a document, never through a link or from anything but a file of a sensible size.
 
     Raises
@@ -221,13 +221,15 @@ def read_document(path: Path) -> bytes:
         The system's; FileNotFoundError where there is nothing.
     """
     fd = open_regular(str(path), None)
-    with open(fd, "rb") as file:
+    try:
         if (size := os.fstat(fd).st_size) > _MAX_BYTES:
             raise FormatError(f"{path} is larger than {_MAX_BYTES} bytes; restore this file")
-        return file.read(size)
+        return os.read(fd, size)
+    finally:
+        os.close(fd)
 
 
-def parse_document(data: bytes, path: Path) -> Document:
+def parse_document(data: bytes, path: Path | str) -> Document:
     """Parse the bytes of a JSON object.
 
     Raises
@@ -246,7 +248,7 @@ def parse_document(data: bytes, path: Path) -> Document:
     return document
 
 
-def verify_document(data: bytes, path: Path) -> None:
+def verify_document(data: bytes, path: Path | str) -> None:
     """Check a document's checksum of itself.
 
     Raises
@@ -262,7 +264,7 @@ def verify_document(data: bytes, path: Path) -> None:
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
 
 
-def check_requires(attributes: Document, path: Path) -> None:
+def check_requires(attributes: Document, path: Path | str) -> None:
     """Refuse what needs a feature that this release has not; so far it has none that a reader could lack.
 
     Raises

@@ -29,6 +29,9 @@ from diskreplay.format.root import Root
 # writer or none at all (hostile counters), would cost more than listing the folder.
 _FEW = 256
 
+# What is read, or locked, of a segment as soon as it is seen.
+_READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
+
 # A segment that a living writer made before it needs it, beside the counters. It gets its number when it is used.
 DRAFT = "next-"
 _NO_NUMBER = -1
@@ -289,14 +292,14 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
         It is damaged or hostile.
     """
     path = root.segment_path(number)
-    if path.is_symlink():
+    if os.path.islink(path):
         raise FormatError(f"{path} is a symbolic link; a store has none, restore the folder itself")
-    document_path = path / layout.METADATA
+    document_path = f"{path}/{layout.METADATA}"
     data = metadata.read_document(document_path)
     attributes = metadata.parse_document(data, document_path).get("attributes")
     metadata.verify_document(data, document_path)
     # Of thousands of segments only these are read at once; the folders of other arrays are looked at when mapped.
-    refuse_links(path, (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}"))
+    refuse_links(path, _READ_AT_ONCE)
     try:
         metadata.check_requires(attributes or {}, document_path)
         return _parse_segment(root, number, path, attributes)

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +11,30 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
 from diskreplay.format.mapping import open_regular
-from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, read_segment, segment_numbers
+from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
+from diskreplay.store.flags import check_chunks, read_sealed
 from diskreplay.store.frontier import Frontier
 from diskreplay.store.log import EpisodeLog
-from diskreplay.store.scan import CONTINUES, OPEN, Episodes, scan_lane, to_episodes
+from diskreplay.store.scan import CONTINUES, OPEN, Episodes, Stretch, scan
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.store.tables import SegmentGone, Tables
 
 # Numbers between the oldest living segment and the newest; far more than any store can hold.
 _MOST_SLOTS = 1 << 22
+# Bytes of flags of sealed segments that are looked at together.
+_AT_ONCE = 16 << 20
+
+
+Flags = NDArray[np.uint8]
+
+
+class _Sealed(NamedTuple):
+    """A sealed segment's place, and what `read_sealed` found."""
+
+    slot: int
+    committed: NDArray[np.int64]
+    flags: Flags
 
 
 class _Live:
@@ -178,16 +191,23 @@ class Index:
         self._open_start = np.append(self._open_start, np.full(count, -1, np.int64))
         self._open_end = np.append(self._open_end, np.zeros(count, np.uint8))
         self._tables.add_slots(infos)
+        sealed: list[_Sealed] = []
+        pending = 0
         for slot, info in enumerate(infos, first_slot):
             if info is None:
                 continue
             try:
                 if info.sealed:
-                    self._read_sealed(slot, info)
+                    sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
+                    pending += len(sealed[-1].flags)
                 else:
                     self._live[slot] = _Live(self._root, info.number)
             except FileNotFoundError as error:
                 self._check_evicted(info, error)
+            if pending > _AT_ONCE:
+                self._take_sealed(sealed)
+                sealed, pending = [], 0
+        self._take_sealed(sealed)
 
     def _read_segment(self, number: int) -> SegmentInfo | None:
         try:
@@ -273,9 +293,8 @@ class Index:
         new = committed != self._committed[span]
         if not sealed and not new.any() and (observed == self._observed[span]).all():
             return False
-        live.checked_rows = self._check_chunks(live.info, live.checked_rows, int(committed.max()))
-        found = [self._scan(slot, lane, int(committed[lane]), sealed) for lane in np.flatnonzero(new | sealed).tolist()]
-        self._log.append(self._visible(Episodes.concatenate([part for part in found if part is not None])))
+        live.checked_rows = check_chunks(self._root, live.info, live.checked_rows, int(committed.max()))
+        self._scan_live(slot, base + np.flatnonzero(new | sealed), committed, sealed)
         self._committed[span], self._observed[span] = committed, observed
         self._tables.infos[slot] = live.info
         self._live[slot] = live
@@ -285,65 +304,46 @@ class Index:
             del self._live[slot]
         return True
 
-    def _scan(self, slot: int, lane: int, rows: int, sealed: bool) -> Episodes | None:
-        at = int(self._lane_base[slot]) + lane
-        start, done = int(self._open_start[at]), int(self._committed[at])
-        lanes = int(self._lanes[slot])
-        table = self._tables.leaves[layout.DONE]
-        if start >= 0 and not sealed and not table.rows(slot, lanes, lane, done, rows).any():
-            return None
-        first = done if start < 0 else start
-        flags = table.rows(slot, lanes, lane, first, rows)
-        return self._take_in(slot, lane, flags, first, sealed)
+    def _scan_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
+        """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
+        lanes, base = int(self._lanes[slot]), int(self._lane_base[slot])
+        done = self._tables.leaves[layout.DONE]
+        start, stop = self._open_start[at], committed[at - base]
+        if not sealed and (start >= 0).all():
+            # Nearly always all that is new is the middle of open episodes, without a flag.
+            before = self._committed[at]
+            flags = done.rows_of_lanes(slot, lanes, at - base, before, stop)
+            marked = np.searchsorted(np.cumsum(stop - before), np.flatnonzero(flags), "right")
+            which = np.unique(marked)
+            at, start, stop = at[which], start[which], stop[which]
+        if len(at):
+            first = np.where(start < 0, self._committed[at], start)
+            self._take_in(at, first, stop, done.rows_of_lanes(slot, lanes, at - base, first, stop), sealed)
 
-    def _take_in(self, slot: int, lane: int, flags: NDArray[np.uint8], first: int, sealed: bool) -> Episodes:
-        number, lanes, at = self._origin + slot, int(self._lanes[slot]), int(self._lane_base[slot]) + lane
-        scan = scan_lane(flags, first, sealed, f"segment {number}, lane {lane}")
-        self._open_start[at] = scan.open_start
-        self._open_end[at] = OPEN | (CONTINUES if scan.open_continues else 0)
-        return to_episodes(scan, number, lanes, lane)
+    def _take_sealed(self, segments: list[_Sealed]) -> None:
+        """Take in whole sealed segments."""
+        if not segments:
+            return
+        there = np.zeros(len(self._lanes), np.bool_)
+        there[[segment.slot for segment in segments]] = True
+        at = np.flatnonzero(there[self._lane_slot])
+        committed = np.concatenate([segment.committed for segment in segments])
+        flags = [segment.flags for segment in segments]
+        self._take_in(at, np.zeros_like(at), committed, flags[0] if len(flags) == 1 else np.concatenate(flags), True)
+        self._committed[at] = self._observed[at] = committed
+        self._sealed |= there
 
-    def _read_sealed(self, slot: int, info: SegmentInfo) -> None:
-        """Take in a whole sealed segment, by position: it may be one of thousands of small ones."""
-        base, lanes = int(self._lane_base[slot]), len(info.lanes)
-        committed = map_lane_counter(str(info.path / layout.COMMITTED), lanes).copy()
-        if (committed < 0).any() or int(committed.max()) * lanes > layout.POSITION_MASK:
-            raise FormatError(f"{info.path}: committed is damaged; restore it")
-        longest, per_chunk = int(committed.max()), info.chunk_rows[layout.DONE]
-        self._check_chunks(info, 0, longest)
-        blocks = []
-        for chunk in range(-(-longest // per_chunk)):
-            path = chunk_path(self._root, info, layout.DONE, chunk)
-            with open(open_regular(path, chunk_nbytes(self._root, info, layout.DONE)), "rb") as file:
-                used = min(per_chunk, longest - chunk * per_chunk) if lanes == 1 else per_chunk
-                blocks.append(np.fromfile(file, "u1", lanes * used).reshape(lanes, used))
-        flags = (
-            np.concatenate(blocks, axis=1)
-            if len(blocks) != 1 and blocks
-            else (blocks or [np.zeros((lanes, 0), "u1")])[0]
-        )
-        found = [self._take_in(slot, lane, flags[lane, : committed[lane]], 0, True) for lane in range(lanes)]
-        self._log.append(self._visible(Episodes.concatenate(found)))
-        self._committed[base : base + lanes] = self._observed[base : base + lanes] = committed
-        self._sealed[slot] = True
-
-    def _check_chunks(self, info: SegmentInfo, checked: int, rows: int) -> int:
-        """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
-
-        Return up to which row all chunks are known to be there.
-        """
-        if rows <= checked:
-            return checked
-        per_chunk = info.chunk_rows
-        for leaf in array_leaves(self._root.schema):
-            for chunk in range(checked // per_chunk[leaf], -(-rows // per_chunk[leaf])):
-                path, size = chunk_path(self._root, info, leaf, chunk), chunk_nbytes(self._root, info, leaf)
-                found = os.stat(path).st_size
-                if found != size:
-                    raise FormatError(
-                        f"{path} is {found} bytes where {size} are needed; the store is damaged, restore this file"
-                    )
-        return min(-(-rows // count) * count for count in per_chunk.values())
+    def _take_in(
+        self, at: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64], flags: Flags, sealed: bool
+    ) -> None:
+        """Take in the rows ``first`` to ``stop`` of lanes, each from the start of an episode on."""
+        slot = self._lane_slot[at]
+        lane, rows = at - self._lane_base[slot], stop - first
+        stretches = Stretch(slot + self._origin, self._lanes[slot], lane, first, rows, np.full(len(at), sealed))
+        found = scan(flags, stretches)
+        self._open_start[at] = found.open_start
+        self._open_end[at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
+        self._log.append(self._visible(found.ended))
 
     def _visible(self, episodes: Episodes) -> Episodes:
         if not self._hidden or not len(episodes):

@@ -1,7 +1,7 @@
 """Episodes from `done`: one byte a row, each byte looked at once."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,9 @@ from diskreplay.format.layout import (
     FIRST,
     KNOWN_FLAGS,
     OBSERVATION_ONLY,
+    POSITION_BITS,
     TERMINATED,
     TRUNCATED,
-    make_ids,
 )
 
 # Bits of `Episodes.end` beside TERMINATED, TRUNCATED, OBSERVATION_ONLY (the final observation is there), CUT and
@@ -62,62 +62,111 @@ class Episodes:
         return Episodes(*(np.concatenate(columns) for columns in zip(*(p.columns for p in parts), strict=True)))
 
 
-@dataclass(frozen=True)
-class LaneScan:
-    """What a scan of a lane's new rows found."""
+class Stretch(NamedTuple):
+    """Rows of lanes, one stretch of a lane after another: the first row of each begins an episode.
 
-    starts: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    end: NDArray[np.uint8]
-    open_start: int  # -1: none
-    open_continues: bool
+    Arrays of one length, int64: number of the segment, its lanes, which of them, first row, rows; and whether the
+    segment is ``sealed`` (bool).
+    """
+
+    segment: NDArray[np.int64]
+    lanes: NDArray[np.int64]
+    lane: NDArray[np.int64]
+    first_row: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    sealed: NDArray[np.bool_]
 
 
-def scan_lane(flags: NDArray[np.uint8], first_row: int, sealed: bool, where: str) -> LaneScan:
-    """Find the episodes in the flags of rows ``first_row``, ...; the first of them begins an episode.
+class Scan(NamedTuple):
+    """What a scan found: the ended episodes, and of each stretch the row where an open one starts, or -1."""
+
+    ended: Episodes
+    open_start: NDArray[np.int64]
+    open_continues: NDArray[np.bool_]
+
+
+def scan(flags: NDArray[np.uint8], stretches: Stretch) -> Scan:
+    """Find the episodes in the flags of stretches of rows, which lie one after another in ``flags``.
 
     Raises
     ------
     FormatError
-        The flags are no sequence of episodes.
+        The flags of a stretch are no sequence of episodes.
     """
-    if len(flags) == 0:
-        return LaneScan(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8), -1, False)
-    starts = np.flatnonzero(flags & FIRST)
-    if len(starts) == 0 or starts[0] != 0 or (flags & ~np.uint8(KNOWN_FLAGS)).any():
-        raise FormatError(f"{where}: the flags in done are damaged at row {first_row}; restore the segment")
-    stops = np.append(starts[1:], len(flags))
+    end_at = np.cumsum(stretches.rows)
+    begin_at = end_at - stretches.rows
+    filled = np.flatnonzero(stretches.rows)
+    starts, marks = _starts(flags)
+    # Every stretch begins with a start, so that the next start or the end of all flags is where an episode stops.
+    if (marks & ~np.uint8(KNOWN_FLAGS)).any() or not (flags[begin_at[filled]] & FIRST).all():
+        raise _damaged(flags, stretches, "the flags in done are damaged at row {}")
+    stops = np.append(starts[1:], len(flags))[: len(starts)]
     last = flags[stops - 1]
     extra = (last & (OBSERVATION_ONLY | END_MARKER)) != 0
     steps = stops - starts - extra
     if (steps < 1).any():
-        raise FormatError(f"{where}: an episode without a step in done after row {first_row}; restore the segment")
-    step_flags = np.where(extra, flags[starts + steps - 1], last)
+        raise _damaged(flags, stretches, "an episode without a step in done after row {}")
+    step_flags = np.where(extra, flags[stops - 1 - extra], last)
     expected = np.count_nonzero(extra) + np.count_nonzero(step_flags & (TERMINATED | TRUNCATED))
-    if np.count_nonzero(flags & _ENDS) != expected:
-        raise FormatError(f"{where}: an episode in done ends twice after row {first_row}; restore the segment")
+    if np.count_nonzero(marks & _ENDS) != expected:
+        raise _damaged(flags, stretches, "an episode in done ends twice after row {}")
     end = step_flags & (TERMINATED | TRUNCATED | EPISODE_VALUES)
-    end |= np.where(extra, last & (TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES), 0).astype(np.uint8)
-    end |= np.where(flags[starts] & CUT, CONTINUES, 0).astype(np.uint8)
-    ended = (end & (TERMINATED | TRUNCATED)) != 0
-    ended[:-1] = True
-    ended[-1] |= sealed
+    end |= np.where(extra, last & (TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES), np.uint8(0))
+    end |= np.where(flags[starts] & CUT, np.uint8(CONTINUES), np.uint8(0))
+
+    newest = np.searchsorted(starts, end_at[filled]) - 1  # the last episode of each stretch: it may be open
+    is_open = ((end[newest] & (TERMINATED | TRUNCATED)) == 0) & ~stretches.sealed[filled]
+    open_start, open_continues = np.full(len(end_at), -1), np.zeros(len(end_at), np.bool_)
+    opened, newest = filled[is_open], newest[is_open]
+    open_start[opened] = starts[newest] - begin_at[opened] + stretches.first_row[opened]
+    open_continues[opened] = (end[newest] & CONTINUES) != 0
     # Nothing says how it ended, yet it did: the writer cut it without a final observation.
-    end[ended & ((end & (TERMINATED | TRUNCATED)) == 0)] |= TRUNCATED | CUT
-    if ended[-1]:
-        return LaneScan(starts + first_row, steps, end, -1, False)
-    continues = bool(end[-1] & CONTINUES)
-    return LaneScan(starts[:-1] + first_row, steps[:-1], end[:-1], int(starts[-1]) + first_row, continues)
+    end[(end & (TERMINATED | TRUNCATED)) == 0] |= TRUNCATED | CUT
+    if len(newest):
+        starts, steps, end = (np.delete(column, newest) for column in (starts, steps, end))
+    return Scan(_episodes(starts, steps, end, begin_at, stretches), open_start, open_continues)
 
 
-def to_episodes(scan: LaneScan, segment: int, lanes: int, lane: int) -> Episodes:
-    """Return the ended episodes of a scan as columns."""
-    final = (scan.end & OBSERVATION_ONLY) != 0
-    count = len(scan.starts)
-    return Episodes(
-        first=make_ids(segment, lanes, lane, scan.starts),
-        stride=np.full(count, lanes, np.int64),
-        steps=scan.steps.astype(np.int64),
-        obs_rows=scan.steps + final,
-        end=scan.end,
-    )
+def _episodes(
+    starts: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    end: NDArray[np.uint8],
+    begin_at: NDArray[np.int64],
+    stretches: Stretch,
+) -> Episodes:
+    if not len(starts):
+        return Episodes.concatenate([])
+    # Of stretches that begin at one place, all but the last are empty.
+    which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
+    stride: NDArray[np.int64] = np.broadcast_to(stretches.lanes[which], starts.shape)
+    row: NDArray[np.int64] = starts + (stretches.first_row - begin_at)[which]
+    base: NDArray[np.int64] = (stretches.segment << POSITION_BITS) + stretches.lane
+    first: NDArray[np.int64] = base[which] + row * stride
+    return Episodes(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)
+
+
+def _starts(flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return where episodes start, and flags: all that are not 0, and perhaps others."""
+    # In long episodes most are 0: eight are looked at at once.
+    whole = len(flags) & ~7
+    words = np.flatnonzero(flags[:whole].view(np.uint64))
+    if 4 * len(words) > len(flags) // 8:
+        return np.flatnonzero(flags & FIRST), flags
+    some = flags[:whole].reshape(-1, 8)[words].reshape(-1)
+    at, rest = np.flatnonzero(some & FIRST), np.flatnonzero(flags[whole:] & FIRST)
+    return np.concatenate([(words[at >> 3] << 3) + (at & 7), rest + whole]), np.append(some, flags[whole:])
+
+
+def _damaged(flags: NDArray[np.uint8], stretches: Stretch, what: str) -> FormatError:
+    """Return the error that names the stretch with the damage: each is looked at alone."""
+    number = 0
+    stops = np.cumsum(stretches.rows).tolist()
+    if len(stops) > 1:
+        for number, stop in enumerate(stops):
+            alone = Stretch._make(column[number : number + 1] for column in stretches)
+            try:
+                scan(flags[stop - int(alone.rows[0]) : stop], alone)
+            except FormatError as error:
+                return error
+    where = f"segment {stretches.segment[number]}, lane {stretches.lane[number]}"
+    return FormatError(f"{where}: {what.format(stretches.first_row[number])}; restore the segment")

@@ -311,7 +311,7 @@ def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
         for i in range(3):
             append_numbered(writer, range(10 * i, 10 * i + 5))
         with monkeypatch.context() as patch:
-            patch.setattr(index_module, "scan_lane", lambda *a: (_ for _ in ()).throw(Interrupt))
+            patch.setattr(index_module, "scan", lambda *a: (_ for _ in ()).throw(Interrupt))
             with pytest.raises(Interrupt):
                 reader.refresh()
         reader.refresh()
