@@ -309,13 +309,13 @@ class Index:
         lanes, base = int(self._lanes[slot]), int(self._lane_base[slot])
         done = self._tables.leaves[layout.DONE]
         start, stop = self._open_start[at], committed[at - base]
-        if not sealed and (start >= 0).all():
-            # Nearly always all that is new is the middle of open episodes, without a flag.
-            before = self._committed[at]
+        if not sealed:
+            # Nearly all that is new is the middle of open episodes, without a flag.
+            before = np.where(start < 0, stop, self._committed[at])
             flags = done.rows_of_lanes(slot, lanes, at - base, before, stop)
-            marked = np.searchsorted(np.cumsum(stop - before), np.flatnonzero(flags), "right")
-            which = np.unique(marked)
-            at, start, stop = at[which], start[which], stop[which]
+            wanted = start < 0
+            wanted[np.searchsorted(np.cumsum(stop - before), np.flatnonzero(flags), "right")] = True
+            at, start, stop = at[wanted], start[wanted], stop[wanted]
         if len(at):
             first = np.where(start < 0, self._committed[at], start)
             self._take_in(at, first, stop, done.rows_of_lanes(slot, lanes, at - base, first, stop), sealed)
