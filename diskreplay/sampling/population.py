@@ -68,8 +68,9 @@ class Changes(NamedTuple):
     """What a follower has to look at.
 
     `runs` hold the ids that came; the last `loose` of them are all that may change without being new, and replace what
-    was loose before. `reached` are runs that the frontier has reached since, as they were; what is left of them is
-    loose. `whole`: `runs` are all there are, whatever was before.
+    was loose before. The first `left` of these are what the frontier has left of runs that were there before. `reached`
+    are runs that the frontier has reached since, as they were; what is left of them is loose. `whole`: `runs` are all
+    there are, whatever was before.
     """
 
     mark: Mark
@@ -77,6 +78,7 @@ class Changes(NamedTuple):
     reached: IdRuns
     runs: IdRuns
     loose: int
+    left: int
 
 
 class Population:
@@ -140,18 +142,22 @@ class Population:
                 self._restored = self.order()
             self._snapshot = None  # until the rest is done: an error below starts afresh
             self._clear()
+        seen = len(snapshot.log.first)
+        # Most often all that is new is a few steps of open episodes.
+        news = self._snapshot is None or seen > self._seen or snapshot.frontier != self._frontier
         # The predicate of `where` may raise: ask it before anything changes.
-        found = _in_order(self._offered(snapshot, Columns.of(snapshot.log, self._seen)))
+        found = _in_order(self._offered(snapshot, Columns.of(snapshot.log, self._seen))) if news else _no_runs()
         still_open = self._offered(snapshot, Columns.of(snapshot.open))
-        self._frontier = snapshot.frontier
-        self._seen = len(snapshot.log.first)
-        if self._restored is not None and self._snapshot is None:
-            found = self._take_over(self._restored, found)
-        self._append(found)
-        self._hide()
-        if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
-            self._sort()
-        self._end = self._block.write(self._ended, joined([self._partly, still_open]))
+        if news:
+            self._frontier, self._seen = snapshot.frontier, seen
+            if self._restored is not None and self._snapshot is None:
+                found = self._take_over(self._restored, found)
+            self._append(found)
+            self._hide()
+            if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
+                self._sort()
+        loose = joined([self._partly, still_open]) if len(self._partly.first) else still_open
+        self._end = self._block.write(self._ended, loose)
         self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
         self._rest_index = None
         self._snapshot, self._restored = snapshot, None
@@ -181,7 +187,7 @@ class Population:
 
     def _offered(self, snapshot: Any, episodes: Columns) -> IdRuns:
         runs = self._runs(self._admission.admit(snapshot, episodes), snapshot.frontier)
-        return keep(runs, runs.count > 0)
+        return runs if runs.count.all() else keep(runs, runs.count > 0)
 
     def _append(self, found: IdRuns) -> None:
         if len(found.first):
@@ -237,11 +243,11 @@ class Population:
 
     def changes(self, mark: Mark | None) -> Changes:
         """Return what changed since an earlier call returned this mark, at a cost of what is new; None: everything."""
-        now = Mark(self.epoch, self._rewrites, self._hidden, self._ended)
+        now, left = Mark(self.epoch, self._rewrites, self._hidden, self._ended), len(self._partly.first)
         if mark is None or mark[:2] != now[:2]:
-            return Changes(now, True, _no_runs(), self.runs(), self._end - self._ended)
+            return Changes(now, True, _no_runs(), self.runs(), self._end - self._ended, left)
         reached = self._block.slice(mark.hidden, self._hidden)
-        return Changes(now, False, reached, self._block.slice(mark.ended, self._end), self._end - self._ended)
+        return Changes(now, False, reached, self._block.slice(mark.ended, self._end), self._end - self._ended, left)
 
     @property
     def snapshot(self) -> Any:
@@ -317,10 +323,13 @@ class _Block:
         end = start + len(runs.first)
         if end > len(self.runs.first):
             self._grow(2 * end)
+        if end == start:
+            return end
         for column, values in zip(self.runs, runs, strict=True):
             column[start:end] = values
-        np.cumsum(runs.count, out=self.before[start + 1 : end + 1])
-        self.before[start + 1 : end + 1] += self.before[start]
+        before = self.before[start + 1 : end + 1]
+        runs.count.cumsum(out=before)
+        before += self.before[start]
         return end
 
     def _grow(self, capacity: int) -> None:

@@ -314,6 +314,8 @@ class Index:
             before = np.where(start < 0, stop, self._committed[at])
             flags = done.rows_of_lanes(slot, lanes, at - base, before, stop)
             wanted = start < 0
+            if not wanted.any() and not flags.any():
+                return
             wanted[np.searchsorted(np.cumsum(stop - before), np.flatnonzero(flags), "right")] = True
             at, start, stop = at[wanted], start[wanted], stop[wanted]
         if len(at):

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from scipy import stats
 
+from diskreplay.sampling import recency
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.recency import Recency
 from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of
@@ -53,6 +55,41 @@ def test_ages_follow_a_store_that_grows_and_forgets() -> None:
     store.frontier = int(everything(population)[60])
     population.refresh(store.snapshot())
     assert pvalue(distribution, population, 20) > 1e-4
+
+
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=40)
+def test_an_index_that_followed_the_store_is_one_made_anew(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    store, distribution = interleaved(), Recency(1000)
+    population = population_of(store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recency, "SMALL", int(rng.integers(0, 6)))
+        for _ in range(12):
+            for segment in range(len(store.lanes)):
+                for lane in range(store.lanes[segment]):
+                    store.open[segment][lane] += int(rng.integers(0, 4))
+                    if rng.random() < 0.4:
+                        store.end(segment, lane)
+            ids = everything(population)
+            if rng.random() < 0.4 and len(ids) > 40:
+                store.frontier = int(ids[rng.integers(0, 30)])
+            if rng.random() < 0.1:
+                store.drop_hidden_segments()
+            if rng.random() < 0.05:
+                store.new_log()
+            if rng.random() < 0.2:
+                store.add_segment(int(rng.integers(1, 4)))
+            population.refresh(store.snapshot())
+            if rng.random() < 0.6:
+                np.testing.assert_array_equal(
+                    distribution.chances(population, everything(population)),
+                    Recency(1000).chances(population, everything(population)),
+                )
+                np.testing.assert_array_equal(
+                    distribution.draw(population, 50, np.random.default_rng(1)).ids,
+                    Recency(1000).draw(population, 50, np.random.default_rng(1)).ids,
+                )
 
 
 def test_chances_are_the_closed_form_and_add_up_to_one() -> None:
