@@ -36,6 +36,7 @@ FIRST_LIVE = 1
 HORIZON = 2
 STEPS_EVICTED = 3
 HIDDEN_ENTRIES = 4
+FRONTIER = 5
 COUNTER_WORDS = 8
 MOST_COUNTED = 1 << 62
 
@@ -79,7 +80,9 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> 
     return min(by_bytes, most_rows)
 
 
-def target_rows(lanes: int, step_bytes: int, capacity: int | None, segment_steps: int | str | None) -> int:
+def target_rows(
+    lanes: int, step_bytes: int, capacity: int | None, capacity_bytes: int | None, segment_steps: int | str | None
+) -> int:
     """Return the rows, of all lanes together, at which a segment is full and its writer moves on."""
     most = most_lane_rows(lanes) * lanes
     if isinstance(segment_steps, int):
@@ -87,6 +90,8 @@ def target_rows(lanes: int, step_bytes: int, capacity: int | None, segment_steps
     rows = SEGMENT_BYTES // max(1, step_bytes)
     if capacity is not None:
         rows = min(rows, capacity // 16)
+    if capacity_bytes is not None:
+        rows = min(rows, capacity_bytes // 16 // max(1, step_bytes))
     return min(max(1024 * lanes, rows), most)
 
 

@@ -13,6 +13,7 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.durable import held_lock, storage_error
+from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.mapping import map_file
 from diskreplay.format.metadata import dump
 from diskreplay.format.root import Root
@@ -79,7 +80,7 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """Steps committed to a store ever, and those of them whose segment is still there."""
+    """Steps committed to a store ever, and those of them whose segment is there and that nobody evicted by hand."""
 
     ever: int
     held: int
@@ -88,7 +89,7 @@ class Inserted(NamedTuple):
 class StepCounter:
     """Counts the steps of a store, each row once: what a look costs is what is new. Not thread-safe.
 
-    Steps count when they are committed, also those that a capacity or an eviction by hand hides; those of a segment
+    Steps count when they are committed, those that a capacity or an eviction by hand hides too; those of a segment
     that was deleted are in the store's own counter.
     """
 
@@ -99,6 +100,8 @@ class StepCounter:
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
         self._ever = 0
+        self._entries = HiddenEntries(root)
+        self._hidden: dict[int, int] = {}
 
     def read(self) -> Inserted:
         """Look again."""
@@ -107,6 +110,7 @@ class StepCounter:
             words = self._counters.read()
             if raw != self._raw:
                 self._look_for_segments(int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+                self._look_for_hidden(int(words[layout.HIDDEN_ENTRIES]))
                 self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
             ever = held + int(words[layout.STEPS_EVICTED])
@@ -115,7 +119,7 @@ class StepCounter:
             # A segment that is being deleted is in neither count for a moment.
             time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
-        return Inserted(self._ever, held)
+        return Inserted(self._ever, max(0, held - sum(self._hidden.values())))
 
     def _look_for_segments(self, first: int, end: int) -> None:
         """Take in new segments, and let go of those that were sealed or deleted."""
@@ -133,6 +137,13 @@ class StepCounter:
             except FileNotFoundError:
                 self._growing.pop(number, None)
         self._next = end
+
+    def _look_for_hidden(self, count: int) -> None:
+        """Count what was evicted by hand of the segments that are there: all of them are sealed."""
+        for first, steps in self._entries.new(count).tolist():
+            number = first >> layout.POSITION_BITS
+            self._hidden[number] = self._hidden.get(number, 0) + steps
+        self._hidden = {number: steps for number, steps in self._hidden.items() if number in self._sealed}
 
 
 class _Growing:

@@ -162,8 +162,9 @@ def _choose(values: list[int], others: list[int], numbers: list[int], hidden: in
         elif word == layout.HIDDEN_ENTRIES:
             choice = max((v for v in able if v <= hidden), default=0)
         else:
-            # The lower horizon keeps more segments; the other words are not used.
-            choice = min(low, chosen[layout.NEXT_SEGMENT]) if word == layout.HORIZON else 0
+            # The lower horizon and frontier keep more; the other words are not used.
+            shift = {layout.HORIZON: 0, layout.FRONTIER: layout.POSITION_BITS}.get(word)
+            choice = 0 if shift is None else min(low, chosen[layout.NEXT_SEGMENT] << shift)
         chosen.append(choice)
     return chosen
 

@@ -1,5 +1,6 @@
 """The root of a store: what was chosen when it was created."""
 
+import math
 import os
 import shutil
 import time
@@ -23,6 +24,8 @@ class Root:
     path: Path
     schema: Schema
     capacity: int | None
+    capacity_bytes: int | None
+    max_age_s: float | None
     chunk_bytes: int
     segment_steps: int | str | None
     created: str
@@ -67,13 +70,25 @@ class Root:
             raise FormatError(f"{path} is missing; diskreplay repair makes it from the segments") from error
 
     @property
+    def has_horizon(self) -> bool:
+        """Whether what lies below the retention horizon is hidden: with a capacity, in steps or bytes."""
+        return self.capacity is not None or self.capacity_bytes is not None
+
+    @property
     def step_bytes(self) -> int:
         """Bytes of one step in all its fields, ``done`` included."""
         return 1 + sum(field.row_bytes for field in self.schema.leaves.values())
 
 
 def create_root(
-    path: Path, schema: Schema, *, capacity: int | None, chunk_bytes: int, segment_steps: int | str | None
+    path: Path,
+    schema: Schema,
+    *,
+    capacity: int | None,
+    chunk_bytes: int,
+    segment_steps: int | str | None,
+    capacity_bytes: int | None = None,
+    max_age_s: float | None = None,
 ) -> None:
     """Make an empty store at ``path``, complete at the moment its folder appears there.
 
@@ -90,8 +105,8 @@ def create_root(
         "requires": [],
         "schema": schema.to_json(),
         "capacity": capacity,
-        "capacity_bytes": None,
-        "max_age_s": None,
+        "capacity_bytes": capacity_bytes,
+        "max_age_s": max_age_s,
         "chunk_bytes": chunk_bytes,
         "segment_steps": segment_steps,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -164,6 +179,8 @@ def _parse_root(path: Path, attributes: dict[str, Any]) -> Root:
         path=path,
         schema=schema,
         capacity=_count(path, "capacity", attributes.get("capacity"), 1, None),
+        capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes"), 1, None),
+        max_age_s=_seconds(path, attributes.get("max_age_s")),
         chunk_bytes=_count(path, "chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES) or 0,
         segment_steps=segment_steps,
         created=str(attributes.get("created", "")),
@@ -177,3 +194,11 @@ def _count(path: Path, name: str, value: object, least: int, most: int | None) -
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         raise FormatError(f"{path}: {name} is {value!r}; restore the root's zarr.json")
     return value
+
+
+def _seconds(path: Path, value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise FormatError(f"{path}: max_age_s is {value!r}; restore the root's zarr.json")
+    return float(value)

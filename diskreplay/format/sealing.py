@@ -7,6 +7,7 @@ waiting for each takes ten times as long. Only the background thread waits.
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,7 +93,9 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     """All rows are on the platter: say so in ``durable``, and prepare the sealed attributes."""
     info = segment.info
     write_lane_counter(f"{info.path}/{layout.DURABLE}", segment.rows)
-    sealed = dataclasses.replace(info, sealed=True, steps=segment.steps, checksums=segment.checksums)
+    sealed = dataclasses.replace(
+        info, sealed=True, steps=segment.steps, checksums=segment.checksums, sealed_at=round(time.time(), 3)
+    )
     write_file(_beside(info), root.blueprint.segment_document(sealed.attributes()))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import math
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -53,6 +54,7 @@ class SegmentInfo:
     sealed: bool
     steps: int | None
     checksums: dict[str, int]
+    sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
 
     @property
     def shows_live_rows(self) -> bool:
@@ -66,7 +68,7 @@ class SegmentInfo:
 
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json."""
-        sealed = {"steps": self.steps, "checksums": self.checksums} if self.sealed else {}
+        sealed = {"steps": self.steps, "sealed_at": self.sealed_at, "checksums": self.checksums} if self.sealed else {}
         return {
             "requires": [],
             "writer": self.writer,
@@ -274,8 +276,19 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
     """
     if end - start <= _FEW:
         return range(start, end)
+    return sorted(number for number in _listed(root) if start <= number < end)
+
+
+def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
+    """Return those of the numbers, and perhaps others, that have a segment."""
+    if len(numbers) > _FEW:
+        return _listed(root)
+    return [number for number in numbers if os.path.exists(root.segment_path(number))]
+
+
+def _listed(root: Root) -> list[int]:
     names = os.listdir(root.segments_folder)
-    return sorted(n for n in (int(name) for name in names if name.isdecimal() and len(name) < 10) if start <= n < end)
+    return [int(name) for name in names if name.isdecimal() and len(name) < 10]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -349,7 +362,14 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         sealed=sealed,
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
+        sealed_at=_moment(attributes.get("sealed_at", 0)) if sealed else 0.0,
     )
+
+
+def _moment(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise TypeError(f"{value!r} is no time")
+    return float(value)
 
 
 def _whole(value: Any) -> int:

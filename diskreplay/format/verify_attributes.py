@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.durable import boot_id
-from diskreplay.format.verify_documents import MAX_DOCUMENT_BYTES, Plan, fits_itself, is_group, is_whole, parse
+from diskreplay.format.verify_documents import (
+    MAX_DOCUMENT_BYTES,
+    Plan,
+    fits_itself,
+    is_group,
+    is_positive,
+    is_whole,
+    parse,
+)
 from diskreplay.format.verify_files import Files
 
 
@@ -96,6 +104,8 @@ def _parse_attributes(given: Any, plan: Plan) -> Attributes:
     for name in ("writer", "inode", *(["steps"] if given["sealed"] else [])):
         if not is_whole(given[name]):
             raise ValueError(f"{name} is {given[name]!r:.40}")
+    if given["sealed"] and not is_positive(given.get("sealed_at", 1)):
+        raise ValueError(f"sealed_at is {given['sealed_at']!r:.40}")
     for name in ("machine_id", "boot_id", "created"):
         if not isinstance(given[name], str):
             raise ValueError(f"{name} is {given[name]!r:.40}")

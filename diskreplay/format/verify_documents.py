@@ -175,3 +175,8 @@ def read_schema(files: Files, where: str, data: Any) -> Schema | None:
     except FormatError as error:
         files.report("metadata", where, str(error))
         return None
+
+
+def is_positive(value: object) -> bool:
+    """Whether a value from JSON is a finite number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -16,6 +16,7 @@ from diskreplay.format.verify_documents import (
     check_templates,
     fits_itself,
     hidden_document,
+    is_positive,
     is_whole,
     limiter_document,
     make_plan,
@@ -108,8 +109,11 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
         wrong("format")
     if attributes.get("format_version") != layout.FORMAT_VERSION:
         wrong("format_version")
-    if (capacity := attributes.get("capacity")) is not None and not is_whole(capacity, 1):
-        wrong("capacity")
+    for name in ("capacity", "capacity_bytes"):
+        if (most := attributes.get(name)) is not None and not is_whole(most, 1):
+            wrong(name)
+    if (age := attributes.get("max_age_s")) is not None and not is_positive(age):
+        wrong("max_age_s")
     chunk_bytes = attributes.get("chunk_bytes")
     if not is_whole(chunk_bytes, layout.MIN_CHUNK_BYTES) or chunk_bytes > layout.MAX_CHUNK_BYTES:  # type: ignore[operator]
         wrong("chunk_bytes")
@@ -190,9 +194,16 @@ def read_words(files: Files) -> Words | None:
         files.report("counters", COUNTERS_FILE, f"word {word} and its complement disagree")
         return None
     first, following = int(values[layout.FIRST_LIVE]), int(values[layout.NEXT_SEGMENT])
-    unused = values[layout.HIDDEN_ENTRIES + 1 :]
+    unused = values[layout.FRONTIER + 1 :]
     possible = (values >= 0) & (values <= layout.MOST_COUNTED)
-    if not possible.all() or first > following or following > layout.MAX_SEGMENTS or unused.any():
+    hidden_from = int(values[layout.FRONTIER]) >> layout.POSITION_BITS
+    if (
+        not possible.all()
+        or first > following
+        or following > layout.MAX_SEGMENTS
+        or hidden_from > following
+        or unused.any()
+    ):
         files.report("counters", COUNTERS_FILE, f"holds impossible counters {values.tolist()}")
         return None
     return Words(following, first, int(values[layout.HIDDEN_ENTRIES]))
@@ -231,6 +242,7 @@ def read_hidden(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[
         if data != hidden_document(plan, rows) or not fits:
             files.report("metadata", where, f"is not that of an array of {words.hidden} entries")
     entries: dict[int, list[tuple[int, int]]] = {}
+    seen: set[int] = set()
     left = words.hidden
     for chunk in range(-(-words.hidden // _HIDDEN_ROWS)):
         name = f"{layout.HIDDEN}/c.{chunk}.0"
@@ -241,7 +253,10 @@ def read_hidden(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[
             number = first >> layout.POSITION_BITS
             if first < 0 or steps < 1 or number >= words.next_segment:
                 files.report("hidden", name, f"{steps} steps from id {first} were never there")
+            elif first in seen:
+                files.report("hidden", name, f"the episode of id {first} is named twice")
             else:
+                seen.add(first)
                 entries.setdefault(number, []).append((first & layout.POSITION_MASK, steps))
         left -= _HIDDEN_ROWS
     return entries

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
-from diskreplay.store.scan import Episodes
+from diskreplay.store.scan import Episodes, hidden_steps
 
 
 class Frontier:
@@ -22,20 +22,43 @@ class Frontier:
         self._segment_episodes: Episodes | None = None
         self._row_ends: NDArray[np.int64] = np.zeros(0, np.int64)
 
-    def find(self, log: Episodes, generation: int, opened: Episodes, total: int) -> tuple[int, int]:
-        """Return the frontier and how many steps it hides: all but ``capacity`` of ``total``."""
-        if self._capacity is None or total <= self._capacity:
-            return 0, 0
-        hide = total - self._capacity
+    def find(self, log: Episodes, generation: int, opened: Episodes, total: int, least: int) -> tuple[int, int]:
+        """Return the frontier and how many of ``total`` steps it hides: all but ``capacity``, and all below ``least``.
+
+        A frontier never goes back, and is at ``least`` where segments below are gone for other reasons.
+        """
+        if self._capacity is not None and total > self._capacity:
+            hide = total - self._capacity
+            frontier = self._hiding(hide, log, generation, opened)
+            if frontier >= least:
+                return frontier, hide
+        return least, self._below(least, log, generation, opened) if least else 0
+
+    def _hiding(self, hide: int, log: Episodes, generation: int, opened: Episodes) -> int:
+        """Return the id of the step that exactly ``hide`` steps come before."""
+        steps = self._all_steps(log, generation, opened)
+        for number in sorted(steps):
+            if hide < steps[number]:
+                return self._inside(number, hide, log, generation, opened)
+            hide -= steps[number]
+        raise AssertionError("more steps to hide than there are")
+
+    def _below(self, frontier: int, log: Episodes, generation: int, opened: Episodes) -> int:
+        """Count the steps that come before an id."""
+        inside = frontier >> POSITION_BITS
+        steps = self._all_steps(log, generation, opened)
+        count = sum(some for number, some in steps.items() if number < inside)
+        if frontier & POSITION_MASK and inside in steps:
+            some = [part.select(part.first >> POSITION_BITS == inside) for part in (log, opened)]
+            count += int(hidden_steps(Episodes.concatenate(some), frontier).sum())
+        return count
+
+    def _all_steps(self, log: Episodes, generation: int, opened: Episodes) -> dict[int, int]:
+        """Count the steps by segment."""
         steps = self._steps_by_segment(log, generation)
         for number, count in zip((opened.first >> POSITION_BITS).tolist(), opened.steps.tolist(), strict=True):
             steps[number] = steps.get(number, 0) + count
-        left = hide
-        for number in sorted(steps):
-            if left < steps[number]:
-                return self._inside(number, left, log, generation, opened), hide
-            left -= steps[number]
-        raise AssertionError("more steps to hide than there are")
+        return steps
 
     def _steps_by_segment(self, log: Episodes, generation: int) -> dict[int, int]:
         """Count ended steps by segment, adding only what is new."""

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
-from diskreplay.format.mapping import open_regular
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
+from diskreplay.format.segment import SegmentInfo, present_segments, read_segment, segment_numbers
 from diskreplay.store.flags import check_chunks, read_sealed
 from diskreplay.store.frontier import Frontier
+from diskreplay.store.hidden import Evictions
 from diskreplay.store.log import EpisodeLog
 from diskreplay.store.scan import CONTINUES, OPEN, Episodes, Stretch, scan
 from diskreplay.store.snapshot import Snapshot
@@ -95,6 +95,7 @@ class Index:
         self._root, self._counters = root, counters
         self._lock = threading.Lock()
         self._generation = 0
+        self._least = 0  # the frontier so far: it never goes back
         self._reset()
 
     def _reset(self) -> None:
@@ -116,7 +117,7 @@ class Index:
         self._open_start = np.zeros(0, np.int64)
         self._open_end = np.zeros(0, np.uint8)
         self._lane_slot = np.zeros(0, np.int64)
-        self._hidden: set[int] = set()
+        self._evictions = Evictions(self._root)
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
 
@@ -230,12 +231,13 @@ class Index:
         Their episodes stay in the log, behind the frontier, until they are half of it: a new log costs every sampler
         a new start.
         """
-        horizon = int(self._counters.read()[layout.HORIZON])
-        slots = [
-            slot
-            for slot in range(max(0, min(horizon - self._origin, len(self._lanes))))
-            if self._lanes[slot] and not self._root.segment_path(self._origin + slot).exists()
-        ]
+        words = self._counters.read()
+        stop = len(self._lanes)
+        if self._root.max_age_s is None and not words[layout.HIDDEN_ENTRIES]:
+            stop = max(0, min(int(words[layout.HORIZON]) - self._origin, stop))
+        known = np.flatnonzero(self._lanes[:stop]) + self._origin
+        there = set(present_segments(self._root, known.tolist()))
+        slots = [number - self._origin for number in known.tolist() if number not in there]
         if not slots:
             return
         self._lanes = self._lanes.copy()
@@ -245,6 +247,7 @@ class Index:
             self._live.pop(slot, None)
         self._tables = self._tables.without(slots)
         self._gone.extend(slot + self._origin for slot in slots)
+        self._evictions.forget(np.array(slots) + self._origin)
         behind = np.isin(self._log.view().first >> layout.POSITION_BITS, self._gone)
         if 2 * np.count_nonzero(behind) >= len(behind):
             self._compact()
@@ -255,20 +258,8 @@ class Index:
 
     def _read_hidden(self, count: int) -> None:
         """Drop the episodes that were evicted by hand."""
-        if count <= len(self._hidden):
-            return
-        entries: list[NDArray[Any]] = []
-        for chunk in range(-(-count // 4096)):
-            path = str(self._root.path / layout.HIDDEN / f"c.{chunk}.0")
-            try:
-                fd = open_regular(path, 4096 * 16)
-            except FileNotFoundError:
-                raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
-            with open(fd, "rb") as file:
-                entries.append(np.fromfile(file, "<i8").reshape(-1, 2))
-        self._hidden = set(np.concatenate(entries)[:count, 0].tolist())
-        hidden = np.array(sorted(self._hidden))
-        self._log.remove(lambda log: np.isin(log.first, hidden))
+        if self._evictions.read(count):
+            self._log.remove(lambda log: self._evictions.split(log)[1])
 
     # --- rows that come ----------------------------------------------------------------------------------------------
 
@@ -348,9 +339,7 @@ class Index:
         self._log.append(self._visible(found.ended))
 
     def _visible(self, episodes: Episodes) -> Episodes:
-        if not self._hidden or not len(episodes):
-            return episodes
-        return episodes.select(~np.isin(episodes.first, np.array(sorted(self._hidden))))
+        return self._evictions.split(episodes)[0]
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -372,12 +361,15 @@ class Index:
         )
 
     def _freeze(self) -> Snapshot:
-        log, opened = self._log.view(), self._open_episodes()
+        log, opened, words = self._log.view(), self._open_episodes(), self._words
         total = self._total_steps()
-        frontier, hidden = self._frontier.find(log, self._log.generation, opened, total)
+        oldest = max(int(words[layout.HORIZON]) if self._root.has_horizon else 0, int(words[layout.FIRST_LIVE]))
+        least = max(self._least, int(words[layout.FRONTIER]), oldest << layout.POSITION_BITS)
+        frontier, hidden = self._frontier.find(log, self._log.generation, opened, total, least)
         if self._gone and frontier <= max(self._gone) << layout.POSITION_BITS | layout.POSITION_MASK:
             self._compact()
             return self._freeze()
+        self._least = frontier
         return Snapshot(
             schema=self._root.schema,
             generation=self._log.generation,
@@ -391,5 +383,6 @@ class Index:
             observed=self._observed.copy(),
             log=log,
             open=opened,
+            hidden=self._evictions.found,
             tables=self._tables,
         )

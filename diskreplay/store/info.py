@@ -1,8 +1,6 @@
 """What a store says of itself: counts, statistics, segments and their writers."""
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +9,11 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
 from diskreplay.format.durable import is_locked
+from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
+from diskreplay.store.ledger import disk_usage
 from diskreplay.store.scan import OPEN
 from diskreplay.store.snapshot import Snapshot
 
@@ -99,7 +99,8 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
     table = episode_table(snapshot, progress)
     ended = ~table["open"]
     words = counters.read()
-    segments = _segments(root, words)
+    hidden = _hidden_steps(root, int(words[layout.HIDDEN_ENTRIES]))
+    segments = _segments(root, words, hidden)
     on_disk, apparent = disk_usage(root.path)
     return {
         "path": str(root.path),
@@ -107,8 +108,10 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
         "created": root.created,
         "schema": root.schema.to_json(),
         "capacity": root.capacity,
+        "capacity_bytes": root.capacity_bytes,
+        "max_age_s": root.max_age_s,
         "steps": len(snapshot),
-        "steps_evicted": int(words[layout.STEPS_EVICTED]),
+        "steps_evicted": int(words[layout.STEPS_EVICTED]) + sum(segment["steps_evicted"] for segment in segments),
         "episodes": {
             "total": len(ended),
             "open": int(np.count_nonzero(table["open"])),
@@ -126,24 +129,35 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
     }
 
 
-def _segments(root: Root, words: NDArray[np.int64]) -> list[dict[str, Any]]:
+def _hidden_steps(root: Root, count: int) -> dict[int, int]:
+    """Return how many steps were evicted by hand of each segment; some of the segments may be gone."""
+    steps: dict[int, int] = {}
+    for first, hidden in HiddenEntries(root).new(count).tolist():
+        number = first >> layout.POSITION_BITS
+        steps[number] = steps.get(number, 0) + hidden
+    return steps
+
+
+def _segments(root: Root, words: NDArray[np.int64], hidden: dict[int, int]) -> list[dict[str, Any]]:
     found = []
     for number in segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
         try:
-            found.append(_segment(root, read_segment(root, number)))
+            found.append(_segment(root, read_segment(root, number), hidden.get(number, 0)))
         except FileNotFoundError:
             continue  # evicted, perhaps just now
     return found
 
 
-def _segment(root: Root, info: SegmentInfo) -> dict[str, Any]:
+def _segment(root: Root, info: SegmentInfo, hidden: int) -> dict[str, Any]:
     rows = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
+    steps = info.steps if info.steps is not None else count_steps(root, info)
     return {
         "number": info.number,
         "writer": info.writer,
         "lanes": len(info.lanes),
         "rows": int(rows.sum()),
-        "steps": info.steps if info.steps is not None else count_steps(root, info),
+        "steps": steps - hidden,
+        "steps_evicted": hidden,
         "state": _state(info),
         "bytes": disk_usage(info.path)[0],
     }
@@ -173,17 +187,3 @@ def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif segment["state"] != "sealed" and writer["state"] == "closed":
             writer["state"] = "dead"
     return list(writers.values())
-
-
-def disk_usage(path: Path) -> tuple[int, int]:
-    """Return the bytes that the files below ``path`` take on disk, and the bytes they seem to have."""
-    on_disk = apparent = 0
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                status = os.stat(os.path.join(folder, name), follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # replaced or evicted meanwhile
-            on_disk += status.st_blocks * 512
-            apparent += status.st_size
-    return on_disk, apparent

@@ -37,7 +37,7 @@ class Recorder:
         self.columns = list(root.schema.step_leaves)
         self._obs_columns = [leaf for leaf in self.columns if leaf == "obs" or leaf.startswith("obs/")]
         self.obs_count = len(self._obs_columns)
-        self._limited = root.capacity is not None
+        self._limited = root.has_horizon
         self._sealer = sealer
         self._warned = False
         self.lanes: list[Any] = [Lane(i) for i in range(lanes)]

@@ -2,15 +2,15 @@
 
 import os
 import shutil
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diskreplay.errors import ReplayError
 from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
+from diskreplay.format.hidden import HiddenEntries, hide
 from diskreplay.format.root import Root
-from diskreplay.format.sealing import count_steps, may_seal
+from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import (
     DRAFT,
     SegmentInfo,
@@ -21,6 +21,7 @@ from diskreplay.format.segment import (
     remove_dead_draft,
     segment_numbers,
 )
+from diskreplay.store.ledger import Ledger
 
 # Each dead segment that waits to be sealed holds a descriptor.
 _AT_ONCE = 64
@@ -34,12 +35,7 @@ class Retention:
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
-        self._seen = 0  # numbers below it were looked at
-        self._steps: dict[int, int] = {}  # of each live segment, as far as known: an unsealed one may have more by now
-        self._unsealed: dict[int, tuple[int, SegmentInfo] | None] = {}  # with the inode of the file it was read from
-        self._newest: deque[int] = deque()  # segments from the horizon on, lowest number first
-        self._held = 0  # their steps
-        self._older: list[int] = []  # segments below the horizon that are still there
+        self._ledger = Ledger(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
 
     def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
@@ -55,7 +51,8 @@ class Retention:
         with held_lock(self._root.lock_path):
             self._counters.mend()
             # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
-            self._remove_old(again=self._root.segment_steps != "episode")
+            if not self._ledger.is_idle:
+                self._remove_old(again=self._root.segment_steps != "episode")
             number = self._next_number()
             info, lock = build_segment(self._root, number, writer, lanes, size)
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
@@ -86,12 +83,29 @@ class Retention:
         return number
 
     def enforce(self) -> None:
-        """Remove segments beyond the capacity; nothing else has to succeed first."""
-        if self._root.capacity is None:
+        """Remove segments that have to leave; nothing else has to succeed first."""
+        if self._ledger.is_idle:
             return
         with held_lock(self._root.lock_path):
             self._counters.mend()
             self._remove_old(again=True)
+
+    def evict(self, episodes: Sequence[tuple[int, int]], find_frontier: Callable[[], int]) -> list[int]:
+        """Hide episodes of sealed segments, all or, where that fails, none; return the first ids of those that were.
+
+        Others were evicted meanwhile. ``find_frontier`` tells below which id the capacity hides everything; it is
+        called under the lock.
+        """
+        with held_lock(self._root.lock_path):
+            self._counters.mend()
+            entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
+            known = set(entries[:, 0].tolist())
+            segments = {first >> layout.POSITION_BITS for first, _ in episodes}
+            there = {number for number in segments if os.path.exists(self._root.segment_path(number))}
+            left = [e for e in episodes if e[0] not in known and e[0] >> layout.POSITION_BITS in there]
+            if left:
+                hide(self._root, self._counters, left, find_frontier())
+        return [first for first, _ in left]
 
     def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time."""
@@ -118,8 +132,9 @@ class Retention:
 
     def _clean_up(self) -> None:
         """Remove what processes that died left half removed or half made; the caller holds the store lock."""
+        self._finish_removals()
         for name in os.listdir(self._root.counters_folder):
-            if name.startswith(("old-", "new-")):
+            if name.startswith("new-"):
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
             elif name.startswith(states.DRAFT):
                 states.remove_dead_draft(f"{self._root.counters_folder}/{name}")
@@ -139,66 +154,22 @@ class Retention:
         return found
 
     def _remove_old(self, *, again: bool) -> None:
-        """Move the horizon on and delete the sealed segments below it.
+        """Take out what has to leave: renamed first, so that nobody finds it half there."""
+        for number, steps in self._ledger.leaving(again=again):
+            self._finish_removals()
+            evicted = int(self._counters.read()[layout.STEPS_EVICTED]) + steps
+            # The name tells what the counter becomes: whoever finds the folder can set that if this process dies here.
+            gone = self._root.counters_folder / f"old-{layout.segment_name(number)}-{evicted}"
+            os.rename(self._root.segment_path(number), gone)
+            self._counters.set(layout.STEPS_EVICTED, evicted)
+            shutil.rmtree(gone, ignore_errors=True)
 
-        ``again``: look at known segments that were not sealed too. Without it their steps may be too few, which only
-        makes the horizon move later.
-        """
-        capacity = self._root.capacity
-        if capacity is None:
-            return
-        words = self._counters.read()
-        first, end = max(self._seen, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
-        for number in segment_numbers(self._root, first, end):
-            self._newest.append(number)
-            self._steps[number] = 0
-            self._unsealed[number] = None
-        for number in [n for n in self._unsealed if again or n >= first]:
-            self._look(number)
-        self._seen = end
-        horizon = int(words[layout.HORIZON])
-        newest = self._newest
-        while newest and (newest[0] < horizon or self._held - self._steps[newest[0]] >= capacity):
-            self._older.append(newest.popleft())
-            self._held -= self._steps[self._older[-1]]
-        if newest and newest[0] > horizon and self._held >= capacity:
-            self._counters.set(layout.HORIZON, newest[0])
-        for number in list(self._older):
-            if not os.path.exists(self._root.segment_path(number)):
-                self._forget(number)  # by another process, or by hand
-            elif number not in self._unsealed:
-                self._delete(number)
-        first = min([*self._older[:1], *([newest[0]] if newest else [end])])
-        if first > words[layout.FIRST_LIVE]:
-            self._counters.set(layout.FIRST_LIVE, first)
-
-    def _look(self, number: int) -> None:
-        """Count the steps of a segment that was not sealed when it was last looked at, if ever."""
-        known = self._unsealed[number]
-        try:
-            inode = os.stat(self._root.segment_path(number) / layout.METADATA).st_ino
-            info = known[1] if known and known[0] == inode else read_segment(self._root, number)
-            steps = count_steps(self._root, info) if info.steps is None else info.steps
-        except FileNotFoundError:
-            return
-        self._unsealed[number] = (inode, info)
-        if info.sealed:
-            del self._unsealed[number]
-        if self._newest and number >= self._newest[0]:
-            self._held += steps - self._steps[number]
-        self._steps[number] = steps
-
-    def _forget(self, number: int) -> None:
-        self._older.remove(number)
-        del self._steps[number]
-        self._unsealed.pop(number, None)
-
-    def _delete(self, number: int) -> None:
-        """Take a sealed segment out: renamed first, so that nobody finds it half there."""
-        gone = self._root.counters_folder / f"old-{layout.segment_name(number)}"
-        shutil.rmtree(gone, ignore_errors=True)
-        os.rename(self._root.segment_path(number), gone)
-        evicted = int(self._counters.read()[layout.STEPS_EVICTED])
-        self._counters.set(layout.STEPS_EVICTED, evicted + self._steps[number])
-        self._forget(number)
-        shutil.rmtree(gone, ignore_errors=True)
+    def _finish_removals(self) -> None:
+        """Delete what processes that died left half deleted, and count its steps; the caller holds the store lock."""
+        for name in os.listdir(self._root.counters_folder):
+            if name.startswith("old-"):
+                evicted = name.split("-")[2:]
+                if evicted and evicted[0].isdecimal():
+                    now = int(self._counters.read()[layout.STEPS_EVICTED])
+                    self._counters.set(layout.STEPS_EVICTED, max(now, min(int(evicted[0]), layout.MOST_COUNTED)))
+                shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)

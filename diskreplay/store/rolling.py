@@ -57,7 +57,11 @@ class OpenSegments:
         self._lanes, self._cut = lanes, cut
         self.one_an_episode = root.segment_steps == "episode"
         self._target = layout.target_rows(
-            1 if self.one_an_episode else len(lanes), root.step_bytes, root.capacity, root.segment_steps
+            1 if self.one_an_episode else len(lanes),
+            root.step_bytes,
+            root.capacity,
+            root.capacity_bytes,
+            root.segment_steps,
         )
         self._most_lane_rows = layout.most_lane_rows(len(lanes))
         self._first_number: int | None = None
@@ -87,7 +91,7 @@ class OpenSegments:
 
     def is_below_horizon(self, segment: SegmentWriter) -> bool:
         """Whether rows appended to a segment would be taken for old ones."""
-        return self._root.capacity is not None and segment.number < self._counters.peek(layout.HORIZON)
+        return self._root.has_horizon and segment.number < self._counters.peek(layout.HORIZON)
 
     def takes_episodes(self) -> bool:
         """Whether the newest segment has room for an episode that begins now."""

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
 from diskreplay.format.schema import Schema
-from diskreplay.store.scan import Episodes
+from diskreplay.store.hidden import Hidden
+from diskreplay.store.scan import Episodes, hidden_steps
 from diskreplay.store.tables import LeafTable, SegmentGone, Tables
 
 __all__ = ["SegmentGone", "Snapshot", "hidden_steps"]
@@ -22,7 +23,8 @@ class Snapshot:
 
     Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment
     is gone), ``lane_base`` and ``sealed``; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows
-    of that lane that are complete and whose observation is there. Steps with an id below ``frontier`` are hidden.
+    of that lane that are complete and whose observation is there. Steps with an id below ``frontier`` are hidden, and
+    those of the episodes in ``hidden``, which were evicted by hand and are in neither table of episodes.
     ``log`` holds the ended episodes in the order they were found, ``open`` the others; positions in ``log`` mean the
     same episode in every snapshot of one ``generation``.
     """
@@ -39,6 +41,7 @@ class Snapshot:
     observed: NDArray[np.int64]
     log: Episodes
     open: Episodes
+    hidden: Hidden
     tables: Tables
 
     def __len__(self) -> int:
@@ -85,7 +88,12 @@ class Snapshot:
         row, lane = np.divmod(position, np.maximum(self.lanes[slot], 1))
         at = np.where(there, self.lane_base[slot] + lane, 0)
         there[there] = row[there] < self.committed[at[there]]
+        there[there] = ~self.evicted(ids[there])
         return there
+
+    def evicted(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which ids, all of rows of the snapshot's segments, are of episodes that were evicted by hand."""
+        return self.hidden.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
         """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy where one chunk has them."""
@@ -97,8 +105,3 @@ class Snapshot:
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
             raise InvalidIndex(f"id {step_id} has no {count} rows")
         return self.leaf(leaf).rows(slot, lanes, lane, row, row + count)
-
-
-def hidden_steps(episodes: Episodes, frontier: int) -> NDArray[np.int64]:
-    """Return how many of each episode's first steps lie before the frontier."""
-    return np.clip(-((episodes.first - frontier) // episodes.stride), 0, episodes.steps)

@@ -1,5 +1,6 @@
 """The store: create it, open it, look at it, write to it."""
 
+import math
 import os
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from diskreplay.errors import ReadOnlyError, ReplayError, SchemaError, StoreExis
 from diskreplay.format import layout
 from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
-from diskreplay.store.episodes import EpisodeList
+from diskreplay.store.episodes import Episode, EpisodeList
+from diskreplay.store.eviction import evict
 from diskreplay.store.index import Index
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
@@ -119,6 +121,35 @@ class Store:
         """
         return verify(self.path, deep=deep, progress=progress)
 
+    def evict(self, where: Callable[[Episode], bool]) -> int:
+        """Evict by hand the episodes for which a predicate is true, and return how many steps that were.
+
+        It is asked about every visible episode of a sealed segment: one that no writer appends to any more. What it
+        chooses is hidden at once, here and in every process that refreshes, all of it or, where this call fails or its
+        process dies, nothing. Bytes are deleted when a whole segment is hidden. Samplers keep the batches that they
+        have planned; priorities of evicted steps are gone, and later updates of them are skipped.
+
+        Parameters
+        ----------
+        where : callable
+            ``where(episode)`` is true for what has to leave, such as ``lambda e: e["policy_version"][0] < 10``.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        ValueError
+            ``where`` is no function.
+        StorageFull
+            There is no room for a list of them; nothing is hidden.
+        """
+        index = self._open_index()
+        if self._mode != "a":
+            raise ReadOnlyError(f'{self.path} was opened with mode "r"; open it with mode "a" to evict')
+        if not callable(where):
+            raise ValueError(f"where must be a function of an episode, not {where!r}")
+        return evict(index, self._retention, where)
+
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ..."""
         return episode_table(self.snapshot, progress)
@@ -208,6 +239,8 @@ def create(
     schema: Schema,
     *,
     capacity: int | None = None,
+    capacity_bytes: int | None = None,
+    max_age_s: float | None = None,
     exist_ok: bool = False,
     chunk_bytes: int = 16 << 20,
     segment_steps: int | Literal["episode"] | None = None,
@@ -222,13 +255,19 @@ def create(
         What one step and one episode hold.
     capacity : int, optional
         The most steps to keep; the oldest leave first. None: all of them.
+    capacity_bytes : int, optional
+        The most bytes that segments may take on disk whenever one is begun or sealed: whole sealed segments leave, the
+        oldest first. Between two such moments a writer adds less than two segments. None: no limit.
+    max_age_s : float, optional
+        Segments leave so many seconds after they were sealed, whenever one is begun or sealed, or `Store.evict` is
+        called. None: never.
     exist_ok : bool
         Open the store that is there, if it has the same schema.
     chunk_bytes : int
         Bytes of a chunk file, about. Larger ones make fewer mappings: a reader keeps 30,000.
     segment_steps : int or "episode", optional
         Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
-        by size, at most 4 GiB and a sixteenth of the capacity.
+        by size, at most 4 GiB and a sixteenth of either capacity.
 
     Raises
     ------
@@ -242,6 +281,8 @@ def create(
     if not isinstance(schema, Schema):
         raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
     _check_count("capacity", capacity, 1, None)
+    _check_count("capacity_bytes", capacity_bytes, 1, None)
+    _check_seconds("max_age_s", max_age_s)
     _check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
     if segment_steps != "episode":
         _check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
@@ -249,7 +290,15 @@ def create(
     try:
         if exist_ok and (target / layout.METADATA).exists():
             raise StoreExists(str(target))
-        create_root(target, schema, capacity=capacity, chunk_bytes=chunk_bytes, segment_steps=segment_steps)
+        create_root(
+            target,
+            schema,
+            capacity=_as_int(capacity),
+            capacity_bytes=_as_int(capacity_bytes),
+            max_age_s=None if max_age_s is None else float(max_age_s),
+            chunk_bytes=int(chunk_bytes),
+            segment_steps=segment_steps if segment_steps == "episode" else _as_int(segment_steps),
+        )
     except StoreExists:
         if not exist_ok:
             raise
@@ -280,3 +329,16 @@ def _check_count(name: str, value: Any, least: int, most: int | None) -> None:
         raise ValueError(f"{name} is a whole number, not {value!r}")
     if value < least or (most is not None and value > most):
         raise ValueError(f"{name} is {value}; it must be at least {least}" + (f" and at most {most}" if most else ""))
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        raise ValueError(f"{name} is a number of seconds, not {value!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value}; it must be more than 0 and finite")
+
+
+def _as_int(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -6,7 +6,7 @@ hold arrays. Feed the same calls to a `ModelWriter` and to a writer of a store, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ class ModelEpisode:
 
     `final` is the observation behind the last step where it is known, also while the episode is open.
     `derived` is set where the end leaves no row of its own: readers see it when something follows in the lane, or when
-    the segment is sealed. `hidden` counts the oldest steps that a capacity has taken away.
+    the segment is sealed. `hidden` counts the oldest steps that a capacity has taken away; of an `evicted` episode none
+    are left.
     """
 
     writer: int = 0
@@ -45,10 +46,11 @@ class ModelEpisode:
     derived: bool = False
     values: Flat = field(default_factory=dict)
     hidden: int = 0
+    evicted: bool = False
 
     def __len__(self) -> int:
         """Count the steps that are left."""
-        return len(self.steps) - self.hidden
+        return 0 if self.evicted else len(self.steps) - self.hidden
 
     @property
     def num_frames(self) -> int:
@@ -253,6 +255,7 @@ class ModelStore:
 
     def __init__(self) -> None:
         self.writers: list[ModelWriter] = []
+        self._frontier = -1
 
     def writer(self, num_envs: int | None = None) -> ModelWriter:
         """Make a writer."""
@@ -276,12 +279,23 @@ class ModelStore:
     def trim(self, capacity: int, order: Mapping[int, int], key: str = "serial") -> None:
         """Hide the oldest steps until `capacity` are left.
 
-        `order` maps the extra field `key` of a step to its id: the oldest step is the one with the lowest id.
+        `order` maps the extra field `key` of a step to its id: the oldest step is the one with the lowest id. What was
+        hidden once does not come back when others are evicted by hand.
         """
-        ranked = sorted(order[int(step.extra[key])] for episode in self.episodes for step in episode.steps)
-        frontier = ranked[-capacity] if len(ranked) > capacity else -1
-        for episode in self.episodes:
-            episode.hidden = sum(order[int(step.extra[key])] < frontier for step in episode.steps)
+        left = [episode for writer in self.writers for episode in writer.episodes if not episode.evicted]
+        ranked = sorted(order[int(step.extra[key])] for episode in left for step in episode.steps)
+        if len(ranked) > capacity:
+            self._frontier = max(self._frontier, ranked[-capacity])
+        for episode in left:
+            episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
+
+    def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
+        """Evict the episodes for which `chosen` is true, and return how many steps that were left of them."""
+        leaving = [episode for episode in self.episodes if chosen(episode)]
+        steps = sum(map(len, leaving))
+        for episode in leaving:
+            episode.evicted = True
+        return steps
 
 
 def _by_name(values: Mapping[str, Any]) -> Flat:

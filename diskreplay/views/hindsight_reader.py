@@ -11,7 +11,7 @@ from diskreplay.views.base import Block, Ints, Leaf
 from diskreplay.views.hindsight import Hindsight
 from diskreplay.views.pages import Pages
 from diskreplay.views.transitions_reader import TransitionsReader
-from diskreplay.views.windows import Windows, refuse
+from diskreplay.views.windows import Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
@@ -81,6 +81,7 @@ class HindsightReader:
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
         self._find(snapshot, ids)
+        refuse_evicted(snapshot, ids)
 
     def _find(self, snapshot: Any, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""

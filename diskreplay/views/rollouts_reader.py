@@ -16,7 +16,7 @@ from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, nested, select
 from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
 from diskreplay.views.pages import Pages, Rows, wide_pages
-from diskreplay.views.windows import Windows, refuse
+from diskreplay.views.windows import Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts
@@ -121,6 +121,7 @@ class RolloutsReader:
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""
         self._find(snapshot, ids)
+        refuse_evicted(snapshot, ids)
 
     def _find(self, snapshot: Any, ids: Ints) -> Windows:
         steps = self._view.num_steps

@@ -12,7 +12,7 @@ from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Leaf, Path
 from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
-from diskreplay.views.windows import ATTEMPTS, Windows, addresses, refuse
+from diskreplay.views.windows import ATTEMPTS, Windows, addresses, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.episodes import Episodes
@@ -60,6 +60,7 @@ class SequencesReader:
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
         view = self._view
         windows = _found(snapshot, ids, view.length, view)
+        refuse_evicted(snapshot, ids)
         before = _steps_before(snapshot, windows, ids, view)
         # The first window that reaches the end is the last: the one before it must have stopped short of it.
         whole = windows.k == view.length
@@ -133,6 +134,7 @@ class EpisodesReader:
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
         windows = _found(snapshot, ids, TO_THE_END, self._view)
+        refuse_evicted(snapshot, ids)
         before = _steps_before(snapshot, windows, ids, self._view)
         inside = np.flatnonzero(before)
         if len(inside):

@@ -12,7 +12,7 @@ from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, select
 from diskreplay.views.bundle import SUMMED, Bundle, Part
 from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
-from diskreplay.views.windows import Windows, refuse
+from diskreplay.views.windows import Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
@@ -107,6 +107,7 @@ class TransitionsReader:
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
         self._find(snapshot, ids, Windows(len(ids)))
+        refuse_evicted(snapshot, ids)
 
     def _find(self, snapshot: Any, ids: Ints, windows: Windows) -> None:
         bad = windows.find(snapshot, ids, self._n, self._stack, bool(self._view.next_fields))

@@ -111,6 +111,13 @@ def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) ->
     return True
 
 
+def refuse_evicted(snapshot: Any, ids: Ints) -> None:
+    """Raise InvalidIndex, naming the first of these ids of rows that was evicted by hand, if one was."""
+    evicted = snapshot.evicted(ids)
+    if evicted.any():
+        raise InvalidIndex(f"id {ids[np.argmax(evicted)]} is not in the store: its episode was evicted")
+
+
 def refuse(snapshot: Any, step_id: int, view: Any) -> InvalidIndex:
     """Return the error that says why an id is none of the view's."""
     slot, position = (step_id >> SEGMENT_SHIFT) - snapshot.origin, step_id & WITHIN_SEGMENT

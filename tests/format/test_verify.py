@@ -191,7 +191,7 @@ def replace_bytes(path, at, data):
 
 
 def set_words(path, **words):
-    names = ["next_segment", "first_live", "horizon", "evicted", "hidden", "unused"]
+    names = ["next_segment", "first_live", "horizon", "evicted", "hidden", "frontier", "unused"]
     data = np.fromfile(path / "counters/c.0", "<i8")
     for name, value in words.items():
         data[names.index(name)], data[8 + names.index(name)] = value, ~value

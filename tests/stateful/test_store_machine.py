@@ -40,12 +40,16 @@ class StoreMachine(RuleBasedStateMachine):
         schema=schemas(),
         chunk_bytes=st.sampled_from((256, 1024, 4096)),
         segment_steps=st.none() | st.integers(1, 24) | st.just("episode"),
+        kilobytes=st.none() | st.none() | st.integers(1, 200),
         seed=st.integers(0, 1000),
     )
-    def create(self, schema, chunk_bytes, segment_steps, seed):
+    def create(self, schema, chunk_bytes, segment_steps, kilobytes, seed):
         self.schema, self.rolls, self.rng = schema, segment_steps is not None, np.random.default_rng(seed)
         path = self.folder / "store"
-        self.store = dr.create(path, schema, chunk_bytes=chunk_bytes, segment_steps=segment_steps)
+        self.most_bytes = None if kilobytes is None or not self.rolls else kilobytes << 10
+        self.store = dr.create(
+            path, schema, chunk_bytes=chunk_bytes, segment_steps=segment_steps, capacity_bytes=self.most_bytes
+        )
         self.reader = dr.open(path)
 
     def rows(self, *leading):
@@ -194,13 +198,65 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         self.store = dr.open(self.folder / "store", mode="a")
 
+    @rule(share=st.sampled_from((2, 3, 5)), rest=st.integers(0, 4))
+    def evict(self, share, rest):
+        """Evict by hand; what the store asks about is sealed, and so has ended."""
+        self.refresh_and_compare()
+        sealed = {info["number"] for info in self.store.info()["segments"] if info["state"] == "sealed"}
+        expected = {int(e["serial"][-1]) for e in self.reader.episodes if e.segment in sealed}
+        asked = []
+
+        def where(episode):
+            asked.append(int(episode["serial"][-1]))
+            return asked[-1] % share == rest
+
+        evicted = self.store.evict(where)
+        assert sorted(asked) == sorted(expected)
+        chosen = {serial for serial in asked if serial % share == rest}
+        for episode in self.model.episodes:
+            if int(episode.steps[-1].extra["serial"]) in chosen and not episode.ended:
+                episode.derived = episode.final is None
+                episode.end(cut=True)
+        assert evicted == self.model.evict(lambda episode: int(episode.steps[-1].extra["serial"]) in chosen)
+        left = {int(step.extra["serial"]) for episode in self.model.episodes for step in episode.steps}
+        self.ids = {serial: number for serial, number in self.ids.items() if serial in left}
+        self.refresh_and_compare()
+
     @rule()
     def refresh_and_compare(self):
+        self.store._sealer.drain()  # what leaves then shall not leave while it is compared
         before = len(self.reader)
-        assert self.reader.refresh() == len(self.reader) - before
+        arrived = self.reader.refresh()
+        if self.most_bytes is not None:
+            self.follow_capacity()
+        assert arrived >= len(self.reader) - before
         ids = check_store(self.reader, self.model, length_cuts=self.rolls)
         assert self.ids.items() <= ids.items(), "an id changed"
         self.ids = ids
+
+    def follow_capacity(self):
+        """Let the model lose what left with its segment: in each lane the oldest steps."""
+        shown = {int(serial) for episode in self.reader.episodes for serial in episode["serial"]}
+        for lane in self.model.lanes():
+            followed, there = [], []
+            for episode in lane.episodes:
+                followed.append(episode)
+                if episode.evicted:
+                    continue
+                found = [int(step.extra["serial"]) in shown for step in episode.steps]
+                there += found
+                if any(found) and not all(found):
+                    rest = episode.split(found.index(True))
+                    rest.hidden, episode.evicted = 0, True
+                    followed.append(rest)
+                elif not any(found):
+                    episode.hidden = len(found)
+            lane.episodes = followed
+            assert there == sorted(there), "a step left before an older one of its lane"
+        self.ids = {serial: number for serial, number in self.ids.items() if serial in shown}
+        segments = self.store.info()["segments"]
+        unsealed = sum(info["bytes"] for info in segments if info["state"] != "sealed")
+        assert sum(info["bytes"] for info in segments) <= max(self.most_bytes, unsealed)
 
     @rule(
         n_step=st.none() | st.integers(1, 20),

@@ -156,6 +156,9 @@ class Snapshot:
         self.observed[self.lane_base[slot] + lane] = len(rows)
         return rows
 
+    def evicted(self, ids: np.ndarray) -> np.ndarray:
+        return np.zeros(len(ids), bool)
+
     def leaf(self, path: str) -> Table:
         return self._tables[path]
 

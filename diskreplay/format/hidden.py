@@ -1,0 +1,141 @@
+"""Episodes that were evicted by hand: an array of entries, appended and never changed, that a counter publishes.
+
+An entry is the id of an episode's first step and its number of steps. It is on the platter before the store's counter
+shows it, so that a process or a machine that dies leaves the episode whole or hides it whole.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.durable import storage_error, sync_file, sync_folder, write_atomic, write_file
+from diskreplay.format.mapping import open_regular
+from diskreplay.format.metadata import dump, parse_document, read_document
+from diskreplay.format.root import Root
+
+ROWS = 4096  # entries of a chunk
+_NBYTES = 16 * ROWS
+
+
+class HiddenEntries:
+    """Reads the entries of a store, each once. Not thread-safe."""
+
+    def __init__(self, root: Root) -> None:
+        self._folder = str(root.path / layout.HIDDEN)
+        self.count = 0
+
+    def new(self, count: int) -> NDArray[np.int64]:
+        """Return the entries up to number ``count`` that were not returned before, ``(n, 2)`` int64.
+
+        Raises
+        ------
+        FormatError
+            A file of them is missing or damaged.
+        """
+        parts = [np.zeros((0, 2), np.int64)]
+        start = self.count
+        while start < count:
+            chunk, inside = divmod(start, ROWS)
+            stop = min(count, (chunk + 1) * ROWS)
+            parts.append(self._read(f"{self._folder}/c.{chunk}.0", inside, stop - start))
+            start = stop
+        self.count = max(self.count, count)
+        return np.concatenate(parts)
+
+    def _read(self, path: str, first: int, count: int) -> NDArray[np.int64]:
+        try:
+            fd = open_regular(path, _NBYTES)
+        except FileNotFoundError:
+            raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+        try:
+            entries = np.frombuffer(os.pread(fd, 16 * count, 16 * first), "<i8").reshape(-1, 2)
+        finally:
+            os.close(fd)
+        if (entries[:, 0] < 0).any() or (entries[:, 1] < 1).any():
+            raise FormatError(f"{path} has an entry that names no episode; the store is damaged, restore this file")
+        return entries
+
+
+def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], frontier: int) -> None:
+    """Append entries and publish them together. The caller holds the store lock.
+
+    Parameters
+    ----------
+    root, counters
+        Those of the store; the counters are writable.
+    episodes : sequence of (int, int)
+        The id of the first step and the number of steps of each.
+    frontier : int
+        Steps with a lower id are hidden already, by the capacity. They stay so, though fewer are left to count.
+
+    Raises
+    ------
+    StorageFull
+        There is no room; nothing is hidden.
+    """
+    start = int(counters.read()[layout.HIDDEN_ENTRIES])
+    stop = start + len(episodes)
+    folder = str(root.path / layout.HIDDEN)
+    try:
+        _make_room(root, folder, stop)
+        data, at = np.array(episodes, "<i8").reshape(-1, 2).tobytes(), start
+        while at < stop:
+            chunk, inside = divmod(at, ROWS)
+            count = min(stop - at, ROWS - inside)
+            _write(f"{folder}/c.{chunk}.0", inside, data[16 * (at - start) :][: 16 * count])
+            at += count
+        sync_folder(folder)
+    except OSError as error:
+        raise storage_error(error, folder) from error
+    path = root.counters_folder / "c.0"
+    if frontier > counters.peek(layout.FRONTIER):
+        # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
+        counters.set(layout.FRONTIER, min(frontier, layout.MOST_COUNTED))
+        sync_file(path)
+    counters.set(layout.HIDDEN_ENTRIES, stop)
+    sync_file(path)
+
+
+def _make_room(root: Root, folder: str, count: int) -> None:
+    """See that there are chunks for so many entries, and a shape that covers them."""
+    path = root.path / layout.HIDDEN / layout.METADATA
+    document = parse_document(read_document(path), path)
+    chunks = -(-count // ROWS)
+    try:
+        rows = int(document["shape"][0])
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise FormatError(f"{path} has no shape; diskreplay repair restores it") from None
+    if rows < count:
+        # As with rows of segments the shape reaches over every chunk; the counter tells what is data.
+        write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}))
+        sync_file(path)
+    # The last chunks are those that may be missing.
+    for chunk in range(chunks - 1, -1, -1):
+        name = f"{folder}/c.{chunk}.0"
+        if os.path.exists(name):
+            return
+        temporary = f"{folder}/.new-{chunk}"
+        try:
+            write_file(temporary, bytes(_NBYTES))
+            os.rename(temporary, name)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _write(path: str, first: int, data: bytes) -> None:
+    fd = open_regular(path, _NBYTES, os.O_RDWR)
+    try:
+        if os.pwrite(fd, data, 16 * first) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,51 @@
+"""Eviction by hand: which episodes a predicate chooses, and how they are hidden."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from diskreplay.format.layout import POSITION_BITS
+from diskreplay.store.episodes import Episode
+from diskreplay.store.index import Index
+from diskreplay.store.retention import Retention
+from diskreplay.store.snapshot import SegmentGone, Snapshot
+
+
+def evict(index: Index, retention: Retention, where: Callable[[Episode], bool]) -> int:
+    """Hide the episodes of sealed segments for which ``where`` is true, and return how many visible steps they had.
+
+    They are hidden all at once; segments of which nothing is left are deleted. Nothing changes if ``where`` raises.
+    """
+    index.refresh()
+    chosen = _chosen(index.snapshot, where)
+    evicted = 0
+    if chosen:
+        episodes = [(first, steps) for first, (steps, _) in sorted(chosen.items())]
+        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: _frontier(index)))
+    retention.enforce()
+    index.refresh()
+    return evicted
+
+
+def _frontier(index: Index) -> int:
+    index.refresh()
+    return index.snapshot.frontier
+
+
+def _chosen(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, tuple[int, int]]:
+    """Return steps, and visible steps, of the episodes to be hidden, by the id of their first step."""
+    log, visible = snapshot.log, snapshot.episodes
+    # The frontier moves an episode's start, never its end.
+    last = log.first + (log.steps - 1) * log.stride
+    order = np.argsort(last)
+    chosen = {}
+    sealed = np.flatnonzero(snapshot.sealed[(visible.first >> POSITION_BITS) - snapshot.origin])
+    ends = visible.first + (visible.steps - 1) * visible.stride
+    whole = order[np.searchsorted(last, ends[sealed], sorter=order)]
+    for position, at in zip(sealed.tolist(), whole.tolist(), strict=True):
+        try:
+            if where(Episode(snapshot, position)):
+                chosen[int(log.first[at])] = int(log.steps[at]), int(visible.steps[position])
+        except SegmentGone:
+            continue  # its segment has left meanwhile
+    return chosen

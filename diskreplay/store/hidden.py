@@ -1,0 +1,81 @@
+"""Which steps a reader leaves out because somebody evicted their episodes by hand."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format.hidden import HiddenEntries
+from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
+from diskreplay.format.root import Root
+from diskreplay.store.scan import Episodes
+
+Ints = NDArray[np.int64]
+
+
+class Hidden:
+    """The episodes of a snapshot's segments that were evicted by hand. Immutable."""
+
+    def __init__(self, episodes: Episodes) -> None:
+        key = _by_lane(episodes.first, episodes.stride)
+        order = np.argsort(key, kind="stable")
+        self._key, self._steps = key[order], episodes.steps[order]
+        self._episodes = episodes
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self._key)
+
+    def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
+        """Tell which ids are those of hidden steps; ``lanes`` are as many as the segment of each id has."""
+        if not len(self._key):
+            return np.zeros(len(ids), np.bool_)
+        key = _by_lane(ids, lanes)
+        at = np.searchsorted(self._key, key, "right") - 1
+        inside: NDArray[np.bool_] = (at >= 0) & (key - self._key[at] < self._steps[at])
+        return inside
+
+    def with_more(self, episodes: Episodes) -> "Hidden":
+        """Return these and others."""
+        return Hidden(Episodes.concatenate([self._episodes, episodes])) if len(episodes) else self
+
+    def without(self, segments: Ints) -> "Hidden":
+        """Return those that are not in these segments."""
+        return Hidden(self._episodes.select(~np.isin(self._episodes.first >> POSITION_BITS, segments)))
+
+
+class Evictions:
+    """Follows the entries of evictions by hand, and finds the episodes that they name. Not thread-safe."""
+
+    def __init__(self, root: Root) -> None:
+        self._entries = HiddenEntries(root)
+        self._firsts = np.zeros(0, np.int64)
+        self.found = Hidden(Episodes.concatenate([]))
+
+    def read(self, count: int) -> bool:
+        """Take in the entries up to a number; tell whether there were new ones."""
+        new = self._entries.new(count)[:, 0]
+        if len(new):
+            self._firsts = np.union1d(self._firsts, new)
+        return len(new) > 0
+
+    def split(self, episodes: Episodes) -> tuple[Episodes, NDArray[np.bool_]]:
+        """Return which episodes are left, and a mask of those that are not; these are `found` from now on."""
+        out = np.zeros(len(episodes), np.bool_)
+        if len(self._firsts) and len(episodes):
+            at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)
+            out = self._firsts[at] == episodes.first
+        if not out.any():
+            return episodes, out
+        self.found = self.found.with_more(episodes.select(out))
+        return episodes.select(~out), out
+
+    def forget(self, segments: Ints) -> None:
+        """Let go of what was in segments that are gone."""
+        if len(self.found):
+            self.found = self.found.without(segments)
+            self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]
+
+
+def _by_lane(ids: Ints, lanes: Ints) -> Ints:
+    """Return numbers that order ids by segment, lane and row, and grow by one from row to row."""
+    row, lane = np.divmod(ids & POSITION_MASK, lanes)
+    return (ids & ~np.int64(POSITION_MASK)) | (lane * (POSITION_MASK // lanes) + row)
