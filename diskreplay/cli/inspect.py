@@ -70,15 +70,25 @@ def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{text.size(info['bytes_on_disk'])}"
         f" ({text.size(info['bytes_apparent'])} apparent, {text.size(info['holes'])} of it holes)",
     )
+    if limits := ", ".join(limits_of(info)):
+        yield "limits", limits
+
+
+def limits_of(info: Mapping[str, Any]) -> Iterator[str]:
+    """Give what a store is limited by beside a number of steps."""
+    if info["capacity_bytes"] is not None:
+        yield f"{text.size(info['capacity_bytes'])} of segments"
+    if info["max_age_s"] is not None:
+        yield f"{text.number(info['max_age_s'])} s since a segment was sealed"
 
 
 def steps_line(info: Mapping[str, Any]) -> str:
     """Give the steps of a store beside its capacity and what left it."""
     line = text.count(info["steps"])
-    if info["capacity"] is None:
-        line += ", no capacity set"
-    else:
+    if info["capacity"] is not None:
         line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"
+    elif info["capacity_bytes"] is None and info["max_age_s"] is None:
+        line += ", no capacity set"
     return f"{line}, {text.count(info['steps_evicted'])} evicted" if info["steps_evicted"] else line
 
 

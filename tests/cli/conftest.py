@@ -77,6 +77,8 @@ def info() -> dict[str, Any]:
             "episode": {"seed": {"shape": [], "dtype": "int64"}},
         },
         "capacity": 2_000_000,
+        "capacity_bytes": None,
+        "max_age_s": None,
         "steps": 1_234_567,
         "steps_evicted": 0,
         "episodes": {"total": 1_005, "open": 2, "terminated": 900, "truncated": 100, "cut": 3},

@@ -28,6 +28,9 @@ def test_a_store_without_capacity_and_one_that_evicted_say_so(info: dict[str, An
     assert inspect.steps_line(info | {"capacity": None}) == "1,234,567, no capacity set"
     evicting = info | {"steps": 100, "capacity": 100, "steps_evicted": 2_345}
     assert inspect.steps_line(evicting) == "100 of a capacity of 100 (100%), 2,345 evicted"
+    limited = info | {"capacity": None, "capacity_bytes": 3_200_000_000, "max_age_s": 86400.0}
+    assert inspect.steps_line(limited) == "1,234,567"
+    assert dict(inspect.summary(limited))["limits"] == "3.2 GB of segments, 86,400 s since a segment was sealed"
 
 
 def test_fields_are_listed_by_path_in_the_order_of_the_schema(info: dict[str, Any]) -> None:
