@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -140,6 +141,9 @@ class Lock:
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
+# A fork between the system's lock and our note of it would leave the child a descriptor that nobody there knows: it
+# would hold the lock for as long as it lives. So a fork waits for that moment to pass.
+_taking = threading.RLock()
 
 
 def _unlock(fd: int, owner: int) -> None:
@@ -150,25 +154,27 @@ def _unlock(fd: int, owner: int) -> None:
 
 
 def _let_go_in_child() -> None:
+    _taking.release()
     for lock in list(_held):
         lock.release()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_let_go_in_child)
 
 
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
     """Take the lock on a file, made where it is missing, if it is free; else return None."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
-    return Lock(fd)
+    with _taking:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        return Lock(fd)
 
 
 @contextmanager
@@ -199,17 +205,18 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
 
 def is_locked(path: os.PathLike[str] | str) -> bool:
     """Tell whether a living process holds the lock: asks for it shared, without waiting, and lets go at once."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    with _taking:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _first_line(paths: Iterable[str]) -> str:

@@ -121,6 +121,11 @@ class Index:
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
 
+    def look_anew(self) -> None:
+        """Begin anew at the next refresh, in a forked child: another thread may have been in the middle of one."""
+        self._broken = self._broken or self._lock.locked()
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         """Let go of every mapping; arrays over them, and batches being gathered, keep what they use."""
         with self._lock:

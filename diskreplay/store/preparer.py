@@ -11,10 +11,6 @@ from diskreplay.format.segment import DRAFT, Size, draft_segment, remove_draft
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.retention import Retention
 
-# A fork in the middle would leave the child a descriptor of a lock that nobody there knows, and so cannot let go of.
-_making = threading.Lock()
-os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
-
 
 class Preparer:
     """Makes the segment after the present one, with the blocks of its first chunks, before it is needed.
@@ -43,15 +39,14 @@ class Preparer:
     def _make(self, writer: int, lanes: Sequence[int], size: Size) -> None:
         building = f"{self._root.counters_folder}/{DRAFT}{writer}-{os.getpid()}-{time.monotonic_ns()}"
         try:
-            with _making:
-                info, lock = draft_segment(self._root, building, writer, lanes, size)
-                try:
-                    segment = SegmentWriter(self._root, info, lock)
-                    for lane in range(len(lanes)):
-                        segment.reserve(lane, 0)
-                except BaseException:
-                    remove_draft(info, lock)
-                    raise
+            info, lock = draft_segment(self._root, building, writer, lanes, size)
+            try:
+                segment = SegmentWriter(self._root, info, lock)
+                for lane in range(len(lanes)):
+                    segment.reserve(lane, 0)
+            except BaseException:
+                remove_draft(info, lock)
+                raise
             self._made = segment
         except (OSError, ReplayError):
             # No room, or a folder that is gone: whoever needs the segment makes it itself, and says what is wrong.
@@ -97,6 +92,11 @@ class Preparer:
         if segment is not None:
             self._remove(segment)
         return begun or segment is not None
+
+    def let_go(self) -> None:
+        """Unmap what was made, in a forked child."""
+        if self._made is not None:
+            self._made.close()
 
     def _remove(self, segment: SegmentWriter) -> None:
         segment.close()

@@ -1,6 +1,8 @@
 """Which segment each lane of a writer writes to, and when it moves on to the next one."""
 
+import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +40,18 @@ class Lane:
         self.pending: list[bytes] | None = None  # the observation already written for the next row
 
 
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Unmap what the writers of the parent write to: it must not stay on disk because a child has it."""
+    for segments in list(_alive):
+        segments.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
 class OpenSegments:
     """The open segments of one writer: at most two, or one a lane in the layout of one group an episode.
 
@@ -71,6 +85,7 @@ class OpenSegments:
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
         self._members: dict[int, set[Any]] = {}  # lanes that write to a segment, by its number
+        _alive.add(self)
         self.opened = 0  # segments so far
         self.left = False  # whether segments were handed over to be sealed since the last flush
 
@@ -194,6 +209,12 @@ class OpenSegments:
                 return
             self.left = True
             self._sealer.submit(segment.info, segment.lock)
+
+    def let_go(self) -> None:
+        """Unmap everything, in a forked child: its locks were let go of already."""
+        for segment in self.by_number.values():
+            segment.close()
+        self._preparer.let_go()
 
     def abandon(self, *, seal: bool = True) -> None:
         """Let go of every segment as it is; each is sealed up to what was committed, now or by the next process."""

@@ -1,6 +1,5 @@
 """The background thread that seals segments, many at once, so that no collector waits for a disk."""
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,6 @@ class Sealer:
 
     def __init__(self, root: Root, after: Callable[[], Any]) -> None:
         self._root, self._after = root, after
-        self._pid = os.getpid()
         self._condition = threading.Condition()
         self._waiting: list[tuple[SegmentInfo, Lock]] = []
         self._patience_s = _PATIENCE_S if root.segment_steps == "episode" else 0.0
@@ -55,8 +53,6 @@ class Sealer:
             What kept a segment from being sealed. It is whole and readable; the next process with write access, or
             the next open with mode "a", seals it.
         """
-        if os.getpid() != self._pid:
-            return
         with self._condition:
             self._hurry = True
             self._condition.notify_all()
@@ -67,11 +63,6 @@ class Sealer:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether it belongs to the parent of this forked process."""
-        return os.getpid() != self._pid
 
     def _seal(self, infos: list[SegmentInfo]) -> None:
         try:

@@ -30,11 +30,23 @@ from diskreplay.store.writer import Durability, Writer, check_durability
 PathLike = str | os.PathLike[str]
 
 
+_alive: "weakref.WeakSet[Store]" = weakref.WeakSet()
+
+
+def _begin_anew_in_child() -> None:
+    for store in list(_alive):
+        store._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)
+
+
 class Store:
     """A replay store on disk. Made by `create` and `open`.
 
     Concurrency: any number of processes and threads may have one store open, and write to it through writers of their
-    own. What this object shows changes only by `refresh`; any thread may call it. A Store pickles as its path and mode.
+    own. What this object shows changes only by `refresh`; any thread may call it. A forked child may go on using it,
+    but not the writers made by its parent. A Store pickles as its path and mode.
     """
 
     def __init__(self, path: PathLike, mode: Literal["r", "a"] = "r") -> None:
@@ -49,6 +61,14 @@ class Store:
         if mode == "a":
             self._seal_dead()
         self._index: Index | None = Index(self._root, self._counters)
+        _alive.add(self)
+
+    def _begin_anew(self) -> None:
+        """Use nothing, in a forked child, that another thread may have been in the middle of: that is not here."""
+        self._retention = Retention(self._root, self._counters)
+        self._sealer = Sealer(self._root, self._retention.enforce)
+        if self._index is not None:
+            self._index.look_anew()
 
     def _seal_dead(self) -> None:
         while dead := self._retention.dead_segments():
@@ -144,8 +164,7 @@ class Store:
             There is no room for a list of them; nothing is hidden.
         """
         index = self._open_index()
-        if self._mode != "a":
-            raise ReadOnlyError(f'{self.path} was opened with mode "r"; open it with mode "a" to evict')
+        self._check_writable("evict")
         if not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         return evict(index, self._retention, where)
@@ -184,11 +203,7 @@ class Store:
         ReadOnlyError
             The store was opened with mode "r".
         """
-        self._open_index()
-        if self._mode != "a":
-            raise ReadOnlyError(f'{self.path} was opened with mode "r"; open it with mode "a" to write')
-        if self._sealer.is_inherited:
-            self._sealer = Sealer(self._root, self._retention.enforce)  # threads do not survive a fork
+        self._check_writable("write")
         check_durability(durability)
         lanes = 1 if num_envs is None else num_envs
         if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
@@ -219,6 +234,11 @@ class Store:
         self._counters.close()
         if first is not None:
             raise first
+
+    def _check_writable(self, verb: str) -> None:
+        self._open_index()
+        if self._mode != "a":
+            raise ReadOnlyError(f'{self.path} was opened with mode "r"; open it with mode "a" to {verb}')
 
     def _open_index(self) -> Index:
         if self._index is None:

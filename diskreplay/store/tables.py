@@ -1,5 +1,6 @@
 """Where the rows of each field are in memory: chunk files mapped when they are first needed, addresses in arrays."""
 
+import os
 import threading
 import weakref
 from typing import Any
@@ -174,6 +175,19 @@ class LeafTable:
         return parts
 
 
+_alive: weakref.WeakSet["Tables"] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Map anew in a forked child: what is evicted must not stay on disk because a child has it mapped."""
+    for tables in list(_alive):
+        tables.lock = threading.RLock()  # another thread may have held it
+        tables.forget()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
 class Tables:
     """The tables of all arrays, and the number of mappings they may hold together.
 
@@ -183,6 +197,7 @@ class Tables:
     def __init__(self, root: Root) -> None:
         self.root = root
         self.lock = threading.RLock()
+        _alive.add(self)
         self.infos: list[SegmentInfo | None] = []
         self.leaves = {leaf: LeafTable(self, leaf) for leaf in array_leaves(root.schema)}
 

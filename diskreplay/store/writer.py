@@ -163,6 +163,12 @@ class _BaseWriter:
         finally:
             self._on_close(self)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled, as its segments are locked by this process; send the store "
+            "to the other one and ask it there for a writer: store.writer()"
+        )
+
     def __enter__(self) -> Self:
         """Return the writer."""
         return self

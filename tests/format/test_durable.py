@@ -5,10 +5,12 @@ import gc
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from diskreplay.errors import StorageFull, StoreLocked
+from diskreplay.format import durable
 from diskreplay.format.durable import held_lock, is_locked, try_lock, write_atomic, write_file
 
 HOLDER = """
@@ -109,3 +111,27 @@ def test_a_file_that_is_written_in_part_is_no_space(tmp_path, monkeypatch):
 
     assert target.read_bytes() == b"old"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "other"]
+
+
+@pytest.mark.parametrize("take", [try_lock, is_locked])
+def test_a_fork_waits_until_a_lock_that_is_being_taken_is_known(path, monkeypatch, take):
+    """A child that inherits the descriptor of a lock without knowing it would hold it beyond its parent's end."""
+    path.touch()
+    real, forks = fcntl.flock, []
+
+    def forked_meanwhile(fd, operation):
+        with ThreadPoolExecutor(1) as other:
+            forks.append(not other.submit(durable._taking.acquire, blocking=False).result())
+        return real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", forked_meanwhile)
+    lock = take(path)
+    assert forks[0]
+    monkeypatch.undo()
+    pid = os.fork()
+    if pid == 0:
+        with ThreadPoolExecutor(1) as other:
+            os._exit(int(other.submit(durable._taking.acquire, blocking=False).result()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    if lock:
+        lock.release()

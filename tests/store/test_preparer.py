@@ -265,27 +265,6 @@ def test_a_forked_child_leaves_it_to_its_parent(store):
     assert serials(store) == list(range(90))
 
 
-def test_a_fork_waits_until_the_lock_of_one_being_made_is_known(store, monkeypatch):
-    """A child that inherits the descriptor of a lock without knowing it would hold it beyond its parent's end."""
-    forks = []
-    real = preparer_module.draft_segment
-
-    def forked_meanwhile(*args):
-        assert preparer_module._making.locked()
-        forks.append(args)
-        return real(*args)
-
-    monkeypatch.setattr(preparer_module, "draft_segment", forked_meanwhile)
-    with store.writer() as writer:
-        half_fill(writer)
-        assert len(drafts(store)) == 1
-        pid = os.fork()
-        if pid == 0:
-            os._exit(int(preparer_module._making.locked()))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert forks
-
-
 def test_short_segments_and_those_of_one_episode_are_not_made_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(rolling, "LEAST_QUARTER_S", 3600.0)
     monkeypatch.setattr(preparer_module.Preparer, "request", lambda *args: pytest.fail("was asked for"))
