@@ -1,4 +1,4 @@
-"""What the processes of the stress tests run. Every row tells who wrote it, so a torn one gives itself away."""
+"""What the processes of the stress tests run."""
 
 import json
 import time
@@ -8,48 +8,7 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-
-WIDTH = 16
-SALT = 0x5BD1E995
-
-
-def schema(wide: bool) -> dr.Schema:
-    """Return a schema whose rows go through mappings, or (wide) whose observation is written by position."""
-    obs = {"code": dr.Field((WIDTH,), "int64")}
-    if wide:
-        obs["wide"] = dr.Field((520,), "int64")
-    return dr.Schema(
-        obs=obs,
-        action=dr.Field((2,), "int64"),
-        reward=dr.Field((), "float32"),
-        extra={"check": dr.Field((), "int64")},
-        episode={"last": dr.Field((), "int64")},
-    )
-
-
-def code(writer: int, lane: int, counter: Any) -> Any:
-    """Return the number that tells a step from every other."""
-    return (np.int64(writer) << 48) | (np.int64(lane) << 40) | counter
-
-
-def rows(codes: np.ndarray, wide: bool) -> dict[str, np.ndarray]:
-    """Return observations that hold their code everywhere."""
-    codes = np.asarray(codes)
-    obs = {"code": np.repeat(codes[..., None], WIDTH, -1)}
-    if wide:
-        obs["wide"] = np.repeat(codes[..., None], 520, -1)
-    return obs
-
-
-def step(codes: Any, wide: bool) -> dict[str, Any]:
-    """Return one step, or one of every lane."""
-    codes = np.asarray(codes)
-    return {
-        "obs": rows(codes, wide),
-        "action": np.stack([codes, codes], -1),
-        "reward": (codes % 1000).astype(np.float32),
-        "check": codes ^ SALT,
-    }
+from diskreplay.testing.coded import check_coded_batch, coded_obs, coded_step, codes_of, make_codes, split_codes
 
 
 def episode_length(counter: int) -> int:
@@ -80,10 +39,10 @@ def _write_steps(store: Any, number: int, until: float, wide: bool, given: bool 
     with store.writer() as writer:
         while time.monotonic() < until:
             for left in reversed(range(episode_length(counter))):
-                following = {"next_obs": rows(code(number, 0, counter + 1), wide)} if given else {}
+                following = {"next_obs": coded_obs(make_codes(number, 0, counter + 1), wide)} if given else {}
                 ends = {"terminated": left == 0 and counter % 3 > 0, "truncated": left == 0 and counter % 3 == 0}
                 values = {"episode": {"last": counter}} if left == 0 else {}
-                writer.append(**step(code(number, 0, counter), wide), **ends, **following, **values)
+                writer.append(**coded_step(make_codes(number, 0, counter), wide), **ends, **following, **values)
                 counter += 1
     return [counter]
 
@@ -99,12 +58,12 @@ def _write_lanes(store: Any, number: int, until: float, wide: bool, lanes: int =
     with store.writer(num_envs=lanes) as writer:
         while time.monotonic() < until:
             mask = rng.random(lanes) < 0.8
-            codes = code(number, 0, counters) + (index << 40)
+            codes = make_codes(number, index, counters)
             writer.append(
-                **step(codes, wide),
+                **coded_step(codes, wide),
                 terminated=rng.random(lanes) < 0.05,
                 truncated=rng.random(lanes) < 0.02,
-                next_obs=rows(codes + 1, wide),
+                next_obs=coded_obs(codes + 1, wide),
                 mask=mask,
             )
             counters += mask
@@ -116,8 +75,8 @@ def _write_blocks(store: Any, number: int, until: float, wide: bool) -> list[int
     with store.writer() as writer:
         while time.monotonic() < until:
             length = episode_length(counter)
-            block = step(code(number, 0, np.arange(counter, counter + length)), wide)
-            block["obs"] = rows(code(number, 0, np.arange(counter, counter + length + 1)), wide)
+            block = coded_step(make_codes(number, 0, np.arange(counter, counter + length)), wide)
+            block["obs"] = coded_obs(make_codes(number, 0, np.arange(counter, counter + length + 1)), wide)
             writer.append_episode(**block, terminated=counter % 2 == 0)
             counter += length
     return [counter]
@@ -136,29 +95,10 @@ def sample(path: str, number: int, seconds: float, wide: bool, gate: Any, result
             batch = sampler.sample().numpy()
         except dr.NotEnoughData:
             continue
-        check_batch(batch)
+        check_coded_batch(batch)
         batches += 1
-        for value in batch["check"].tolist():
-            key, counter = str((value ^ SALT) >> 40), (value ^ SALT) & ((1 << 40) - 1)
-            newest[key] = max(newest.get(key, 0), counter)
+        for writer, lane, counter in zip(*map(np.ndarray.tolist, split_codes(codes_of(batch))), strict=True):
+            newest[f"{writer} {lane}"] = max(newest.get(f"{writer} {lane}", 0), counter)
     sampler.close()
     store.close()
     Path(result).write_text(json.dumps({"batches": batches, "newest": newest}))
-
-
-def check_batch(batch: dict[str, Any]) -> None:
-    """Check that every field of every transition is what its writer wrote."""
-    codes = batch["check"] ^ SALT
-    k = batch["n_steps"]
-    assert (batch["action"] == codes[:, None]).all()
-    for leaf, x in batch["obs"].items():
-        assert (x == codes[:, None]).all(), leaf
-        following = batch["next_obs"][leaf]
-        # A terminated step without a final observation is followed by zeros.
-        unknown = batch["terminated"] & (following == 0).all(1)
-        assert ((following == (codes + k)[:, None]).all(1) | unknown).all(), leaf
-    counters = codes & ((1 << 40) - 1)
-    returns = [sum((c + i) % 1000 for i in range(n)) for c, n in zip(codes.tolist(), k.tolist(), strict=True)]
-    assert batch["reward"].tolist() == returns
-    assert (counters >= 0).all()
-    assert ((k >= 1) & (batch["discount"] == ~batch["terminated"])).all()

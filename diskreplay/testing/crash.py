@@ -1,0 +1,254 @@
+"""Crash injection: act at every file operation of a program, and at every line that stores what others see.
+
+`intercepted` is the one mechanism: it calls back around each *point*. A point is a call of a function of the system
+that changes or syncs files, or a line of the code that writes rows and publishes them through mapped memory. On it are
+built `die_at` (a process that is killed at its nth point), `failing` (a call that fails as on a full disk), and the
+recording of what a loss of power could leave, in `diskreplay.testing.power`.
+
+    for point in itertools.count():
+        death = die_at(work, point)          # work(tell) runs in a child process; tell(x) sends x to this one
+        check(death.told)                    # whatever it told before it died must be there
+        if not death.died:
+            break                            # it has fewer points
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType, MappingProxyType
+from typing import Any, NamedTuple
+
+from diskreplay.format import commit, durable, mapping, segment_writer, stretches
+
+FILE_CALLS = (
+    *("mkdir", "open", "close", "rename", "replace", "unlink", "remove", "rmdir"),
+    *("write", "pwrite", "ftruncate", "truncate", "posix_fallocate", "fsync", "fdatasync"),
+)
+"""The functions of `os` whose calls are points."""
+
+LIBRARY_CALLS = ("fallocate", "syncfs", "mmap")
+"""The functions of the C library whose calls are points; "open" is also Python's own, for writing."""
+
+STORE = "store"
+"""The name of a point that is a line of code which may store to mapped memory."""
+
+_STORING = {"set", "mend", "publish", "publish_lanes", "append", "put", "put_block", "put_lanes", "flush"}
+_STORING_FILES = {commit.__file__, segment_writer.__file__, stretches.__file__}
+
+_FAILED = 70
+
+
+class Point(NamedTuple):
+    """Something a program is about to do: the name of the call, or `STORE`, and its arguments."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+
+def changes(point: Point) -> bool:
+    """Tell whether a point changes what others find: all do but maps, closes, and opens of what is there."""
+    return point.name not in ("close", "mmap") and (point.name != "open" or _creates(point))
+
+
+def _creates(point: Point) -> bool:
+    how = point.args[1] if len(point.args) > 1 else point.kwargs.get("mode", "r")
+    makes = bool(how & os.O_CREAT) if isinstance(how, int) else any(letter in how for letter in "wax")
+    return makes and not os.path.exists(point.args[0])
+
+
+Before = Callable[[Point], None]
+After = Callable[[Point, Any], None]
+
+
+@contextmanager
+def intercepted(before: Before, after: After | None = None) -> Iterator[None]:
+    """Call ``before(point)`` ahead of each point of this process, and ``after(point, result)`` behind each call.
+
+    What ``before`` raises is raised in place of the call, or at the line. One point at a time: calls of other threads
+    wait meanwhile. What the two do themselves is no point.
+    """
+    hooks = _Hooks(before, after)
+    patches: list[tuple[Any, str, Any]] = [(os, name, hooks.wrap(name, getattr(os, name))) for name in FILE_CALLS]
+    opened = hooks.wrap("open", builtins.open, _writes)
+    patches += [(builtins, "open", opened), (io, "open", opened)]
+    patches += [(module, "_libc", _Library(hooks, module._libc)) for module in (durable, mapping)]
+    real = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    traced = sys.gettrace()
+    for owner, name, patch in patches:
+        setattr(owner, name, patch)
+    threading.settrace(hooks.trace)
+    sys.settrace(hooks.trace)
+    try:
+        yield
+    finally:
+        sys.settrace(traced)
+        threading.settrace(traced)
+        for owner, name, call in real:
+            setattr(owner, name, call)
+
+
+class _Hooks:
+    def __init__(self, before: Before, after: After | None) -> None:
+        self._before, self._after = before, after
+        self._lock = threading.RLock()
+        self._inside = False
+
+    def wrap(self, name: str, call: Callable[..., Any], is_point: Callable[..., bool] | None = None) -> Any:
+        @functools.wraps(call)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                # Held by another thread, it was waited for: inside is this thread's own doing.
+                if self._inside or (is_point is not None and not is_point(*args, **kwargs)):
+                    return call(*args, **kwargs)
+                point = Point(name, args, kwargs)
+                self._call(self._before, point)
+                result = call(*args, **kwargs)
+                if self._after is not None:
+                    self._call(self._after, point, result)
+                return result
+
+        return watched
+
+    def _call(self, hook: Callable[..., None], *args: Any) -> None:
+        self._inside = True
+        try:
+            hook(*args)
+        finally:
+            self._inside = False
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if _stores(frame.f_code) else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            with self._lock:
+                if not self._inside:
+                    self._call(self._before, Point(STORE, (frame.f_code.co_name, frame.f_lineno)))
+        return self._line
+
+
+@functools.cache
+def _stores(code: CodeType) -> bool:
+    return code.co_name in _STORING and code.co_filename in _STORING_FILES
+
+
+def _writes(file: Any, mode: str = "r", *_: Any, **__: Any) -> bool:
+    return any(letter in mode for letter in "wax+")
+
+
+class _Library:
+    """The C library with some of its functions wrapped."""
+
+    def __init__(self, hooks: _Hooks, library: Any) -> None:
+        self._library = library
+        for name in LIBRARY_CALLS:
+            setattr(self, name, hooks.wrap(name, getattr(library, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
+# --- dying -----------------------------------------------------------------------------------------------------------
+
+
+class Death(NamedTuple):
+    """How a child process ended: whether it was killed, and what it had told before."""
+
+    died: bool
+    told: list[Any]
+
+
+def die_at(work: Callable[[Callable[[Any], None]], object], point: int) -> Death:
+    """Run ``work(tell)`` in a forked child that is killed by SIGKILL just before its nth change, counted from 0.
+
+    Changes are the points that `changes` tells: between two of them it makes no difference when a process dies.
+
+    ``tell(x)`` sends something that JSON can hold; it is no point, and what was told is known though the child dies.
+
+    Raises
+    ------
+    AssertionError
+        The work failed by itself.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        code = _FAILED
+        try:
+            _work_and_die(work, point, writer)
+            code = 0
+        except BaseException:
+            os.write(writer, json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        # A line that is cut off was not told.
+        lines = [json.loads(line) for line in pipe.read().split(b"\n")[:-1]]
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status not in (0, -signal.SIGKILL):
+        failed = [line["failed"] for line in lines if isinstance(line, dict) and "failed" in line]
+        raise AssertionError(f"the work ended with {status} before point {point}:\n" + "\n".join(failed))
+    return Death(status != 0, [line["told"] for line in lines])
+
+
+def _work_and_die(work: Callable[[Callable[[Any], None]], object], point: int, pipe: int) -> None:
+    left, write = [point], os.write
+
+    def count(point: Point) -> None:
+        if changes(point):
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+
+    def tell(x: Any) -> None:
+        write(pipe, json.dumps({"told": x}).encode() + b"\n")
+
+    with intercepted(count):
+        work(tell)
+
+
+# --- failing ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def failing(when: Callable[[Point], bool], code: int = errno.ENOSPC) -> Iterator[None]:
+    """Make the calls for which ``when(point)`` holds fail with this number of an error, as on a full disk.
+
+    ``when`` is asked about each point, once, in their order; for lines its answer does not matter.
+    """
+
+    def fail(point: Point) -> None:
+        if when(point) and point.name != STORE:
+            raise OSError(code, os.strerror(code), point.args[0] if point.args else None)
+
+    with intercepted(fail):
+        yield
+
+
+def needs_room(point: Point, below: Path | str = "/") -> bool:
+    """Tell whether a full disk may refuse a call on files below a folder: names, files and blocks that are made."""
+    if point.name in ("ftruncate", "posix_fallocate", "write"):
+        return file_of(point).startswith(str(below))
+    if point.name in ("mkdir", "rename", "replace"):
+        return os.path.abspath(str(point.args[-1])).startswith(str(below))
+    return point.name == "open" and _creates(point) and str(point.args[0]).startswith(str(below))
+
+
+def file_of(point: Point) -> str:
+    """Return the path of the file that a call's first argument, a descriptor, is open on."""
+    return os.readlink(f"/proc/self/fd/{int(point.args[0])}")

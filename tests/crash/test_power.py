@@ -1,0 +1,139 @@
+"""After a loss of power everything durable is there, nothing torn is visible, and nobody has to repair anything."""
+
+import os
+import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+import diskreplay as dr
+from diskreplay.testing.coded import check_coded_parts
+from diskreplay.testing.power import Recording, State, another_boot, states
+from tests.crash import workloads
+from tests.testing.support import scratch
+
+RUNS = int(os.environ.get("DISKREPLAY_POWER_RUNS", 0))
+DURABILITIES = ("none", "episode", 0.0)
+
+
+def random_run(seed: int) -> tuple[dict[str, Any], Any]:
+    """Make up a short run: how its store is made, and what its writer does."""
+    rng = random.Random(seed)
+    durability = DURABILITIES[seed % 3]
+    lanes = bool(seed // 3 % 2)
+    made = {
+        "capacity": None if lanes else rng.choice([None, 6]),
+        "segment_steps": rng.choice([4, 6, "episode", 64]),
+        "chunk_bytes": rng.choice([128, 512, 4096]),
+    }
+
+    def work(store: dr.Store, tell: workloads.Tell) -> None:
+        writer = (workloads.Vector if lanes else workloads.Single)(store, 1, tell, durability=durability)
+        for _ in range(rng.choice([1, 1, 2, 2, 4])):
+            act(writer, rng)
+        if rng.random() < 0.5:
+            writer.flush()
+        if rng.random() < 0.5:
+            act(writer, rng)
+        writer.close()
+
+    return made, work
+
+
+def act(writer: Any, rng: random.Random) -> None:
+    """Make a few calls."""
+    known = rng.random() < 0.7
+    if isinstance(writer, workloads.Vector):
+        writer.step(ends=[rng.randrange(5)], cuts=[rng.randrange(5)], skip=[rng.randrange(9)], known=known)
+        if rng.random() < 0.3:
+            writer.block(rng.randrange(workloads.LANES), rng.randrange(1, 3))
+    elif rng.random() < 0.4:
+        writer.block(rng.randrange(1, 4), terminated=rng.random() < 0.5, known=known)
+    else:
+        for t in range(left := rng.randrange(1, 4)):
+            writer.step(rng.choice(["terminated", "truncated", ""]) if t == left - 1 else "", known=known)
+    what = rng.random()
+    if what < 0.2:
+        writer.flush()
+    elif what < 0.3:
+        writer.end()
+
+
+def check(state: State, path: Path, marks: list[dict[str, Any]], capacity: int | None) -> None:
+    """Open a store that lost its power as a reader does, and as the next writer."""
+    promised = marks[state.marks - 1] if state.marks else {"counts": [0], "durable": [0]}
+    most = marks[state.marks]["counts"] if state.marks < len(marks) else promised["counts"]
+    if not (path / "zarr.json").exists():
+        assert state.marks == 0
+        return
+    with another_boot():
+        with dr.open(path) as store:
+            found = check_coded_parts(store)
+        check_promises(found, promised["durable"], most, capacity)
+        with dr.open(path, "a"):
+            pass
+        with dr.open(path) as store:
+            assert check_coded_parts(store) == found
+            assert store.snapshot.sealed[store.snapshot.lanes > 0].all()
+            assert store.verify(deep=True) == []
+        left = {name for name in os.listdir(path / "counters") if not name.startswith(".")}
+        assert left <= {"c.0", "lock", "zarr.json", "quarantine"}
+
+
+def check_promises(found: dict, durable: list[int], most: list[int], capacity: int | None) -> None:
+    for lane, count in enumerate(durable):
+        spans = found.get((1, lane), [])
+        # What only the page cache held when the power went may have evicted older steps already.
+        first = 0 if capacity is None else max(0, max(most) - capacity)
+        if first < count:
+            assert spans, f"lane {lane}: nothing of {count} durable steps is there"
+            assert spans[0].first <= first, f"lane {lane}: {spans} of {count} durable steps"
+            assert spans[0].stop >= count, f"lane {lane}: {spans} of {count} durable steps"
+        assert all(span.stop <= limit for span in spans for limit in [most[lane] if lane < len(most) else 0])
+    assert {lane for _, lane in found} <= set(range(len(most)))
+
+
+def record(folder: Path, seed: int) -> tuple[Recording, dict[str, Any]]:
+    """Record a run from the making of its store on."""
+    made, work = random_run(seed)
+    with (
+        Recording(folder) as recording,
+        workloads.early_preparer(),
+        workloads.create(folder / "store", **made) as store,
+    ):
+        recording.mark({"counts": [0], "durable": [0]})
+        work(store, recording.mark)
+    return recording, made
+
+
+def check_run(seed: int, subsets: int, singles: bool = True, every: int = 1) -> int:
+    count = 0
+    with scratch() as folder:
+        run = Path(folder) / "run"
+        run.mkdir()
+        recording, made = record(run, seed)
+        for number, state in enumerate(states(recording, seed, subsets, singles)):
+            if number % every:
+                continue
+            with TemporaryDirectory(dir=folder) as disk:
+                state.write(disk)
+                try:
+                    check(state, Path(disk) / "store", recording.marks, made["capacity"])
+                except BaseException as error:
+                    raise AssertionError(f"run {seed}, {made}, state {number}, {state.why}: {error!r}") from error
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_store_that_lost_its_power_has_everything_durable(seed: int) -> None:
+    assert check_run(seed, 20, every=17) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100_000)
+@pytest.mark.parametrize("seed", range(100, 100 + max(RUNS, 4)))
+def test_a_store_that_lost_its_power_in_any_way_has_everything_durable(seed: int) -> None:
+    assert check_run(seed, 200, every=1 if RUNS else 9) > 100
