@@ -41,12 +41,17 @@ class StoreCounters:
         Raises
         ------
         FormatError
-            A word and its complement disagree for longer than any writer needs between the two.
+            Words and their complements disagree in a way that no process leaves, not even one that dies.
         """
         for attempt in range(_RETRIES):
             words = self._words.copy()
-            if ((words[:COUNTER_WORDS] ^ words[COUNTER_WORDS:]) == -1).all():
-                return self._checked(words[:COUNTER_WORDS])
+            values, before = words[:COUNTER_WORDS], ~words[COUNTER_WORDS:]
+            changed = np.flatnonzero(values != before)
+            # A process is between the two stores of one word, or died there: the word is what counts. The older first
+            # segment is as good, and no flipped bit can hide segments in it.
+            if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
+                values[FIRST_LIVE] = before[FIRST_LIVE]
+                return self._checked(values)
             time.sleep(1e-4 * attempt)
         raise FormatError(f"{self.path}: a counter and its complement disagree; restore this file from a backup")
 
@@ -79,8 +84,16 @@ class StoreCounters:
         self._words = self._words.copy()
 
     def mend(self) -> None:
-        """Make complements agree again after a writer died between the two stores. The caller holds the store lock."""
-        self._words[COUNTER_WORDS:] = ~self._words[:COUNTER_WORDS]
+        """Make complements agree again after a writer died between the two stores. The caller holds the store lock.
+
+        Raises
+        ------
+        FormatError
+            They disagree for another reason.
+        """
+        values = self.read()
+        self._words[:COUNTER_WORDS] = values
+        self._words[COUNTER_WORDS:] = ~values
 
 
 def map_lane_counter(folder: str, lanes: int, *, writable: bool = False) -> NDArray[np.int64]:

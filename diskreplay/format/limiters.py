@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.commit import map_lane_counter
-from diskreplay.format.durable import held_lock, storage_error
+from diskreplay.format.durable import held_lock, storage_error, sync_folder, sync_tree
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.mapping import map_file
 from diskreplay.format.metadata import dump
@@ -72,7 +71,10 @@ def _create(root: Root, name: str) -> None:
             (building / "c.0").write_bytes(bytes(SLOTS * 8))
             (building / layout.LOCK).touch()
             if not target.exists():
+                # Once a limiter: after a loss of power an empty file would be damage.
+                sync_tree(building)
                 os.rename(building, target)
+                sync_folder(target.parent)
         except OSError as error:
             raise storage_error(error, target) from error
         finally:
@@ -152,8 +154,7 @@ class _Growing:
     def __init__(self, info: SegmentInfo) -> None:
         self._folder, self._lanes = info.path / layout.DONE, len(info.lanes)
         self._chunk_rows = info.chunk_rows[layout.DONE]
-        counter = layout.COMMITTED if info.shows_live_rows else layout.DURABLE
-        self._committed = map_lane_counter(str(info.path / counter), self._lanes)
+        _, self._committed = info.map_trusted()
         self._rows = np.zeros(self._lanes, np.int64)
         self._steps = 0
         self._flags: dict[int, NDArray[np.uint8]] = {}

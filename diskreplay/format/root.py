@@ -112,6 +112,7 @@ def create_root(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "segment_metadata": metadata.make_templates(schema),
     }
+    above = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}.new-{os.getpid()}-{time.monotonic_ns()}")
     try:
@@ -130,7 +131,8 @@ def create_root(
         if path.exists():
             raise StoreExists(f"{path} exists already; open it, or create(..., exist_ok=True)") from error
         raise
-    sync_folder(path.parent)
+    for folder in [path, *above]:
+        sync_folder(folder.parent)
 
 
 def read_root(path: Path) -> Root:

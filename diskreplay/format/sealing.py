@@ -157,6 +157,8 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
             os.close(fd)
     name = f"{array.path}/{layout.METADATA}"
     document = rows_document(root, info, array.path, longest)
+    if not info.shows_live_rows:
+        _remove_unknown(info, array, chunks)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
     if read_file(f"{info.path}/{name}") != document:
         _remove_chunks(root, info, array.path, chunks)
@@ -179,6 +181,14 @@ def _remove_chunks(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> None
         os.unlink(unfinished_chunk_path(info, leaf, chunk))
 
 
+def _remove_unknown(info: SegmentInfo, array: RowArray, chunks: int) -> None:
+    """Remove all but the document and the first chunks: after a loss of power, some of what was begun may be there."""
+    known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
+    for name in os.listdir(info.path / array.path):
+        if name not in known and name.startswith((".", "c.")):
+            os.unlink(info.path / array.path / name)
+
+
 def _gaps(kept: list[int], per_chunk: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of rows of one chunk, lane after lane, that are no data, neighbours merged."""
     start = stop = 0
@@ -197,8 +207,7 @@ def _gaps(kept: list[int], per_chunk: int) -> Iterator[tuple[int, int]]:
 
 def count_steps(root: Root, info: SegmentInfo) -> int:
     """Count the steps of a segment that can be trusted: its rows without observations and markers."""
-    counter = layout.COMMITTED if info.shows_live_rows else layout.DURABLE
-    rows = read_lane_counter(f"{info.path}/{counter}", len(info.lanes))
+    rows = info.map_trusted()[1].copy()
     per_chunk, nbytes = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):

@@ -12,8 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diskreplay.errors import FormatError
 from diskreplay.format import layout, metadata
+from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.durable import (
     Lock,
     boot_id,
@@ -25,6 +29,7 @@ from diskreplay.format.durable import (
 )
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.root import Root
+from diskreplay.format.unwritten import NeverWritten, is_never_written, map_durable
 
 # So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow
 # writer or none at all (hostile counters), would cost more than listing the folder.
@@ -60,6 +65,16 @@ class SegmentInfo:
     def shows_live_rows(self) -> bool:
         """Whether rows that are only in the page cache of this boot can be trusted; sealed ones always can."""
         return self.sealed or (self.boot == boot_id() and self.inode == counter_inode(str(self.path)))
+
+    def map_trusted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Map the rows of each lane whose observation, and that as a whole, can be trusted: ``(lanes,)`` each."""
+        if not self.shows_live_rows:
+            durable = map_durable(str(self.path), len(self.lanes))
+            return durable, durable
+        observed, committed = (
+            map_lane_counter(f"{self.path}/{name}", len(self.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
+        )
+        return observed, committed
 
     @property
     def lock_path(self) -> str:
@@ -198,6 +213,9 @@ def remove_dead_draft(path: str) -> None:
         # It has no place for a lock yet: its maker died, or is just about to make one; then this fails, or that does.
         with suppress(OSError):
             os.rmdir(path)
+        # Or it had one until the power went: a place for the lock is made before anything else.
+        if os.path.isdir(path) and layout.COMMITTED not in (names := os.listdir(path)) and names:
+            shutil.rmtree(path, ignore_errors=True)
         return
     if lock is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -301,6 +319,8 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
     ------
     FileNotFoundError
         It was evicted.
+    NeverWritten
+        The power went before anything in it was durable. It is as good as evicted.
     FormatError
         It is damaged or hostile.
     """
@@ -308,9 +328,14 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
     if os.path.islink(path):
         raise FormatError(f"{path} is a symbolic link; a store has none, restore the folder itself")
     document_path = f"{path}/{layout.METADATA}"
-    data = metadata.read_document(document_path)
-    attributes = metadata.parse_document(data, document_path).get("attributes")
-    metadata.verify_document(data, document_path)
+    try:
+        data = metadata.read_document(document_path)
+        attributes = metadata.parse_document(data, document_path).get("attributes")
+        metadata.verify_document(data, document_path)
+    except (FormatError, FileNotFoundError):
+        if path.is_dir() and is_never_written(str(path)):
+            raise NeverWritten(errno.ENOENT, "nothing of it was written before the power went", str(path)) from None
+        raise
     # Of thousands of segments only these are read at once; the folders of other arrays are looked at when mapped.
     refuse_links(path, _READ_AT_ONCE)
     try:

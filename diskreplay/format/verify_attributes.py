@@ -21,6 +21,8 @@ from diskreplay.format.verify_documents import (
 )
 from diskreplay.format.verify_files import Files
 
+_SECTOR = 512  # what a disk writes as a whole
+
 
 @dataclass(frozen=True)
 class Attributes:
@@ -120,8 +122,35 @@ def _parse_attributes(given: Any, plan: Plan) -> Attributes:
     )
 
 
-def read_counters(files: Files, folder: str, attributes: Attributes) -> tuple[NDArray[np.int64], bool] | None:
-    """Return the rows of each lane that count, and whether they are all that was committed."""
+def was_lost(files: Files, folder: str) -> bool:
+    """Whether a segment is one whose machine went down before any row of it was safe, or a copy of such a one.
+
+    No lane has durable rows then, and the segment's document was never written, or tells of an earlier boot.
+    """
+    scratch = Files(files.root)
+    if not scratch.is_folder(folder) or _contents(scratch, f"{folder}/{layout.DURABLE}/c.0").strip(b"\0"):
+        return False
+    data = _contents(scratch, f"{folder}/{layout.METADATA}")
+    if scratch.problems:
+        return False  # what is a link, or cannot be read, is another matter
+    if not data or any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR)):
+        return True
+    document = parse(scratch, folder, data) if fits_itself(data) else None
+    attributes = document.get("attributes") if document else None
+    if not isinstance(attributes, dict) or attributes.get("sealed") is not False:
+        return False
+    return attributes.get("boot_id") != boot_id() or attributes.get("inode") != _inode(scratch, folder)
+
+
+def _contents(files: Files, where: str) -> bytes:
+    """Return the bytes of a file, none where it is missing."""
+    if not os.path.lexists(files.path(where)):
+        return b""
+    return files.read(where, MAX_DOCUMENT_BYTES) or b""
+
+
+def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
+    """Return the rows of each lane that count, or None where a counter has to be reported."""
     lanes, values, before = attributes.lanes, {}, len(files.problems)
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
@@ -154,7 +183,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> tuple[ND
         files.report("counters", f"{folder}/{name}/c.0", detail)
     if wrong:
         return None
-    return (committed if exact else durable), exact
+    return committed if exact else durable
 
 
 def _inode(files: Files, folder: str) -> int:

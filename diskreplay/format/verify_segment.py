@@ -5,7 +5,7 @@ import time
 
 from diskreplay.format import layout
 from diskreplay.format.verify_arrays import check_chunks, check_folders
-from diskreplay.format.verify_attributes import Segment, read_attributes, read_counters
+from diskreplay.format.verify_attributes import Segment, read_attributes, read_counters, was_lost
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
 from diskreplay.format.verify_rows import check_flags, check_hidden
@@ -46,16 +46,15 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
     """Look at a segment once; tell whether it is sealed, or None where it does not say: nobody is changing that."""
     if not files.is_folder(where):
         return None
+    if was_lost(files, where):
+        return False  # the machine went down before any of it was safe: no file has to be whole
     attributes = read_attributes(files, where, plan)
     if attributes is None:
         return None
     counters = read_counters(files, where, attributes)
     if counters is None:
         return attributes.sealed
-    rows, exact = counters
-    if not exact and not rows.any():
-        return False  # the machine went down before any of it was safe: no file has to be whole
-    segment = Segment(files, where, plan, attributes, rows)
+    segment = Segment(files, where, plan, attributes, counters)
     present = check_folders(segment)
     if check_chunks(segment, present):
         check_flags(segment)

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters, map_lane_counter
+from diskreplay.format.commit import StoreCounters
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, present_segments, read_segment, segment_numbers
+from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.flags import check_chunks, read_sealed
 from diskreplay.store.frontier import Frontier
 from diskreplay.store.hidden import Evictions
@@ -44,11 +45,8 @@ class _Live:
         self.metadata = str(root.segment_path(number) / layout.METADATA)
         # Before the document is read: one that replaces it meanwhile is then seen as news.
         self.inode = os.stat(self.metadata).st_ino
-        info = read_segment(root, number)
-        self.info, self.checked_rows = info, 0
-        lanes = len(info.lanes)
-        names = (layout.OBSERVED, layout.COMMITTED) if info.shows_live_rows else (layout.DURABLE, layout.DURABLE)
-        self.observed, self.committed = (map_lane_counter(str(info.path / name), lanes) for name in names)
+        self.info, self.checked_rows = read_segment(root, number), 0
+        self.observed, self.committed = self.info.map_trusted()
         self.seen = b""
 
     def has_news(self) -> bool:
@@ -218,6 +216,8 @@ class Index:
     def _read_segment(self, number: int) -> SegmentInfo | None:
         try:
             return read_segment(self._root, number)
+        except NeverWritten:
+            return None
         except (FileNotFoundError, NotADirectoryError):
             path = self._root.segment_path(number)
             if path.exists():
@@ -279,7 +279,11 @@ class Index:
             return self._take_new_rows(slot, live, sealed)
         except (FileNotFoundError, SegmentGone) as error:
             self._check_evicted(live.info, error)
-            self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
+            base = int(self._lane_base[slot])
+            if self._committed[base : base + int(self._lanes[slot])].any():
+                self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
+            else:
+                del self._live[slot]  # nothing of it had been durable when the power went
             return False
 
     def _take_new_rows(self, slot: int, live: _Live, sealed: bool) -> bool:

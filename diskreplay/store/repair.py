@@ -22,6 +22,7 @@ from diskreplay.format.mending import (
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.unwritten import has_no_durable_row, is_never_written
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
 from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, read_plan, read_words
@@ -269,7 +270,9 @@ class _Mender:
         """Seal the segments of dead writers, and remove what was never finished or is half deleted."""
         root = self._store
         unsealed = [info for info in self._unsealed() if foreign or may_seal(info)]
-        leftovers = self._leftovers()
+        leftovers, lost = self._leftovers(), self._never_written()
+        # As the next process that opens the store with mode "a" does.
+        removed = [info for info in unsealed if not info.shows_live_rows and has_no_durable_row(str(info.path))]
         if not self._dry_run:
             retention, sealer = Retention(root, root.counters(writable=True)), Sealer(root, lambda: None)
             with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
@@ -283,14 +286,30 @@ class _Mender:
             except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
                 self._give_up(unsealed, error)
             leftovers -= self._leftovers()
+        for where in lost:
+            self.actions.append(
+                Action("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
+            )
         for name in sorted(leftovers):
             self.actions.append(Action("removed", f"{layout.COUNTERS}/{name}", "a process died in the middle of it"))
         for info in unsealed:
             now = info if self._dry_run else self._read(info.number)
-            if now is not None and (self._dry_run or now.sealed):
+            where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
+            if info in removed and (self._dry_run or now is None):
+                self.actions.append(Action("removed", where, "no row of it was durable when its machine went down"))
+            elif now is not None and (self._dry_run or now.sealed):
                 steps = "" if now.steps is None else f", {now.steps} steps kept"
-                where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
                 self.actions.append(Action("sealed", where, f"its writer is gone{steps}"))
+
+    def _never_written(self) -> list[str]:
+        """Return the segments that say nothing of themselves since the power went, where no writer holds them."""
+        names = [f"{layout.SEGMENTS}/{layout.segment_name(n)}" for n in segment_numbers(Files(str(self._root)))]
+        return [
+            name
+            for name in names
+            if is_never_written(str(self._root / name))
+            and not is_locked(self._root / name / layout.COMMITTED / layout.LOCK)
+        ]
 
     def _leftovers(self) -> set[str]:
         names = Files(str(self._root)).listing(layout.COUNTERS) or {}

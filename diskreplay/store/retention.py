@@ -4,11 +4,13 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 
-from diskreplay.errors import ReplayError
+from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.hidden import HiddenEntries, hide
+from diskreplay.format.mending import move_aside
+from diskreplay.format.removal import destroy, take_out
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import (
@@ -21,6 +23,7 @@ from diskreplay.format.segment import (
     remove_dead_draft,
     segment_numbers,
 )
+from diskreplay.format.unwritten import NeverWritten, has_no_durable_row
 from diskreplay.store.ledger import Ledger
 
 # Each dead segment that waits to be sealed holds a descriptor.
@@ -108,7 +111,10 @@ class Retention:
         return [first for first, _ in left]
 
     def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
-        """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time."""
+        """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.
+
+        Those of an earlier boot without a durable row are removed: they may have empty files.
+        """
         dead: list[tuple[SegmentInfo, Lock]] = []
         with held_lock(self._root.lock_path):
             self._counters.mend()
@@ -117,6 +123,9 @@ class Retention:
                 if len(dead) == _AT_ONCE:
                     break
                 if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
+                    continue
+                if not info.shows_live_rows and has_no_durable_row(str(info.path)):
+                    self._discard(info.number)
                     continue
                 lock = try_lock(info.lock_path)
                 if lock is None:
@@ -141,28 +150,55 @@ class Retention:
             elif name.startswith(DRAFT):
                 remove_dead_draft(f"{self._root.counters_folder}/{name}")
         states.remove_stale(self._root)
+        words = self._counters.read()
+        for name in os.listdir(self._root.segments_folder):
+            if name.isdecimal() and name == layout.segment_name(number := int(name)):
+                self._check_place(number, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+
+    def _check_place(self, number: int, first: int, following: int) -> None:
+        """Remove a segment that came back after a loss of power, or that was made and never counted."""
+        path = self._root.segment_path(number)
+        if first <= number < following or is_locked(path / layout.COMMITTED / layout.LOCK):
+            return
+        try:
+            if number < first or not read_segment(self._root, number).map_trusted()[1].any():
+                self._discard(number)
+        except NeverWritten:
+            move_aside(self._root.path, f"{layout.SEGMENTS}/{path.name}")
+        except (FormatError, OSError):
+            pass  # verify tells of it
+
+    def _discard(self, number: int) -> None:
+        """Delete a segment that has no step which counts."""
+        destroy(self._root, [take_out(self._root, number, int(self._counters.read()[layout.STEPS_EVICTED]))])
 
     def _live(self) -> list[SegmentInfo]:
-        """Read the attributes of every segment that is there, lowest number first."""
+        """Read the attributes of every segment that is there, lowest number first.
+
+        Those that say nothing of themselves since the power went are set aside.
+        """
         words = self._counters.read()
         found = []
         for number in segment_numbers(self._root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
             try:
                 found.append(read_segment(self._root, number))
+            except NeverWritten as error:
+                if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
+                    move_aside(self._root.path, f"{layout.SEGMENTS}/{layout.segment_name(number)}")
             except FileNotFoundError:
                 continue
         return found
 
     def _remove_old(self, *, again: bool) -> None:
         """Take out what has to leave: renamed first, so that nobody finds it half there."""
+        gone: list[str] = []
         for number, steps in self._ledger.leaving(again=again):
-            self._finish_removals()
+            if not gone:
+                self._finish_removals()
             evicted = int(self._counters.read()[layout.STEPS_EVICTED]) + steps
-            # The name tells what the counter becomes: whoever finds the folder can set that if this process dies here.
-            gone = self._root.counters_folder / f"old-{layout.segment_name(number)}-{evicted}"
-            os.rename(self._root.segment_path(number), gone)
+            gone.append(take_out(self._root, number, evicted))
             self._counters.set(layout.STEPS_EVICTED, evicted)
-            shutil.rmtree(gone, ignore_errors=True)
+        destroy(self._root, gone)
 
     def _finish_removals(self) -> None:
         """Delete what processes that died left half deleted, and count its steps; the caller holds the store lock."""

@@ -194,22 +194,26 @@ def test_a_dead_writers_segment_that_is_damaged_is_set_aside_and_others_are_seal
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda segment: os.truncate(segment / "extra/zarr.json", 0), "sealed"),
-        (lambda segment: os.truncate(segment / "committed/zarr.json", 0), "sealed"),
-        (lambda segment: os.truncate(segment / "action/zarr.json", 0), "sealed"),
-        (lambda segment: os.truncate(segment / "action/c.0.0", 0), "sealed"),
-        (lambda segment: (segment / "extra/zarr.json").unlink(), "sealed"),
-        (lambda segment: os.truncate(segment / "durable/c.0", 0), "quarantined"),
+        (lambda segment: os.truncate(segment / "extra/zarr.json", 0), "removed"),
+        (lambda segment: os.truncate(segment / "action/c.0.0", 0), "removed"),
+        (lambda segment: (segment / "extra/zarr.json").unlink(), "removed"),
+        (lambda segment: os.truncate(segment / "durable/c.0", 0), "removed"),
         (lambda segment: os.truncate(segment / "zarr.json", 0), "quarantined"),
-        (lambda segment: shutil.rmtree(segment / "extra"), "quarantined"),
+        (lambda segment: (segment / "zarr.json").unlink(), "quarantined"),
+        (lambda segment: (segment / "zarr.json").write_bytes(bytes(600)), "quarantined"),
+        (lambda segment: shutil.rmtree(segment / "extra"), "removed"),
     ],
 )
-def test_a_segment_that_a_power_cut_left_without_a_safe_row_is_sealed_or_set_aside(tmp_store, tmp_path, damage, what):
+def test_a_segment_that_a_power_cut_left_without_a_safe_row_is_removed_or_set_aside(tmp_store, tmp_path, damage, what):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer() as writer:
         append_numbered(writer, range(3), end="open")
         shutil.copytree(tmp_store, tmp_path / "after")
     damage(tmp_path / "after/segments/00000000")
+    assert serials(tmp_path / "after") == []
+    assert verify(tmp_path / "after", deep=True) == []
+    (planned,) = repair(tmp_path / "after", dry_run=True).actions
     (action,) = repair(tmp_path / "after").actions
+    assert planned == action
     assert (action.what, action.where) == (what, "segments/00000000")
     assert verify(tmp_path / "after", deep=True) == []
     assert serials(tmp_path / "after") == []

@@ -1,0 +1,34 @@
+"""Segments that leave a store: out of sight in one step, and gone from the disk before their files are."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+
+from diskreplay.format import layout
+from diskreplay.format.durable import sync_folder
+from diskreplay.format.root import Root
+
+
+def take_out(root: Root, number: int, evicted: int) -> str:
+    """Move a segment beside the counters, so that nobody finds it half there; return where it is now.
+
+    ``evicted`` is how many steps will have been evicted then. The name says it: whoever finds the folder can set the
+    counter if this process dies before it does. The caller holds the store lock.
+    """
+    gone = f"{root.counters_folder}/old-{layout.segment_name(number)}-{evicted}"
+    shutil.rmtree(gone, ignore_errors=True)
+    os.rename(root.segment_path(number), gone)
+    return gone
+
+
+def destroy(root: Root, gone: Sequence[str]) -> None:
+    """Delete what was taken out."""
+    if not gone:
+        return
+    # After a loss of power a segment must not be back in its place without some of its files. Where the disk refuses
+    # to sync, it needs the room all the more.
+    with suppress(OSError):
+        sync_folder(root.segments_folder)
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
