@@ -309,16 +309,22 @@ class Soak:
         account.problems += filter(None, [victim.end(signal.SIGKILL)])
         account.kills += 1
         self._children.remove(victim)
+        # While the others stand still, nothing that is looked at here is evicted.
+        for child in self._children:
+            os.kill(child.pid, signal.SIGSTOP)
         if victim.job is write:
             account.writer_kills += 1
             self._note_end(victim.number)
         if account.kills % self._plan.check_every == 0:
             self._check()
+        for child in self._children:
+            os.kill(child.pid, signal.SIGCONT)
         self._start(victim.job, like=victim.number)
 
     def _end_all(self) -> None:
         for child in self._children:
             self.account.problems += filter(None, [child.end(signal.SIGTERM)])
+        for child in self._children:
             if child.job is write:
                 self._note_end(child.number)
         self._children.clear()

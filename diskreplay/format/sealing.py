@@ -9,7 +9,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from diskreplay.format.durable import (
     machine_id,
     punch_hole,
     read_file,
+    storage_error,
     sync_file,
     sync_file_system,
     write_atomic,
@@ -58,15 +59,36 @@ class _Settled:
 
 
 def seal_segments(root: Root, infos: Sequence[SegmentInfo]) -> None:
-    """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet."""
-    settled = [_settle(root, info) for info in infos]
+    """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet.
+
+    Raises
+    ------
+    StorageFull
+        There is no room for their documents; the call may be repeated.
+    OSError
+        The system's. What the disk holds is unknown after a sync that failed, also when a later one does not.
+    """
+    with _in_need_of_room(root):
+        settled = [_settle(root, info) for info in infos]
     sync_file_system(root.path)
-    for segment in settled:
-        _write_sealed_beside(root, segment)
+    with _in_need_of_room(root):
+        for segment in settled:
+            _write_sealed_beside(root, segment)
     sync_file_system(root.path)
-    for info in infos:
-        os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
+    with _in_need_of_room(root):
+        for info in infos:
+            os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
     sync_file_system(root.path)
+
+
+@contextmanager
+def _in_need_of_room(root: Root) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if (full := storage_error(error, root.path)) is error:
+            raise
+        raise full from error
 
 
 def _settle(root: Root, info: SegmentInfo) -> _Settled:

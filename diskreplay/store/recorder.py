@@ -280,8 +280,8 @@ class Recorder:
         for segment in self.segments:
             segment.flush()
         if self.rolling.left:
-            self.rolling.left = False
             self._sealer.drain()
+            self.rolling.left = False
 
     def abandon(self, *, seal: bool = True) -> None:
         """Let go of every segment as it is; each is sealed up to what was committed, now or by the next process."""

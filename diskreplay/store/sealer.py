@@ -1,10 +1,12 @@
 """The background thread that seals segments, many at once, so that no collector waits for a disk."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from diskreplay.format.durable import Lock
+from diskreplay.errors import StorageFull
+from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import seal_segments
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -14,6 +16,7 @@ _MOST_WAITING = 128
 # With a segment for each episode, syncs one after the other would slow down their making: a batch waits for more.
 _ENOUGH = 64
 _PATIENCE_S = 0.5
+_POLL_S = 0.01
 
 
 class Sealer:
@@ -30,6 +33,7 @@ class Sealer:
         self._hurry = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._postponed: list[SegmentInfo] = []  # until there is room again
 
     def submit(self, info: SegmentInfo, lock: Lock) -> None:
         """Take over an unsealed segment with its lock; waits while too many are waiting."""
@@ -49,10 +53,16 @@ class Sealer:
 
         Raises
         ------
-        StorageFull, OSError
-            What kept a segment from being sealed. It is whole and readable; the next process with write access, or
-            the next open with mode "a", seals it.
+        StorageFull
+            There is no room to seal a segment. It is whole and readable; the next call tries again, as does the next
+            open with mode "a".
+        OSError
+            What else kept a segment from being sealed. The next process with write access, or the next open with mode
+            "a", seals it.
         """
+        postponed, self._postponed = self._postponed, []
+        for info in postponed:
+            self._take_up(info)
         with self._condition:
             self._hurry = True
             self._condition.notify_all()
@@ -63,6 +73,20 @@ class Sealer:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def _take_up(self, info: SegmentInfo) -> None:
+        """Submit a segment again whose lock was let go of, or wait for whoever seals it meanwhile."""
+        try:
+            while not read_segment(self._root, info.number).sealed:
+                if (lock := try_lock(info.lock_path)) is None:
+                    time.sleep(_POLL_S)
+                elif read_segment(self._root, info.number).sealed:
+                    lock.release()
+                else:
+                    self.submit(info, lock)
+                    return
+        except FileNotFoundError:
+            pass  # sealed, and evicted
 
     def _seal(self, infos: list[SegmentInfo]) -> None:
         try:
@@ -75,6 +99,8 @@ class Sealer:
                         seal_segments(self._root, [info])
                 except BaseException as error:
                     self._error = error
+                    if isinstance(error, StorageFull):
+                        self._postponed.append(info)
 
     def _run(self) -> None:
         while True:

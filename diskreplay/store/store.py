@@ -1,5 +1,6 @@
 """The store: create it, open it, look at it, write to it."""
 
+import errno
 import math
 import os
 import weakref
@@ -54,12 +55,20 @@ class Store:
             raise ValueError(f'mode is "r" or "a", not {mode!r}')
         self._root = read_root(Path(path).absolute())
         self._mode = mode
-        self._counters = self._root.counters(writable=mode == "a")
-        self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._retention = Retention(self._root, self._counters)
-        self._sealer = Sealer(self._root, self._retention.enforce)
-        if mode == "a":
-            self._seal_dead()
+        try:
+            self._counters = self._root.counters(writable=mode == "a")
+            self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
+            self._retention = Retention(self._root, self._counters)
+            self._sealer = Sealer(self._root, self._retention.enforce)
+            if mode == "a":
+                self._seal_dead()
+        except OSError as error:
+            if mode == "r" or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise ReadOnlyError(
+                f'{self.path} cannot be written ({error.strerror}: {error.filename}); open it with mode "r", or let '
+                "this user write there"
+            ) from error
         self._index: Index | None = Index(self._root, self._counters)
         _alive.add(self)
 
@@ -338,6 +347,8 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
         There is no store at ``path``.
     FormatError
         It is damaged, or of a version that this release does not know.
+    ReadOnlyError
+        With mode "a", the system lets this process not write there.
     """
     return Store(path, mode)
 

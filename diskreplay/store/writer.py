@@ -137,12 +137,16 @@ class _BaseWriter:
         ------
         WriterClosed
             The writer is closed.
+        StorageFull
+            There is no room to seal a segment that the writer has left. Everything is there; flush again later.
         OSError
             The disk refused. What it holds is unknown from then on, so the writer closes.
         """
         self._check_usable()
         try:
             self._recorder.flush()
+        except StorageFull:
+            raise
         except OSError:
             self._closed = True
             # Not sealed here: after a failed sync, a later one that succeeds proves nothing.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import builtins
 import errno
-import functools
 import io
 import json
 import os
@@ -26,6 +25,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple
@@ -107,7 +107,7 @@ class _Hooks:
         self._inside = False
 
     def wrap(self, name: str, call: Callable[..., Any], is_point: Callable[..., bool] | None = None) -> Any:
-        @functools.wraps(call)
+        @wraps(call)
         def watched(*args: Any, **kwargs: Any) -> Any:
             with self._lock:
                 # Held by another thread, it was waited for: inside is this thread's own doing.
@@ -140,7 +140,7 @@ class _Hooks:
         return self._line
 
 
-@functools.cache
+@cache
 def _stores(code: CodeType) -> bool:
     return code.co_name in _STORING and code.co_filename in _STORING_FILES
 
@@ -171,28 +171,56 @@ class Death(NamedTuple):
     told: list[Any]
 
 
-def die_at(work: Callable[[Callable[[Any], None]], object], point: int) -> Death:
+Tell = Callable[[Any], None]
+
+
+def die_at(work: Callable[[Tell], object], point: int) -> Death:
     """Run ``work(tell)`` in a forked child that is killed by SIGKILL just before its nth change, counted from 0.
 
     Changes are the points that `changes` tells: between two of them it makes no difference when a process dies.
-
-    ``tell(x)`` sends something that JSON can hold; it is no point, and what was told is known though the child dies.
 
     Raises
     ------
     AssertionError
         The work failed by itself.
     """
+    return in_child(partial(_die, work, point))
+
+
+def _die(work: Callable[[Tell], object], left: int, tell: Tell) -> None:
+    def count(point: Point) -> None:
+        nonlocal left
+        if changes(point):
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+
+    with intercepted(count):
+        work(tell)
+
+
+def in_child(work: Callable[[Tell], object]) -> Death:
+    """Run ``work(tell)`` in a forked child; ``tell(x)`` sends what JSON can hold, and is known though the child dies.
+
+    Raises
+    ------
+    AssertionError
+        The work failed, or its process was killed by anything but SIGKILL.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        code = _FAILED
+        code, write = _FAILED, os.write  # which is no point, though others' is
+
+        def tell(x: Any) -> None:
+            write(writer, json.dumps({"told": x}).encode() + b"\n")
+
         try:
-            _work_and_die(work, point, writer)
+            work(tell)
             code = 0
         except BaseException:
-            os.write(writer, json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
+            write(writer, json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
         finally:
             os._exit(code)
     os.close(writer)
@@ -201,25 +229,8 @@ def die_at(work: Callable[[Callable[[Any], None]], object], point: int) -> Death
         lines = [json.loads(line) for line in pipe.read().split(b"\n")[:-1]]
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status not in (0, -signal.SIGKILL):
-        failed = [line["failed"] for line in lines if isinstance(line, dict) and "failed" in line]
-        raise AssertionError(f"the work ended with {status} before point {point}:\n" + "\n".join(failed))
+        raise AssertionError(f"a child ended with {status}:\n" + "\n".join(x["failed"] for x in lines if "failed" in x))
     return Death(status != 0, [line["told"] for line in lines])
-
-
-def _work_and_die(work: Callable[[Callable[[Any], None]], object], point: int, pipe: int) -> None:
-    left, write = [point], os.write
-
-    def count(point: Point) -> None:
-        if changes(point):
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-
-    def tell(x: Any) -> None:
-        write(pipe, json.dumps({"told": x}).encode() + b"\n")
-
-    with intercepted(count):
-        work(tell)
 
 
 # --- failing ---------------------------------------------------------------------------------------------------------
