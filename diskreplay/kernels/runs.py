@@ -28,6 +28,8 @@ def after_frontier(runs: IdRuns, frontier: int) -> IdRuns:
 
 def keep(runs: IdRuns, where: NDArray[np.bool_]) -> IdRuns:
     """Select the runs at which `where` is true."""
+    if where.all():
+        return runs
     return IdRuns(runs.first[where], runs.stride[where], runs.count[where])
 
 

@@ -144,11 +144,12 @@ class Population:
             self._clear()
         seen = len(snapshot.log.first)
         # Most often all that is new is a few steps of open episodes.
-        news = self._snapshot is None or seen > self._seen or snapshot.frontier != self._frontier
+        new = self._snapshot is None or seen > self._seen
+        moved = snapshot.frontier != self._frontier
         # The predicate of `where` may raise: ask it before anything changes.
-        found = _in_order(self._offered(snapshot, Columns.of(snapshot.log, self._seen))) if news else _no_runs()
+        found = _in_order(self._offered(snapshot, Columns.of(snapshot.log, self._seen))) if new else _no_runs()
         still_open = self._offered(snapshot, Columns.of(snapshot.open))
-        if news:
+        if new or moved:
             self._frontier, self._seen = snapshot.frontier, seen
             if self._restored is not None and self._snapshot is None:
                 found = self._take_over(self._restored, found)
@@ -198,8 +199,12 @@ class Population:
         """Take away what has fallen below the frontier."""
         first = self._block.runs.first
         hidden = self._hidden + int(np.searchsorted(first[self._hidden : self._main], self._frontier))
-        partly = after_frontier(joined([self._partly, self._block.slice(self._hidden, hidden)]), self._frontier)
-        self._partly = keep(partly, partly.count > 0)
+        partly = self._partly
+        if hidden > self._hidden:
+            partly = joined([partly, self._block.slice(self._hidden, hidden)])
+        if len(partly.first):
+            partly = after_frontier(partly, self._frontier)
+            self._partly = keep(partly, partly.count > 0)
         self._hidden = hidden
         if self._oldest_new >= self._frontier:
             return

@@ -19,8 +19,7 @@ class Frontier:
         self._seen = 0
         self._by_segment: dict[int, int] = {}
         self._cached: tuple[int, int, int] = (-1, -1, -1)
-        self._segment_episodes: Episodes | None = None
-        self._row_ends: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._segment: _Rows | None = None
 
     def find(self, log: Episodes, generation: int, opened: Episodes, total: int, least: int) -> tuple[int, int]:
         """Return the frontier and how many of ``total`` steps it hides: all but ``capacity``, and all below ``least``.
@@ -76,24 +75,31 @@ class Frontier:
         """Return the id of the step in a segment that exactly ``hide`` of its steps come before."""
         in_open = (opened.first >> POSITION_BITS) == number
         key = (generation, number, self._by_segment.get(number, 0))
-        if in_open.any() or self._cached != key or self._segment_episodes is None:
+        if in_open.any() or self._cached != key or self._segment is None:
             ended = log.select((log.first >> POSITION_BITS) == number)
-            episodes = Episodes.concatenate([ended, opened.select(in_open)])
-            self._segment_episodes, self._row_ends = episodes, _steps_up_to_row(episodes)
+            self._segment = _Rows(Episodes.concatenate([ended, opened.select(in_open)]))
             self._cached = key
-        episodes = self._segment_episodes
-        lanes = int(episodes.stride[0])
-        row = int(np.searchsorted(self._row_ends, hide, side="right"))
-        left = hide - (int(self._row_ends[row - 1]) if row else 0)
+        return (number << POSITION_BITS) | self._segment.position(hide)
+
+
+class _Rows:
+    """Where the steps of one segment are. Immutable."""
+
+    def __init__(self, episodes: Episodes) -> None:
         position = episodes.first & POSITION_MASK
-        start, lane = position // lanes, position % lanes
-        there = np.sort(lane[(start <= row) & (row < start + episodes.steps)])
-        return (number << POSITION_BITS) | (row * lanes + int(there[left]))
+        self._lanes = int(episodes.stride[0])
+        self._start, self._lane = position // self._lanes, position % self._lanes
+        self._stop = self._start + episodes.steps
+        # For each row, how many steps the lanes have in it and the rows before it.
+        rows = int(self._stop.max()) + 1
+        change = np.bincount(self._start, minlength=rows) - np.bincount(self._stop, minlength=rows)
+        self._ends: NDArray[np.int64] = np.cumsum(np.cumsum(change))[:-1]
 
-
-def _steps_up_to_row(episodes: Episodes) -> NDArray[np.int64]:
-    """Return, for each row of a segment, how many steps its lanes have in that row and the rows before it."""
-    start = (episodes.first & POSITION_MASK) // episodes.stride
-    stop = start + episodes.steps
-    change = np.bincount(start, minlength=int(stop.max()) + 1) - np.bincount(stop, minlength=int(stop.max()) + 1)
-    return np.cumsum(np.cumsum(change))[:-1]
+    def position(self, before: int) -> int:
+        """Return the position of the step that so many come before."""
+        row = int(np.searchsorted(self._ends, before, side="right"))
+        if self._lanes == 1:
+            return row
+        left = before - (int(self._ends[row - 1]) if row else 0)
+        there = np.sort(self._lane[(self._start <= row) & (row < self._stop)])
+        return row * self._lanes + int(there[left])

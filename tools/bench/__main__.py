@@ -20,6 +20,7 @@ BENCHES = {
     "write_path": "write_path",
     "cold": "cold",
     "device": "device",
+    "retention": "retention",
 }
 
 
