@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
+from diskreplay.kernels.stream import STREAMED, WIDE, stream
 
 if jit.COMPILED:
-    from diskreplay.kernels.jit import copy_bytes, prefetch
+    from diskreplay.kernels.jit import copy_bytes, fence, prefetch
 
 Ints = NDArray[np.int64]
 
@@ -42,6 +43,7 @@ def gather(
     """Copy the window of every item into `out` (items, length * row_bytes), one copy a contiguous run."""
     # No helper takes arrays here: numba would count references to each of them in every round.
     out_address = out.ctypes.data
+    large = out.size >= STREAMED
     for ahead in range(slot.size + AHEAD):
         if ahead < slot.size and 0 <= slot[ahead] < chunks.size:
             s = slot[ahead]
@@ -73,8 +75,14 @@ def gather(
             inside = r & (rows_a_chunk - 1)
             run = 1 if r > begin + done else min(length - done, stop[i] - r, rows_a_chunk - inside)
             source = bases[c] + ((lane[i] << bits) + inside) * row_bytes
-            copy_bytes(out_address + i * out.shape[1] + done * row_bytes, source, run * row_bytes)
+            target = out_address + i * out.shape[1] + done * row_bytes
+            if large and run * row_bytes >= WIDE:
+                stream(target, source, run * row_bytes)
+            else:
+                copy_bytes(target, source, run * row_bytes)
             done += run
+    if large:
+        fence()
     return -1
 
 

@@ -20,6 +20,8 @@ if COMPILED:
         COMPILED = False
         warnings.warn(f"numba cannot be imported ({error}): sampling uses the slow plain kernels", RuntimeWarning, 2)
 
+STREAM_BLOCK = 128  # bytes: two cache lines
+
 if COMPILED:
     _BYTE_POINTER = ir.IntType(8).as_pointer()
 
@@ -110,6 +112,30 @@ if COMPILED:
 
         return types.int64(types.int64, types.int64, types.int64), generate
 
+    def _stream_block(typing_context: Any, target: Any, source: Any) -> Any:
+        """Copy `STREAM_BLOCK` bytes, and leave the target's lines out of the caches; it lies at a multiple of 32."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vector = ir.VectorType(ir.IntType(64), 4)
+            offsets = [ir.IntType(64)(at) for at in range(0, STREAM_BLOCK, 32)]
+            to, origin = ([builder.inttoptr(builder.add(a, at), vector.as_pointer()) for at in offsets] for a in args)
+            loaded = [builder.load(pointer, align=1) for pointer in origin]
+            for value, pointer in zip(loaded, to, strict=True):
+                kept_out = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+                builder.store(value, pointer, align=32).set_metadata("nontemporal", kept_out)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    def _fence(typing_context: Any) -> Any:
+        """Make streamed stores visible to other threads before any later one."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.fence("seq_cst")
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
     # Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
     load_byte: Any = intrinsic(_load_byte)
     load_int: Any = intrinsic(_load_int)
@@ -122,6 +148,8 @@ if COMPILED:
     zero_bytes: Any = intrinsic(_zero_bytes)
     prefetch: Any = intrinsic(_prefetch)
     madvise: Any = intrinsic(_madvise)
+    stream_block: Any = intrinsic(_stream_block)
+    fence: Any = intrinsic(_fence)
 
     # Inputs are typed read-only, which accepts writable arrays too: one compiled version serves both.
     _TYPES: dict[str, Any] = {

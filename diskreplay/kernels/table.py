@@ -27,6 +27,7 @@ _MODULES = {
     "scan": "scan",
     "show": "prioritized",
     "spans": "spans",
+    "stream": "stream",
     "sumtree_find": "sumtree",
     "sumtree_set": "sumtree",
     "transitions": "transitions",

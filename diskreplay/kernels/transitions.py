@@ -18,10 +18,12 @@ from diskreplay.kernels import jit
 from diskreplay.kernels.gather import gather_plain
 from diskreplay.kernels.nstep import nstep_plain
 from diskreplay.kernels.scan import FLOOR, LANE, SLOT, K, scan, scan_plain
+from diskreplay.kernels.stream import STREAMED, WIDE, stream
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import (
         copy_bytes,
+        fence,
         load_float32,
         load_float64,
         load_int,
@@ -115,9 +117,9 @@ def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, sources: Ints) -> in
     return -1
 
 
-@jit.kernel("none", "int", "int", "ints2", "int")
-def _copy(out: int, nbytes: int, sources: Ints, leaf: int) -> None:
-    """Copy the windows that `_locate` found."""
+@jit.kernel("none", "int", "int", "int", "ints2", "int")
+def _copy(out: int, nbytes: int, large: int, sources: Ints, leaf: int) -> None:
+    """Copy the windows that `_locate` found; those of a large batch are streamed if they are wide."""
     # Of a constant width a copy is two moves and no call.
     if nbytes == 16:
         for i in range(sources.shape[1]):
@@ -131,6 +133,10 @@ def _copy(out: int, nbytes: int, sources: Ints, leaf: int) -> None:
         for i in range(sources.shape[1]):
             if sources[leaf, i] != 0:
                 copy_bytes(out + i * 4, sources[leaf, i], 4)
+    elif large and nbytes >= WIDE:
+        for i in range(sources.shape[1]):
+            if sources[leaf, i] != 0:
+                stream(out + i * nbytes, sources[leaf, i], nbytes)
     else:
         for i in range(sources.shape[1]):
             if sources[leaf, i] != 0:
@@ -221,15 +227,17 @@ def transitions(
     if bad >= 0:
         return bad
     copied = plan.shape[0] - weights.size
-    left = 0
+    left = item_bytes = 0
     for leaf in range(plan.shape[0]):
         if plan[leaf, SLOTS] < lanes.size:
             return 0
+        item_bytes += plan[leaf, LENGTH] * plan[leaf, ROW_BYTES] if leaf < copied else 0
         left += _locate(windows, plan, leaf, copied, sources)
+    large = ids.size * item_bytes >= STREAMED
     for leaf in range(plan.shape[0]):
         out = addresses[targets[leaf]] if leaf < copied else plan[leaf, SCRATCH]
         if leaf < copied:
-            _copy(out, plan[leaf, LENGTH] * plan[leaf, ROW_BYTES], sources, leaf)
+            _copy(out, plan[leaf, LENGTH] * plan[leaf, ROW_BYTES], large, sources, leaf)
         bad = _pieces(windows, plan, leaf, out, sources) if left else -1
         if bad >= 0:
             return bad
@@ -244,6 +252,8 @@ def transitions(
             store_int(addresses[steps] + 8 * i, windows[K, i])
         if weight >= 0:
             store_float32(addresses[weight] + 4 * i, np.float32(1.0))
+    if large:
+        fence()
     return -1
 
 

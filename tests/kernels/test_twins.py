@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay
 from diskreplay.kernels import jit, scan as rows
+from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import KERNELS, chosen
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
@@ -35,7 +36,7 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
         "advise", "count_newer", "draw", "gae", "gather", "locate", "newest", "nstep", "pick", "powers", "scan", "show",
-        "spans", "sumtree_find", "sumtree_set", "transitions", "update", "weights",
+        "spans", "stream", "sumtree_find", "sumtree_set", "transitions", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -93,6 +94,33 @@ def test_gather(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> None
     assert fast[0] == plain[0]
     good = size if fast[0] < 0 else fast[0]
     np.testing.assert_array_equal(fast[1][:good], plain[1][:good])
+
+
+@compiled
+@pytest.mark.parametrize("count", [0, 1, 31, 128, 129, 1000])
+@given(st.integers(0, 63), st.integers(0, 63))
+def test_stream(count: int, to: int, origin: int) -> None:
+    source = np.random.default_rng(count).integers(0, 256, 1064, np.uint8)
+    found = []
+    for function in KERNELS["stream"]:
+        target = np.zeros(1100, np.uint8)
+        function(target.ctypes.data + to, source.ctypes.data + origin, count)
+        found.append(target)
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0][to : to + count], source[origin : origin + count])
+
+
+@compiled
+@pytest.mark.parametrize("rows", [STREAMED // 8 // 3000, STREAMED // 8 // 3000 + 1])
+def test_gather_of_a_large_batch(rows: int) -> None:
+    block = np.random.default_rng(0).integers(0, 256, (1, 512, 3000), np.uint8)
+    items = np.arange(8)
+    zeros, table = np.zeros(8, np.int64), (np.array([0]), np.array([1]), np.array([9]), np.array([1]))
+    stop = np.full(8, 400)
+    inputs = (zeros, zeros, items, items + 1, stop, 0, rows, *table, np.array([block.ctypes.data]), 3000)
+    fast, plain = both("gather", inputs, (np.zeros((8, rows * 3000), np.uint8),))
+    assert fast[0] == plain[0] == -1
+    np.testing.assert_array_equal(fast[1], plain[1])
 
 
 @compiled
