@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tools.bench import __main__ as command, data, harness
+from tools.bench import __main__ as command, data, harness, limits
 
 ROOT = Path(__file__).parents[2]
-WITH_TORCHRL = ("append", "uniform")
-WITH_PEERS = (*WITH_TORCHRL, "prioritized")
+WITH_TORCHRL = {
+    "append": "TorchRL TensorDictReplayBuffer",
+    "uniform": "TorchRL TensorDictReplayBuffer",
+    "pixels": "TorchRL ReplayBuffer, uniform",
+    "sequences": "TorchRL SliceSampler",
+}
+ONLY_BESIDE_PEERS = ("append", "uniform")  # their targets
 
 
 def module_of(name):
@@ -38,7 +43,7 @@ def test_a_bench_runs_and_says_how_its_page_was_made(name, tmp_path):
     for table in report.tables:
         assert table.rows
         assert {len(row) for row in table.rows} == {len(table.header)}
-    if name not in (*WITH_PEERS, "device"):
+    if name not in (*ONLY_BESIDE_PEERS, "device"):
         assert report.targets
 
 
@@ -60,8 +65,8 @@ def test_a_bench_runs_beside_its_peer(name, tmp_path):
     arguments = [sys.executable, "-c", RUN_WITH_PEERS, name, str(tmp_path)]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "| TorchRL TensorDictReplayBuffer |" in done.stdout
-    assert re.search(r"\| at least \d+ times \|", done.stdout)
+    assert f"| {WITH_TORCHRL[name]} |" in done.stdout
+    assert re.search(r"\| at least [\d.]+ times \|", done.stdout)
 
 
 def test_the_page_of_each_bench_is_kept_under_its_name():
@@ -73,7 +78,11 @@ def test_the_page_of_each_bench_is_kept_under_its_name():
 
 def test_full_sizes_are_those_that_the_targets_speak_of():
     assert module_of("uniform").FULL.steps == module_of("open").FULL.steps == module_of("memory").FULL.steps == 10**6
-    assert module_of("uniform").FULL.batch_size == 256
+    assert module_of("uniform").FULL.batch_size == module_of("pixels").FULL.batch_size == 256
+    assert module_of("prioritized").FULL.beside[:3] == (10**6, 500, 256)
+    assert module_of("prioritized").FULL.grown[::2] == (10**5, 10**7)
+    assert module_of("pixels").FULL.steps == module_of("sequences").FULL.steps == 200_000
+    assert module_of("sequences").FULL[3:6] == (64, 80, 40)
     assert module_of("open").FULL.steps // module_of("open").FULL.episode_steps == 20_000
     assert module_of("episode_layout").FULL.groups == 10_000
 
@@ -131,6 +140,32 @@ def test_the_rows_of_the_peer_are_the_transitions_that_ours_draws(tmp_path):
         np.testing.assert_array_equal(batch[name], rows[name])
     np.testing.assert_array_equal(batch["terminated"], rows["done"])
     np.testing.assert_allclose(batch["reward"], rows["reward"], rtol=1e-6, atol=1e-6)
+
+
+def test_the_stacked_rows_of_the_peers_are_the_transitions_that_ours_draws(tmp_path):
+    found = list(data.frame_episodes(60, 1, 30))
+    data.write(tmp_path / "store", data.FRAME_SCHEMA, found)
+    parts = [data.nstep_rows_of(episode, 3, 0.99, 4) for episode in found]
+    view = dr.Transitions(n_step=3, gamma=0.99, frame_stack=4)
+    with dr.open(tmp_path / "store") as store, dr.Sampler(store, view, seed=0) as sampler:
+        batch = sampler.gather(np.concatenate([episode.ids for episode in store.episodes])).numpy()
+    for name in ("obs", "action", "next_obs"):
+        np.testing.assert_array_equal(batch[name], np.concatenate([part[name] for part in parts]))
+
+
+@pytest.mark.parametrize(("n", "stack"), [(3, 4), (8, 1)])
+def test_the_limit_copies_the_rows_that_ours_gathers(n, stack, tmp_path):
+    data.write(tmp_path / "store", data.FRAME_SCHEMA, data.frame_episodes(60, 10, 30))
+    with dr.open(tmp_path / "store") as store:
+        snapshot, episode = store.snapshot, store.episodes[0]
+        windows = limits.windows_of(snapshot, episode.ids[2:4], n, stack)
+        runs = limits.runs(snapshot, "obs", windows, [(windows.floor, windows.after)])
+        copied = np.zeros(runs.nbytes, np.uint8)
+        limits._copy(*runs, copied.ctypes.data, False)
+        expected = np.concatenate([episode.obs[max(t - stack + 1, 0) : t + n + 1] for t in (2, 3)])
+        np.testing.assert_array_equal(copied.reshape(expected.shape), expected)
+        limits._copy(*runs, copied.ctypes.data, True)
+        np.testing.assert_array_equal(copied.reshape(expected.shape), expected)
 
 
 def test_single_steps_and_whole_episodes_are_the_same_data():

@@ -12,6 +12,8 @@ BENCHES = {
     "append": "append",
     "uniform": "uniform",
     "prioritized": "prioritized",
+    "pixels": "pixels",
+    "sequences": "sequences",
     "open": "open_time",
     "memory": "reader_memory",
     "episode_layout": "episode_layout",

@@ -1,6 +1,6 @@
-"""Steps the size of CartPole's, the same at every run."""
+"""Steps the size of CartPole's, and of frames, the same at every run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,21 @@ ROW_BYTES = 4 * 4 + 8 + 4 + 1  # obs, action, reward, done
 FRAME_SCHEMA = dr.Schema(obs=dr.Field((84, 84), "uint8"), action=dr.Field((), "int64"))
 
 
+N_STEP, GAMMA = 5, 0.99
+
+
+class Size(NamedTuple):
+    """Steps in the store, and batches drawn in a round."""
+
+    steps: int
+    batches: int
+    batch_size: int = 256
+    shortest: int = 10
+    longest: int = 500
+
+
 class Steps(NamedTuple):
-    """One episode: obs (T + 1, 4) float32, action (T,) int64, reward (T,) float32."""
+    """One episode: obs (T + 1, 4) float32 or (T + 1, 84, 84) uint8, action (T,) int64, reward (T,) float32."""
 
     obs: Array
     action: Array
@@ -42,10 +55,25 @@ def episodes(steps: int, shortest: int, longest: int, seed: int = 0) -> Iterator
         made, count = made + length, count + 1
 
 
+def frame_episodes(steps: int, shortest: int, longest: int) -> Iterator[Steps]:
+    """Yield the same with frames for observations, 512 different ones in turn."""
+    pool = np.random.default_rng(0).integers(0, 256, (512, *FRAME_SCHEMA.obs.shape), np.uint8)
+    shown = 0
+    for episode in episodes(steps, shortest, longest):
+        obs = pool[np.arange(shown, shown + len(episode) + 1) % len(pool)]
+        yield Steps(obs, *episode[1:])
+        shown += len(obs)
+
+
 def fill(path: Path, steps: int, shortest: int, longest: int) -> None:
+    """Make a store of small steps."""
+    write(path, SCHEMA, episodes(steps, shortest, longest))
+
+
+def write(path: Path, schema: dr.Schema, found: Iterable[Steps]) -> None:
     """Make a store of these episodes."""
-    with dr.create(path, SCHEMA) as store, store.writer() as writer:
-        for episode in episodes(steps, shortest, longest):
+    with dr.create(path, schema) as store, store.writer() as writer:
+        for episode in found:
             append_whole(writer, episode)
 
 
@@ -83,17 +111,27 @@ def single_frames(steps: int, shortest: int, longest: int, seed: int = 0) -> Ite
         yield (frames[t % 64], *step[1:5], frames[(t + 1) % 64])
 
 
-def nstep_rows(found: list[Steps], n: int, gamma: float) -> dict[str, Array]:
-    """Return obs, action, n-step reward, the obs that follows the n steps, and done, of every step of the episodes."""
-    parts: dict[str, list[Array]] = {"obs": [], "action": [], "reward": [], "next_obs": [], "done": []}
-    for episode in found:
-        length = len(episode)
-        after = np.minimum(np.arange(length) + n, length)
-        padded = np.concatenate([episode.reward.astype(np.float64), np.zeros(n)])
-        returns = sum(gamma**i * padded[i : i + length] for i in range(n))
-        parts["obs"].append(episode.obs[:-1])
-        parts["action"].append(episode.action)
-        parts["reward"].append(np.asarray(returns, np.float32))
-        parts["next_obs"].append(episode.obs[after])
-        parts["done"].append((after == length) & episode.terminated)
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+def nstep_rows(found: Iterable[Steps], n: int, gamma: float) -> dict[str, Array]:
+    """Return the rows of all episodes, one behind the other."""
+    parts = [nstep_rows_of(episode, n, gamma) for episode in found]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def nstep_rows_of(episode: Steps, n: int, gamma: float, stack: int = 1) -> dict[str, Array]:
+    """Return obs, action, n-step reward, the obs that follows the n steps, and done, of every step of an episode.
+
+    With a stack, observations are (steps, stack, *shape), the oldest first; the episode's first one repeats.
+    """
+    length = len(episode)
+    t = np.arange(length)
+    after = np.minimum(t + n, length)
+    padded = np.concatenate([episode.reward.astype(np.float64), np.zeros(n)])
+    returns = sum(gamma**i * padded[i : i + length] for i in range(n))
+    shown = (lambda at: at) if stack == 1 else (lambda at: np.maximum(at[:, None] + np.arange(1 - stack, 1), 0))
+    return {
+        "obs": episode.obs[shown(t)],
+        "action": episode.action,
+        "reward": np.asarray(returns, np.float32),
+        "next_obs": episode.obs[shown(after)],
+        "done": (after == length) & episode.terminated,
+    }

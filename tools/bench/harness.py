@@ -4,7 +4,7 @@ import datetime
 import gc
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+OURS = "diskreplay"
 RESULTS = Path(__file__).parent / "results"
 LEAST_ROUNDS = 7
-PACKAGES = ("diskreplay", "numpy", "numba", "zarr", "torch", "torchrl", "tensordict")
+PACKAGES = (
+    "diskreplay", "numpy", "numba", "zarr", "torch", "torchrl", "tensordict", "cpprb", "stable-baselines3", "tianshou"
+)  # fmt: skip
 
 Seconds = NDArray[np.float64]
 
@@ -104,6 +107,25 @@ def ratios(seconds: dict[str, list[Seconds]], ours: str, peer: str) -> Seconds:
     """Return how many times as long as ours the peer took, in each round; all calls count, the slow ones too."""
     pairs = zip(seconds[ours], seconds[peer], strict=True)
     return np.array([theirs.mean() / own.mean() for own, theirs in pairs])
+
+
+def faster(
+    seconds: dict[str, list[Seconds]], wanted: Mapping[str, float], what: str = "", ours: str = OURS
+) -> list[Target]:
+    """Return how many times as fast as each peer, in the median, we are to be; peers that did not run are left out."""
+    return [
+        Target(
+            f"{what}faster than {peer}", float(np.median(ratios(seconds, ours, peer))), least, "times", at_least=True
+        )
+        for peer, least in wanted.items()
+        if peer in seconds
+    ]
+
+
+def bandwidth(seconds: dict[str, list[Seconds]], ours: str, limit: str, least: float) -> Target:
+    """Return which share of the bandwidth of a copy of the same bytes we are to reach."""
+    share = float(np.median(ratios(seconds, ours, limit)))
+    return Target(f"{ours}: bandwidth, of that of a {limit}", share, least, "", at_least=True)
 
 
 def timing_table(seconds: dict[str, list[Seconds]], what: str) -> Table:

@@ -1,4 +1,4 @@
-"""Draw prioritized batches of n-step transitions and update their priorities."""
+"""Draw prioritized batches of n-step transitions and update their priorities, at several sizes of store."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,26 +9,39 @@ import numpy as np
 
 import diskreplay as dr
 from tools.bench import ram_peers
-from tools.bench.data import SCHEMA, episodes, fill, nstep_rows
-from tools.bench.harness import Contestant, Report, Target, in_turn, ratio_table, ratios, timed, timing_table
+from tools.bench.data import GAMMA, N_STEP, SCHEMA, Size, episodes, fill, nstep_rows
+from tools.bench.harness import (
+    OURS,
+    Contestant,
+    Report,
+    Table,
+    Target,
+    faster,
+    in_turn,
+    ratio_table,
+    ratios,
+    timed,
+    timing_table,
+)
 
 
-class Size(NamedTuple):
-    """Steps in the store, and batches drawn and updated in a round."""
+class Sizes(NamedTuple):
+    """What is drawn beside the peers, and the steps of stores that are compared among themselves."""
 
-    steps: int
-    batches: int
-    batch_size: int = 256
-    shortest: int = 10
-    longest: int = 500
+    beside: Size
+    grown: tuple[int, ...]
 
 
-FULL, TINY = Size(1_000_000, 500), Size(300, 5, 16, 3, 20)
+FULL = Sizes(Size(1_000_000, 500), (100_000, 1_000_000, 10_000_000))
+TINY = Sizes(Size(300, 5, 16, 3, 20), (100, 300))
 
-N_STEP, GAMMA, ALPHA, BETA = 5, 0.99, 0.6, 0.4
-OURS = "diskreplay"
+ALPHA, BETA = 0.6, 0.4
 FIELDS = ("obs", "action", "reward", "next_obs", "discount", "weight")
-WANTED = {ram_peers.CPPRB: 3.0}
+TORCHRL = "TorchRL ReplayBuffer, prioritized"
+WANTED = {ram_peers.CPPRB: 3.0, ram_peers.TIANSHOU: 7.0, TORCHRL: 12.0}
+MOST_GROWTH = 3.0
+
+Job = Callable[[Any], None]
 
 
 def _ours(sampler: dr.Sampler, td_error: Any) -> None:
@@ -38,54 +51,107 @@ def _ours(sampler: dr.Sampler, td_error: Any) -> None:
     sampler.update_priorities(batch.index, td_error)
 
 
-def _theirs(buffer: Any, size: int, td_error: Any) -> None:
+def _cpprb(buffer: Any, size: int, td_error: Any) -> None:
     batch = buffer.sample(size, beta=BETA)
     buffer.update_priorities(batch["indexes"], td_error)
 
 
-def _peers(size: Size) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def _tianshou(buffer: Any, size: int, td_error: Any) -> None:
+    _, index = ram_peers.tianshou_returns(buffer, size, N_STEP, GAMMA)
+    buffer.update_weight(index, td_error)
+
+
+def _torchrl(buffer: Any, td_error: Any) -> None:
+    batch, info = buffer.sample(return_info=True)
+    for field in ("obs", "action", "reward", "next_obs", "done"):
+        batch[field]
+    buffer.update_priority(info["index"], td_error)
+
+
+def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Job]]:
+    from tools.bench import torchrl_peer
+
+    found = list(episodes(size.steps, size.shortest, size.longest))
+    rows = nstep_rows(found, N_STEP, GAMMA)
     if ram_peers.CPPRB in ram_peers.INSTALLED:
-        rows = nstep_rows(list(episodes(size.steps, size.shortest, size.longest)), N_STEP, GAMMA)
-        buffer = ram_peers.cpprb_prioritized(SCHEMA, rows, ALPHA)
-        yield ram_peers.CPPRB, partial(_theirs, buffer, size.batch_size)
+        yield ram_peers.CPPRB, partial(_cpprb, ram_peers.cpprb_prioritized(SCHEMA, rows, ALPHA), size.batch_size)
+    if ram_peers.TIANSHOU in ram_peers.INSTALLED:
+        ends = np.zeros(size.steps, bool)
+        ends[np.cumsum([len(episode) for episode in found]) - 1] = True
+        buffer = ram_peers.tianshou_prioritized(nstep_rows(found, 1, GAMMA), ends, ALPHA, BETA)
+        yield ram_peers.TIANSHOU, partial(_tianshou, buffer, size.batch_size)
+    if torchrl_peer.extension_loads():
+        theirs = torchrl_peer.prioritized(folder / "torchrl", size.steps, size.batch_size, ALPHA, BETA)
+        torchrl_peer.fill(theirs, rows)
+        yield TORCHRL, partial(_torchrl, theirs)
 
 
-def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Draw from a store and from the peer's buffer with the same steps; errors are random and the same for all."""
-    fill(folder / "store", size.steps, size.shortest, size.longest)
+def _sampler(store: dr.Store, size: Size) -> dr.Sampler:
+    distribution = dr.Prioritized(alpha=ALPHA, beta=BETA)
+    return dr.Sampler(
+        store, dr.Transitions(n_step=N_STEP, gamma=GAMMA), distribution, batch_size=size.batch_size, seed=0
+    )
+
+
+def _contestants(jobs: list[tuple[str, Job]], size: Size) -> list[Contestant]:
+    """Give all the same errors, which are random."""
     errors = np.random.default_rng(0).exponential(size=(size.batches, size.batch_size)).astype(np.float32)
-    with (
-        dr.open(folder / "store") as store,
-        dr.Sampler(
-            store,
-            dr.Transitions(n_step=N_STEP, gamma=GAMMA),
-            dr.Prioritized(alpha=ALPHA, beta=BETA),
-            batch_size=size.batch_size,
-            seed=0,
-        ) as sampler,
-    ):
-        jobs = [(OURS, partial(_ours, sampler)), *(_peers(size) if peers else ())]
-        calls = [(row,) for row in errors]
-        seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
-    names = [name for name, _ in jobs[1:]]
+    calls = [(row,) for row in errors]
+    return [Contestant(name, partial(timed, job, calls)) for name, job in jobs]
+
+
+def _beside_peers(size: Size, rounds: int, folder: Path, peers: bool) -> tuple[list[Table], list[Target]]:
+    fill(folder / "store", size.steps, size.shortest, size.longest)
+    with dr.open(folder / "store") as store, _sampler(store, size) as sampler:
+        jobs: list[tuple[str, Job]] = [(OURS, partial(_ours, sampler)), *(_peers(size, folder) if peers else ())]
+        seconds = in_turn(_contestants(jobs, size), rounds)
     tables = [timing_table(seconds, f"a batch of {size.batch_size}, drawn and updated")]
-    if names:
-        tables.append(ratio_table(seconds, [(OURS, name) for name in names]))
+    if len(jobs) > 1:
+        tables.append(ratio_table(seconds, [(OURS, name) for name, _ in jobs[1:]]))
+    return tables, faster(seconds, WANTED)
+
+
+def _grown(sizes: Sizes, rounds: int, folder: Path) -> tuple[list[Table], list[Target]]:
+    """Compare stores of several sizes in turn."""
+    stores, jobs = [], []
+    for steps in sizes.grown:
+        fill(folder / f"{steps}", steps, sizes.beside.shortest, sizes.beside.longest)
+        stores.append(dr.open(folder / f"{steps}"))
+        jobs.append((f"{steps:,} steps", partial(_ours, _sampler(stores[-1], sizes.beside))))
+    seconds = in_turn(_contestants(jobs, sizes.beside), rounds)
+    for store in stores:
+        store.close()
+    least, *more = seconds
     targets = [
-        Target(
-            f"faster than {name}", float(np.median(ratios(seconds, OURS, name))), WANTED[name], "times", at_least=True
-        )
-        for name in names
+        Target(f"{name}, against {least}", float(np.median(ratios(seconds, least, name))), MOST_GROWTH, "times")
+        for name in more
     ]
+    return [timing_table(seconds, "a batch, drawn and updated")], targets
+
+
+def run(size: Sizes, rounds: int, folder: Path, peers: bool = True) -> Report:
+    """Draw from a store and from the peers' buffers with the same steps; then from stores of several sizes."""
+    tables, targets = _beside_peers(size.beside, rounds, folder, peers)
+    more, growth = _grown(size, rounds, folder)
+    left_out = [ram_peers.MISSING_ARE_LEFT_OUT]
+    if peers and TORCHRL not in [row[0] for row in tables[0].rows]:
+        from tools.bench import torchrl_peer
+
+        left_out.append(torchrl_peer.NO_EXTENSION)
+    one = size.beside
     return Report(
         f"Prioritized batches of {N_STEP}-step transitions, with updates",
-        tables,
-        targets,
+        tables + more,
+        targets + growth,
         [
-            f"{size.steps:,} steps of CartPole's shape in episodes of {size.shortest} to {size.longest}, "
-            f"{size.batches:,} batches in a round; everything is in the page cache; no prefetching.",
+            f"{one.steps:,} steps of CartPole's shape in episodes of {one.shortest} to {one.longest}, "
+            f"{one.batches:,} batches in a round; everything is in the page cache; no prefetching. The stores of "
+            "several sizes take turns like contestants.",
             "Ours gives torch tensors, six of which are taken from the batch by name; cpprb gives numpy arrays.",
-            f"cpprb has the easier job: its rows were made {N_STEP}-step ones before they were stored. Ours holds "
+            f"cpprb has an easier job: its rows were made {N_STEP}-step ones before they were stored. Ours holds "
             "single steps and looks for new ones at each batch.",
+            f"Tianshou holds single steps too; its row is sample, its own {N_STEP}-step return (with a target that "
+            "costs nothing) and the update.",
+            *left_out,
         ],
     )

@@ -1,0 +1,87 @@
+"""The limit of a gather: the same bytes copied from the same mappings, by one call of C's memcpy a run."""
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels import jit
+from diskreplay.kernels.gather import row_address
+from diskreplay.kernels.stream import stream
+from diskreplay.views.windows import Windows
+
+if jit.COMPILED:
+    from diskreplay.kernels.jit import copy_bytes, fence
+
+Ints = NDArray[np.int64]
+
+COPY, STREAM = "plain copy of the same bytes", "the same, past the caches"
+# As many as a sampler has in turn: what it wrote last is not what it writes next.
+TARGETS = 3
+
+
+class Runs(NamedTuple):
+    """Contiguous runs that make a batch: addresses, bytes, and where each goes in the batch."""
+
+    sources: Ints
+    counts: Ints
+    places: Ints
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs."""
+        return int(self.counts.sum())
+
+
+@jit.kernel("none", "ints", "ints", "ints", "int", "int")
+def _copy(sources: Ints, counts: Ints, places: Ints, target: int, streamed: int) -> None:
+    for i in range(sources.size):
+        if streamed:
+            stream(target + places[i], sources[i], counts[i])
+        else:
+            copy_bytes(target + places[i], sources[i], counts[i])
+    fence()
+
+
+def windows_of(snapshot: Any, ids: Ints, n: int, stack: int = 1) -> Windows:
+    """Return where the windows of these ids lie."""
+    windows = Windows(len(ids))
+    if windows.find(snapshot, ids, n, stack, False) >= 0:
+        raise ValueError("an id cannot be sampled")
+    return windows
+
+
+def runs(snapshot: Any, leaf: str, windows: Windows, spans: Sequence[tuple[Ints, Ints]]) -> Runs:
+    """Return the runs of rows first to last of each window, of each span, cut where a chunk ends."""
+    table = snapshot.leaf(leaf)
+    found, place = [], 0
+    for first, last in spans:
+        table.ensure(windows.slot, first, last)
+        columns = (column.tolist() for column in (windows.slot, windows.lane, first, last))
+        for slot, lane, a, b in zip(*columns, strict=True):
+            while a <= b:
+                until = min(b, a | ((1 << int(table.shift[slot])) - 1))
+                at = row_address(
+                    slot, lane, a, table.first_chunk, table.chunks, table.shift, snapshot.lanes, table.bases,
+                    table.row_bytes,
+                )  # fmt: skip
+                nbytes = (until + 1 - a) * table.row_bytes
+                found.append((at, nbytes, place))
+                place, a = place + nbytes, until + 1
+    return Runs(*np.ascontiguousarray(np.array(found, np.int64).T))
+
+
+def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
+    """Return what copies the next batch when it is called, into memory used in turn."""
+    targets = [np.zeros(max(batch.nbytes for batch in batches) + 64, np.uint8) for _ in range(TARGETS)]
+    pairs = cycle(
+        zip(batches, cycle([target.ctypes.data + -target.ctypes.data % 64 for target in targets]), strict=False)
+    )
+
+    def copy(keep: object = targets) -> None:
+        batch, target = next(pairs)
+        _copy(*batch, target, streamed)
+
+    return copy
