@@ -51,8 +51,8 @@ def opening(path: str) -> dict[str, float]:
     return {"open": opened - started, "steps": steps, "episodes": store.num_episodes}
 
 
-def reading(path: str) -> dict[str, float]:
-    """Tell what memory of its own opening a store and drawing a first batch take."""
+def reading(path: str, distribution: str) -> dict[str, float]:
+    """Tell what memory of its own opening a store and drawing a first batch take, and an update by priority."""
     import torch
 
     import diskreplay as dr
@@ -64,8 +64,10 @@ def reading(path: str) -> dict[str, float]:
     before = memory()["RssAnon"]
     store = dr.open(path)
     opened = memory()["RssAnon"]
-    sampler = dr.Sampler(store, view, batch_size=256, seed=0)
+    sampler = dr.Sampler(store, view, getattr(dr, distribution)(), batch_size=256, seed=0)
     batch = sampler.sample()
+    if sampler.distribution.weighted:
+        sampler.update_priorities(batch.index, batch.weight)
     after = memory()["RssAnon"]
     return {"open": opened - before, "sample": after - before, "batch": len(batch), "steps": len(store)}
 
