@@ -20,7 +20,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
-MADV_RANDOM, MADV_WILLNEED = 1, 3
+MADV_RANDOM, MADV_WILLNEED, MADV_HUGEPAGE = 1, 3, 14
 
 
 class Mapping:

@@ -42,8 +42,10 @@ def distribution_argument(distribution: Any) -> Distribution:
 def ids_argument(ids: Any) -> NDArray[np.int64]:
     """Return ids with one axis, or raise InvalidIndex."""
     if isinstance(ids, torch.Tensor):
-        ids = ids.detach().cpu().numpy()
+        ids = ids.numpy(force=True)
     given = np.asarray(ids)
+    if given.dtype == np.int64 and given.ndim == 1:
+        return np.ascontiguousarray(given)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise InvalidIndex(f"ids must be integers with one axis, not {given.dtype}{list(given.shape)}")
     if given.dtype.kind == "u" and given.size and int(given.max()) > np.iinfo(np.int64).max:

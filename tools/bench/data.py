@@ -1,5 +1,6 @@
 """Steps the size of CartPole's, and of frames, the same at every run."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,11 @@ FRAME_SCHEMA = dr.Schema(obs=dr.Field((84, 84), "uint8"), action=dr.Field((), "i
 
 
 N_STEP, GAMMA = 5, 0.99
+READ_BACK = (
+    "Everything is in the page cache. Ours was dropped from it once after it was written: what is read back from disk "
+    "through a narrow mapping is kept in large pages, as for a trainer that starts later. The pages that a writer "
+    "has touched are small, and thousands of them are more than a processor remembers at a time."
+)
 
 
 class Size(NamedTuple):
@@ -75,6 +81,16 @@ def write(path: Path, schema: dr.Schema, found: Iterable[Steps]) -> None:
     with dr.create(path, schema) as store, store.writer() as writer:
         for episode in found:
             append_whole(writer, episode)
+
+
+def drop(path: Path) -> None:
+    """Have the system forget a store's files, so that the next reader has them from disk as after a restart."""
+    for file in path.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
 
 def append_whole(writer: Any, episode: Steps) -> None:

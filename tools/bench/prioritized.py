@@ -9,7 +9,7 @@ import numpy as np
 
 import diskreplay as dr
 from tools.bench import ram_peers
-from tools.bench.data import GAMMA, N_STEP, SCHEMA, Size, episodes, fill, nstep_rows
+from tools.bench.data import GAMMA, N_STEP, READ_BACK, SCHEMA, Size, drop, episodes, fill, nstep_rows
 from tools.bench.harness import (
     OURS,
     Contestant,
@@ -102,6 +102,7 @@ def _contestants(jobs: list[tuple[str, Job]], size: Size) -> list[Contestant]:
 
 def _beside_peers(size: Size, rounds: int, folder: Path, peers: bool) -> tuple[list[Table], list[Target]]:
     fill(folder / "store", size.steps, size.shortest, size.longest)
+    drop(folder / "store")
     with dr.open(folder / "store") as store, _sampler(store, size) as sampler:
         jobs: list[tuple[str, Job]] = [(OURS, partial(_ours, sampler)), *(_peers(size, folder) if peers else ())]
         seconds = in_turn(_contestants(jobs, size), rounds)
@@ -116,6 +117,7 @@ def _grown(sizes: Sizes, rounds: int, folder: Path) -> tuple[list[Table], list[T
     stores, jobs = [], []
     for steps in sizes.grown:
         fill(folder / f"{steps}", steps, sizes.beside.shortest, sizes.beside.longest)
+        drop(folder / f"{steps}")
         stores.append(dr.open(folder / f"{steps}"))
         jobs.append((f"{steps:,} steps", partial(_ours, _sampler(stores[-1], sizes.beside))))
     seconds = in_turn(_contestants(jobs, sizes.beside), rounds)
@@ -145,8 +147,9 @@ def run(size: Sizes, rounds: int, folder: Path, peers: bool = True) -> Report:
         targets + growth,
         [
             f"{one.steps:,} steps of CartPole's shape in episodes of {one.shortest} to {one.longest}, "
-            f"{one.batches:,} batches in a round; everything is in the page cache; no prefetching. The stores of "
-            "several sizes take turns like contestants.",
+            f"{one.batches:,} batches in a round; no prefetching. The stores of several sizes take turns like "
+            "contestants.",
+            READ_BACK,
             "Ours gives torch tensors, six of which are taken from the batch by name; cpprb gives numpy arrays.",
             f"cpprb has an easier job: its rows were made {N_STEP}-step ones before they were stored. Ours holds "
             "single steps and looks for new ones at each batch.",

@@ -1,13 +1,14 @@
 """Draw uniform batches of 1-step and 5-step transitions."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import diskreplay as dr
 from tools.bench import ram_peers
-from tools.bench.data import GAMMA, N_STEP, SCHEMA, Array, Size, episodes, fill, nstep_rows
+from tools.bench.data import GAMMA, N_STEP, READ_BACK, SCHEMA, Array, Size, drop, episodes, fill, nstep_rows
 from tools.bench.harness import (
     OURS,
     Contestant,
@@ -23,6 +24,7 @@ from tools.bench.harness import (
 
 FULL, TINY = Size(1_000_000, 1000), Size(300, 5, 16, 3, 20)
 
+WRITTEN = f"{OURS}, pages as written"
 NESTED = ", nested keys"
 FLAT_FIELDS = ("obs", "action", "reward", "next_obs", "done")
 NESTED_FIELDS = ("observation", "action", ("next", "reward"), ("next", "observation"), ("next", "done"))
@@ -64,9 +66,12 @@ def _one(n: int, size: Size, rounds: int, folder: Path, peers: bool) -> tuple[li
         jobs += _in_memory(columns, size) if n == 1 else ()
         jobs += _torchrl(columns, size, folder / f"{n}")
     wanted = {name: IN_RAM.get(name, WANTED_OF_TORCHRL[n]) for name, _ in jobs}
-    view = dr.Transitions(n_step=n, gamma=GAMMA)
-    with dr.open(folder / "store") as store, dr.Sampler(store, view, batch_size=size.batch_size, seed=0) as sampler:
-        jobs.insert(0, (OURS, partial(_draw, sampler.sample, OUR_FIELDS)))
+    with ExitStack() as stack:
+        for name in (WRITTEN, OURS):
+            store = stack.enter_context(dr.open(folder / name))
+            view = dr.Transitions(n_step=n, gamma=GAMMA)
+            sampler = stack.enter_context(dr.Sampler(store, view, batch_size=size.batch_size, seed=0))
+            jobs.insert(0, (name, partial(_draw, sampler.sample, OUR_FIELDS)))
         calls = [()] * size.batches
         seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
         made = sampler.stats()
@@ -79,7 +84,9 @@ def _one(n: int, size: Size, rounds: int, folder: Path, peers: bool) -> tuple[li
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     """Draw from a store and from the peers' buffers with the same steps."""
-    fill(folder / "store", size.steps, size.shortest, size.longest)
+    for name in (WRITTEN, OURS):
+        fill(folder / name, size.steps, size.shortest, size.longest)
+    drop(folder / OURS)
     tables: list[Table] = []
     targets: list[Target] = []
     for n in (1, N_STEP):
@@ -92,8 +99,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         targets,
         [
             f"{size.steps:,} steps of CartPole's shape in episodes of {size.shortest} to {size.longest} steps, "
-            f"{size.batches:,} batches in a round; everything is in the page cache; no prefetching on either side; "
-            "CPU tensors, but cpprb gives numpy arrays.",
+            f"{size.batches:,} batches in a round; no prefetching on either side; CPU tensors, but cpprb gives numpy "
+            "arrays.",
+            READ_BACK,
             f"The peers have the easiest job: their rows were made 1-step or {N_STEP}-step ones before they were "
             "stored (obs, action, reward, next_obs, done, flat), as TorchRL's MultiStep transform does on the "
             "collector's side. Ours stores single steps and makes returns, next observations and discounts as it "
