@@ -24,13 +24,13 @@ _BLOCK = 1024
 
 
 @jit.kernel(
-    "none", "floats", "int", "ints", "floats", "floats", "ints32", "ints2", "out_ints", "out_floats"
+    "none", "floats", "int", "ints", "floats", "floats", "ints32", "ints2", "out_ints", "out_ints", "out_floats"
 )  # fmt: skip
 def draw(
     fractions: Floats, stratified: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
-    ids: Ints, chances: Floats,
+    places: Ints, ids: Ints, chances: Floats,
 ) -> None:  # fmt: skip
-    """Write the id at each fraction of the total, 0 to below 1, and its share of the total, which must not be 0.
+    """Write the place and id at each fraction of the total, 0 to below 1, and its share of the total, which is not 0.
 
     Stratified: the total is cut into as many equal parts as there are fractions, and fraction i is one of part i.
     """
@@ -38,9 +38,9 @@ def draw(
     part = total / fractions.size if stratified else total
     for i in range(fractions.size):
         chances[i] = (fractions[i] + i if stratified else fractions[i]) * part
-    sumtree_find(starts, tree, sums, owner, chances, ids)
+    sumtree_find(starts, tree, sums, owner, chances, places)
     for i in range(fractions.size):
-        place = ids[i]
+        place = places[i]
         extent = np.uint64(owner[np.uint64(place)])
         ids[i] = table[extent, FIRST] + (place - table[extent, BASE]) * table[extent, STRIDE]
         chances[i] /= total
@@ -48,45 +48,63 @@ def draw(
 
 def draw_plain(
     fractions: Floats, stratified: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
-    ids: Ints, chances: Floats,
+    places: Ints, ids: Ints, chances: Floats,
 ) -> None:  # fmt: skip
     """Do what `draw` does."""
     size, total = len(fractions), sums[-1]
     chances[:] = (fractions + np.arange(size)) * (total / size) if stratified else fractions * total
-    sumtree_find_plain(starts, tree, sums, owner, chances, ids)
-    line = table[owner[ids]]
-    ids[:] = line[:, FIRST] + (ids - line[:, BASE]) * line[:, STRIDE]
+    sumtree_find_plain(starts, tree, sums, owner, chances, places)
+    line = table[owner[places]]
+    ids[:] = line[:, FIRST] + (places - line[:, BASE]) * line[:, STRIDE]
     chances /= total
 
 
+@jit.kernel("int", "ints", "ints")
+def _same(some: Ints, others: Ints) -> int:
+    """Tell whether two arrays hold the same numbers."""
+    if some.size != others.size:
+        return 0
+    differences = np.int64(0)
+    for i in range(some.size):
+        differences |= some[i] ^ others[i]
+    return int(differences == 0)
+
+
 @jit.kernel(
-    "int", "ints", "floats", "float", "float", "int", "ints", "ints", "ints", "ints", "ints", "ints2",
+    "int", "ints", "floats", "float", "float", "ints", "ints", "int", "ints", "ints", "ints", "ints", "ints", "ints2",
     "ints", "out_floats", "out_floats", "out_floats", "out_floats", "out_floats",
 )  # fmt: skip
 def update(
-    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, keys: Ints, at: Ints,
-    more_keys: Ints, more_at: Ints, table: Ints,
+    ids: Ints, errors: Floats, eps: float, alpha: float, drawn: Ints, drawn_places: Ints, origin: int, lanes: Ints,
+    keys: Ints, at: Ints, more_keys: Ints, more_at: Ints, table: Ints,
     starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats,
 ) -> int:  # fmt: skip
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds by either index.
 
+    Where the ids are those `drawn`, their places are known.
     The last error counts where an id is named twice; largest[0] becomes the largest raw priority if that is larger.
     Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
     """
     for i in range(ids.size):
         if not abs(errors[i]) <= _FINITE:
             return -1 - i
-    extent, place = np.full(ids.size, -1), np.zeros(ids.size, np.int64)
-    locate(ids, origin, lanes, keys, at, table, LOW, HIGH, extent, place)
-    if more_keys.size:
-        locate(ids, origin, lanes, more_keys, more_at, table, LOW, HIGH, extent, place)
-    values, masses = np.empty(ids.size), np.empty(ids.size)
+    place, values, masses = np.zeros(ids.size, np.int64), np.empty(ids.size), np.empty(ids.size)
     found = np.int64(0)
-    for i in range(ids.size):
-        here = np.uint64(found)
-        place[here] = place[i] + table[np.uint64(max(extent[i], 0)), BASE]
-        values[here] = abs(errors[i]) + eps
-        found += np.int64(extent[i] >= 0)
+    if _same(ids, drawn):
+        for i in range(ids.size):
+            place[i] = drawn_places[i]
+            values[i] = abs(errors[i]) + eps
+        found += ids.size
+    else:
+        extent = np.full(ids.size, -1)
+        locate(ids, origin, lanes, keys, at, table, LOW, HIGH, extent, place)
+        if more_keys.size:
+            locate(ids, origin, lanes, more_keys, more_at, table, LOW, HIGH, extent, place)
+        for i in range(ids.size):
+            here = np.uint64(found)
+            place[here] = place[i] + table[np.uint64(max(extent[i], 0)), BASE]
+            values[here] = abs(errors[i]) + eps
+            found += np.int64(extent[i] >= 0)
     place, values, masses = place[:found], values[:found], masses[:found]
     # What is changed, and what is added up with it, is on its way while the powers are computed.
     leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
@@ -103,8 +121,8 @@ def update(
 
 
 def update_plain(
-    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, keys: Ints, at: Ints,
-    more_keys: Ints, more_at: Ints, table: Ints,
+    ids: Ints, errors: Floats, eps: float, alpha: float, drawn: Ints, drawn_places: Ints, origin: int, lanes: Ints,
+    keys: Ints, at: Ints, more_keys: Ints, more_at: Ints, table: Ints,
     starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats,
 ) -> int:  # fmt: skip
     """Do what `update` does."""

@@ -42,11 +42,17 @@ def tree_starts(capacity: int, top: int = TOP) -> Ints:
         nodes = -(-nodes // FAN_OUT)
 
 
-def tree_arrays(capacity: int, least: bool, top: int = TOP) -> tuple[Ints, Floats, Floats, Floats]:
-    """Return `starts`, `tree`, `sums` and `least` of a tree without any mass; `least` is empty if nobody wants it."""
+def tree_arrays(
+    capacity: int, least: bool, top: int = TOP, tree: Floats | None = None
+) -> tuple[Ints, Floats, Floats, Floats]:
+    """Return `starts`, `tree`, `sums` and `least` of a tree without any mass; `least` is empty if nobody wants it.
+
+    `tree` is memory for it: zeros, as many as the last of `tree_starts`.
+    """
     starts = tree_starts(capacity, top)
     smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
-    return starts, aligned(starts[-1]), np.zeros(starts[-1] - starts[-2] + 1), smallest
+    tree = aligned(starts[-1]) if tree is None else tree
+    return starts, tree, np.zeros(starts[-1] - starts[-2] + 1), smallest
 
 
 def aligned(size: int) -> Floats:

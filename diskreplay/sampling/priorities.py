@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels.runs import IdRuns, keep, lane_keys
 from diskreplay.sampling.extents import Extents, ragged, room_for
+from diskreplay.sampling.memory import zeros
 from diskreplay.sampling.population import Changes, Mark, Population
 from diskreplay.sampling.sumtree import SumTree
 
@@ -21,6 +22,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FIRST_CAPACITY = 1024
+
+_NOTHING_DRAWN = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class PriorityTable:
@@ -74,8 +77,8 @@ class PriorityTable:
     def _resize(self, capacity: int) -> None:
         """Make room for so many places, all that are in use among them."""
         end = self._extents.end
-        owner, raw = np.zeros(capacity, np.int32), np.zeros(capacity)
-        tree = SumTree(capacity, self._least)
+        masses, raw, owner = zeros((SumTree.room(capacity), np.float64), (capacity, np.float64), (capacity, np.int32))
+        tree = SumTree(capacity, self._least, masses)
         if end:
             owner[:end], raw[:end] = self._owner[:end], self._raw[:end]
             tree.fill(self.tree.masses[:end])
@@ -115,6 +118,7 @@ class PriorityTable:
     def _prepare(self, population: Population) -> None:
         """Gather what the kernels take beside a batch: no array is replaced but by following."""
         tree, extents = self.tree, self._extents
+        self._drawn = _NOTHING_DRAWN  # places may have changed
         self._for_draw = (tree.starts, tree.tree, tree.sums, self._owner, extents.table)
         arrays = tree.starts, tree.tree, tree.sums, tree.smallest, self._raw, self._largest
         self._for_update = (*population.segments, *extents.indexes, extents.table, *arrays)
@@ -274,8 +278,11 @@ class PriorityTable:
 
         Stratified: the total is cut into equal parts, and each fraction is one of its own part.
         """
-        ids, chances = np.empty(len(fractions), np.int64), np.empty(len(fractions))
-        self._draw(fractions, stratified, *self._for_draw, ids, chances)
+        size = len(fractions)
+        places, ids, chances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
+        self._draw(fractions, stratified, *self._for_draw, places, ids, chances)
+        # Most often the next update is of these.
+        self._drawn = ids, places
         return ids, chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
@@ -283,7 +290,7 @@ class PriorityTable:
 
         If error i is not finite, nothing is changed and -1 - i is returned.
         """
-        skipped: int = self._update(ids, errors, eps, self._alpha, *self._for_update)
+        skipped: int = self._update(ids, errors, eps, self._alpha, *self._drawn, *self._for_update)
         return skipped
 
     # --- saving ------------------------------------------------------------------------------------------------------

@@ -192,10 +192,11 @@ class Prioritized(Owned):
             Another shape, or a value that is not finite.
         """
         error = np.asarray(td_error, np.float64)
-        if error.ndim == 2 and error.shape[1] == 1:
-            error = error[:, 0]
-        elif error.ndim == 2 and loss_mask is not None:
-            error = sequence_error(error, loss_mask, self._eta)
+        if error.ndim == 2:
+            if error.shape[1] == 1:
+                error = error[:, 0]
+            elif loss_mask is not None:
+                error = sequence_error(error, loss_mask, self._eta)
         if error.shape != (len(ids),):
             raise ValueError(f"td_error must have one value for each of {len(ids)} ids, not shape {list(error.shape)}")
         table = self._followed(population)

@@ -18,6 +18,8 @@ class SumTree:
         Leaves that there is room for.
     least : bool
         Whether to know the smallest mass that is not 0.
+    memory : (SumTree.room(capacity),) float64 or None
+        Zeros, which the tree is made of.
 
     Attributes
     ----------
@@ -30,14 +32,21 @@ class SumTree:
     sums: Floats
     smallest: Floats
 
-    def __init__(self, capacity: int, least: bool = False) -> None:
+    def __init__(self, capacity: int, least: bool = False, memory: Floats | None = None) -> None:
         # Here and not above: they load numba, which nobody needs to make a distribution.
-        from diskreplay.kernels.sumtree import FAN_OUT, tree_arrays
+        from diskreplay.kernels.sumtree import FAN_OUT, TOP, tree_arrays
         from diskreplay.kernels.table import chosen
 
         self._set, self._fan_out = chosen("sumtree_set"), FAN_OUT
         self.capacity = capacity
-        self.starts, self.tree, self.sums, self.smallest = tree_arrays(capacity, least)
+        self.starts, self.tree, self.sums, self.smallest = tree_arrays(capacity, least, TOP, memory)
+
+    @staticmethod
+    def room(capacity: int) -> int:
+        """Return how many numbers the tree of so many leaves has."""
+        from diskreplay.kernels.sumtree import tree_starts
+
+        return int(tree_starts(capacity)[-1])
 
     @property
     def total(self) -> float:
