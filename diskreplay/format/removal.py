@@ -1,4 +1,4 @@
-"""Segments that leave a store: out of sight in one step, and gone from the disk before their files are."""
+"""What leaves a store: segments, out of sight in one step, and what processes that died were making."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from diskreplay.format import layout
-from diskreplay.format.durable import sync_folder
+from diskreplay.format.durable import sync_folder, try_lock
 from diskreplay.format.root import Root
 
 
@@ -32,3 +32,23 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
         sync_folder(root.segments_folder)
     for path in gone:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_dead_draft(path: str, lock_path: str) -> None:
+    """Remove what a process was making at ``path`` if that is gone; in it lies the lock which it held.
+
+    The caller holds the store lock.
+    """
+    try:
+        lock = try_lock(f"{path}/{lock_path}")
+    except OSError:
+        # It has no place for a lock yet: its maker died, or is just about to make one; then this fails, or that does.
+        with suppress(OSError):
+            os.rmdir(path)
+        # Or it had one until the power went: a place for the lock is made before anything else.
+        if os.path.isdir(path) and lock_path.split("/")[0] not in (names := os.listdir(path)) and names:
+            shutil.rmtree(path, ignore_errors=True)
+        return
+    if lock is not None:
+        shutil.rmtree(path, ignore_errors=True)
+        lock.release()

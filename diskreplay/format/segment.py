@@ -205,23 +205,6 @@ def remove_draft(info: SegmentInfo, lock: Lock) -> None:
     lock.release()
 
 
-def remove_dead_draft(path: str) -> None:
-    """Remove a draft if the process that made it is gone. The caller holds the store lock."""
-    try:
-        lock = try_lock(f"{path}/{layout.COMMITTED}/{layout.LOCK}")
-    except OSError:
-        # It has no place for a lock yet: its maker died, or is just about to make one; then this fails, or that does.
-        with suppress(OSError):
-            os.rmdir(path)
-        # Or it had one until the power went: a place for the lock is made before anything else.
-        if os.path.isdir(path) and layout.COMMITTED not in (names := os.listdir(path)) and names:
-            shutil.rmtree(path, ignore_errors=True)
-        return
-    if lock is not None:
-        shutil.rmtree(path, ignore_errors=True)
-        lock.release()
-
-
 def _build_arrays(root: Root, building: str, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> None:
     blueprint = root.blueprint
     for path, document in blueprint.documents(lanes, chunk_rows, rows):

@@ -23,7 +23,6 @@ from diskreplay.format import layout
 from diskreplay.format.durable import (
     Lock,
     held_lock,
-    is_locked,
     storage_error,
     sync_file,
     sync_folder,
@@ -145,12 +144,6 @@ def remove_stale(root: Root) -> None:
                     shutil.rmtree(gone, ignore_errors=True)
         except (OSError, FormatError):
             continue  # which one counts is not known: `read_state` says so to whoever wants it
-
-
-def remove_dead_draft(path: str) -> None:
-    """Remove a draft of a state if the process that made it is gone; the caller holds the store lock."""
-    if not is_locked(os.path.join(path, layout.LOCK)):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _group(root: Root) -> Document:

@@ -10,7 +10,7 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.hidden import HiddenEntries, hide
 from diskreplay.format.mending import move_aside
-from diskreplay.format.removal import destroy, take_out
+from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import (
@@ -20,7 +20,6 @@ from diskreplay.format.segment import (
     build_segment,
     place_segment,
     read_segment,
-    remove_dead_draft,
     segment_numbers,
 )
 from diskreplay.format.unwritten import NeverWritten, has_no_durable_row
@@ -146,9 +145,9 @@ class Retention:
             if name.startswith("new-"):
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
             elif name.startswith(states.DRAFT):
-                states.remove_dead_draft(f"{self._root.counters_folder}/{name}")
+                remove_dead_draft(f"{self._root.counters_folder}/{name}", layout.LOCK)
             elif name.startswith(DRAFT):
-                remove_dead_draft(f"{self._root.counters_folder}/{name}")
+                remove_dead_draft(f"{self._root.counters_folder}/{name}", f"{layout.COMMITTED}/{layout.LOCK}")
         states.remove_stale(self._root)
         words = self._counters.read()
         for name in os.listdir(self._root.segments_folder):
