@@ -56,6 +56,7 @@ class Ledger:
         self._doomed: set[int] = set()  # too old, or hidden whole
         self._entries = HiddenEntries(root)
         self._evicted = 0
+        self.has_more = False
 
     @property
     def is_idle(self) -> bool:
@@ -64,8 +65,10 @@ class Ledger:
         limits = (root.capacity, root.capacity_bytes, root.max_age_s)
         return limits == (None, None, None) and not self._counters.peek(layout.HIDDEN_ENTRIES)
 
-    def leaving(self, *, again: bool) -> Iterator[tuple[int, int]]:
-        """Yield number and steps of each segment that has to leave; it is forgotten when the next one is asked for.
+    def leaving(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
+        """Yield number and steps of segments that have to leave; each is forgotten when the next one is asked for.
+
+        They are ``most`` at most; `has_more` tells whether that is fewer than have to.
 
         Moves the horizon first. ``again``: look at known segments that were not sealed too. Without it their steps may
         be too few, which only makes the horizon move later.
@@ -83,7 +86,9 @@ class Ledger:
         for number in [n for n in self._unsealed if again or n >= first]:
             self._look(number)
         self._move_horizon(int(words[layout.HORIZON]), end)
-        for number in self._due():
+        due = self._due()
+        self.has_more = len(due) > most
+        for number in due[:most]:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps

@@ -191,6 +191,9 @@ class _Mender:
         data = known_document(self._plan, problem.where, 0 if words is None else words.hidden)
         if data is not None:
             self._restore(problem.where, data, problem.detail)
+        elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
+            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was moved for another of its files
+                self._set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE:
             self._set_aside(problem.where, problem.detail)
         elif parts[0] == layout.LIMITERS and len(parts) == 3:

@@ -1,6 +1,7 @@
 """Numbers for new segments, and which old ones leave: all that is done under the store lock."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 
@@ -25,8 +26,10 @@ from diskreplay.format.segment import (
 from diskreplay.format.unwritten import NeverWritten, has_no_durable_row
 from diskreplay.store.ledger import Ledger
 
-# Each dead segment that waits to be sealed holds a descriptor.
+# Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
 _AT_ONCE = 64
+# A segment that is being deleted: its number, and what the counter of steps evicted becomes.
+_REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 
 
 class Retention:
@@ -86,11 +89,11 @@ class Retention:
 
     def enforce(self) -> None:
         """Remove segments that have to leave; nothing else has to succeed first."""
-        if self._ledger.is_idle:
-            return
-        with held_lock(self._root.lock_path):
-            self._counters.mend()
-            self._remove_old(again=True)
+        left = not self._ledger.is_idle
+        while left:  # others get the lock in between
+            with held_lock(self._root.lock_path):
+                self._counters.mend()
+                left = self._remove_old(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_frontier: Callable[[], int]) -> list[int]:
         """Hide episodes of sealed segments, all or, where that fails, none; return the first ids of those that were.
@@ -188,23 +191,23 @@ class Retention:
                 continue
         return found
 
-    def _remove_old(self, *, again: bool) -> None:
-        """Take out what has to leave: renamed first, so that nobody finds it half there."""
+    def _remove_old(self, *, again: bool) -> bool:
+        """Take out what has to leave, some at a time, and delete it; tell whether more has to."""
         gone: list[str] = []
-        for number, steps in self._ledger.leaving(again=again):
+        for number, steps in self._ledger.leaving(_AT_ONCE, again=again):
             if not gone:
                 self._finish_removals()
             evicted = int(self._counters.read()[layout.STEPS_EVICTED]) + steps
             gone.append(take_out(self._root, number, evicted))
             self._counters.set(layout.STEPS_EVICTED, evicted)
         destroy(self._root, gone)
+        return self._ledger.has_more
 
     def _finish_removals(self) -> None:
         """Delete what processes that died left half deleted, and count its steps; the caller holds the store lock."""
         for name in os.listdir(self._root.counters_folder):
             if name.startswith("old-"):
-                evicted = name.split("-")[2:]
-                if evicted and evicted[0].isdecimal():
+                if counted := _REMOVED.fullmatch(name):
                     now = int(self._counters.read()[layout.STEPS_EVICTED])
-                    self._counters.set(layout.STEPS_EVICTED, max(now, min(int(evicted[0]), layout.MOST_COUNTED)))
+                    self._counters.set(layout.STEPS_EVICTED, max(now, min(int(counted[1]), layout.MOST_COUNTED)))
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)

@@ -8,6 +8,7 @@ from diskreplay.format import layout
 from diskreplay.format.verify_files import KINDS, Files, Problem
 from diskreplay.format.verify_root import Words, check_root, read_hidden, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
+from diskreplay.format.verify_states import verify_states
 
 __all__ = ["KINDS", "Problem", "segment_numbers", "verify"]
 
@@ -28,7 +29,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     path : path
         The folder of the store.
     deep : bool
-        Read every sealed chunk too and check its checksum.
+        Read every sealed chunk and every saved state of a sampler too, and check their checksums.
     progress : callable, optional
         Called with the number of segments that were looked at, and of all of them.
 
@@ -55,6 +56,8 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     words = read_words(files) if layout.COUNTERS in good else None
     hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
     problems = files.problems
+    if deep and layout.SAMPLERS in good:
+        problems += verify_states(root)
     for done, number in enumerate(numbers):
         if progress is not None:
             progress(done, len(numbers))

@@ -12,6 +12,7 @@ import diskreplay as dr
 from diskreplay.format import layout
 from diskreplay.format.hidden import ROWS
 from diskreplay.format.root import read_root
+from diskreplay.store import retention
 from diskreplay.store.repair import repair
 from tests.testing.support import append_numbered, serial_schema
 
@@ -390,3 +391,16 @@ def test_an_eviction_at_rest_reads_as_the_format_says(store):
     root = read_root(Path(store.path))
     assert int(root.counters().read()[layout.HIDDEN_ENTRIES]) == 1
     assert np.fromfile(store.path / "hidden" / "c.0.0", "<i8")[:2].tolist() == [first, 5]
+
+
+def test_thousands_of_segments_leave_in_parts_so_that_others_get_the_lock(tmp_store, monkeypatch):
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        write(store, 150, steps=1)
+        held = []
+        real = retention.held_lock
+        monkeypatch.setattr(retention, "held_lock", lambda *args: held.append(args) or real(*args))
+        assert store.evict(lambda episode: episode["serial"][0] % 150 < 140) == 140
+        assert len(held) == 4  # to hide them, and to delete 64, 64 and 12
+        assert segments_on_disk(tmp_store) == list(range(140, 150))
+        assert store.info()["steps_evicted"] == 140
+        assert store.verify(deep=True) == []

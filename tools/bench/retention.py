@@ -122,9 +122,10 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [Target("speed beside a store that keeps everything", speed, LEAST, "times", at_least=True)],
         [
             f"A capacity of {size.capacity:,} steps of CartPole's shape in episodes of {size.shortest} to "
-            f"{size.longest}; a round has {size.turns} turns of {size.batches:,} batches each. Each of the {WRITERS} "
-            f"writers, processes of their own, appends {size.steps_per_second:,} steps a second one by one, as far as "
-            f"the machine lets it: {written[0]:,} in all to the store that evicts, and {written[1]:,} to the other.",
+            f"{size.longest}; a round has {size.turns} turns of {size.batches:,} batches each.",
+            f"Each of the {WRITERS} writers, processes of their own, appends {size.steps_per_second:,} steps a second "
+            f"one by one, as far as the machine lets it: {written[0]:,} in all to the store that evicts, and "
+            f"{written[1]:,} to the other.",
             f"Each call looks for new steps first, so nearly every batch is drawn from another snapshot. {evicted:,} "
             "steps had left the disk in the end.",
             "Writers and sampler share the machine's cores: times are not those of a sampler alone.",
