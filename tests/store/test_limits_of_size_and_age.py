@@ -123,6 +123,8 @@ def test_readers_lose_the_oldest_segments_and_go_on(tmp_store):
             generation = generation or reader.snapshot.generation
         # What leaves in order costs no sampler a new start but when half of the table of episodes is gone.
         assert reader.snapshot.generation - generation < 30
+        store._sealer.drain()
+        reader.refresh()
         assert reader.snapshot.frontier >= numbers(tmp_store)[0] << 35
         sampler.close()
 
