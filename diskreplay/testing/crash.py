@@ -161,6 +161,19 @@ class _Library:
         return getattr(self._library, name)
 
 
+def points_of(work: Callable[[], object]) -> list[Point]:
+    """Run ``work()`` in this process and return the changes it made, in their order: those that `die_at` counts."""
+    found: list[Point] = []
+
+    def note(point: Point) -> None:
+        if changes(point):
+            found.append(point)
+
+    with intercepted(note):
+        work()
+    return found
+
+
 # --- dying -----------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import random
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.testing.coded import check_coded_store, coded_obs, coded_step, make_codes
-from diskreplay.testing.crash import die_at
+from diskreplay.testing.crash import STORE, die_at, points_of
 from tests.crash import workloads
 
 # How many points lie between two that are tried. 1 tries all of them, which takes minutes.
@@ -81,9 +83,35 @@ def run(folder: Path, kind: str, points: Any) -> int:
     return -1
 
 
+def places(path: Path, kind: str) -> list[int]:
+    """Return a point in each line of code that publishes something."""
+    workloads.create(path).close()
+
+    def work() -> None:
+        with workloads.early_preparer(), dr.open(path, "a") as store:
+            KINDS[kind](store, lambda _: None)
+
+    lines = defaultdict(list)
+    for number, point in enumerate(points_of(work)):
+        if point.name == STORE and point.args[0] in PUBLISHING:
+            lines[point.args].append(number)
+    rng = random.Random(0)
+    return sorted(map(rng.choice, lines.values()))
+
+
+PUBLISHING = ("set", "mend", "publish", "publish_lanes", "append")
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_writer_that_is_killed_at_some_point_loses_nothing(tmp_path: Path, kind: str) -> None:
-    last = run(tmp_path, kind, itertools.count(5, STRIDE or 97))
+def test_a_writer_that_is_killed_where_it_publishes_something_loses_nothing(tmp_path: Path, kind: str) -> None:
+    points = places(tmp_path / "whole", kind)
+    assert len(points) > 10
+    run(tmp_path, kind, points)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_writer_that_is_killed_at_some_points_loses_nothing(tmp_path: Path, kind: str) -> None:
+    last = run(tmp_path, kind, itertools.count(5, STRIDE or 401))
     assert last > 1000
 
 
