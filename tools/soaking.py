@@ -320,6 +320,8 @@ class Soak:
         for child in self._children:
             os.kill(child.pid, signal.SIGCONT)
         self._start(victim.job, like=victim.number)
+        if account.kills % 100 == 0:
+            print(f"{account.kills} killed, {sum(self._ends.values())} steps", file=sys.stderr, flush=True)
 
     def _end_all(self) -> None:
         for child in self._children:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ class Recording:
         self._files: dict[int, _File] = {}
         self._names: dict[int, dict[str, int]] = {}
         self._pinned: list[int] = []
-        self._stack = ExitStack()
+        self._stack, self._lock = ExitStack(), threading.RLock()
 
     def __enter__(self) -> Recording:
         """Begin."""
@@ -95,8 +96,9 @@ class Recording:
 
     def mark(self, note: Any) -> None:
         """Note something at this point of the record."""
-        self._capture()
-        self.events.append(Mark(note))
+        with self._lock:
+            self._capture()
+            self.events.append(Mark(note))
 
     @property
     def folders(self) -> frozenset[int]:
@@ -109,9 +111,14 @@ class Recording:
         return [event.note for event in self.events if isinstance(event, Mark)]
 
     def _before(self, _: Point) -> None:
-        self._capture()
+        with self._lock:
+            self._capture()
 
     def _after(self, point: Point, result: Any) -> None:
+        with self._lock:
+            self._take_down(point)
+
+    def _take_down(self, point: Point) -> None:
         name, folder = point.name, point.kwargs.get("dir_fd")
         if name in ("fsync", "fdatasync"):
             inode = os.fstat(int(point.args[0])).st_ino

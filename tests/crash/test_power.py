@@ -16,6 +16,7 @@ from tests.testing.support import digest, scratch
 
 RUNS = int(os.environ.get("DISKREPLAY_POWER_RUNS", 0))
 DURABILITIES = ("none", "episode", 0.0)
+ACTS = (1, 1, 2, 2, 4)
 
 
 def random_run(seed: int) -> tuple[dict[str, Any], Any]:
@@ -31,7 +32,7 @@ def random_run(seed: int) -> tuple[dict[str, Any], Any]:
 
     def work(store: dr.Store, tell: workloads.Tell) -> None:
         writer = (workloads.Vector if lanes else workloads.Single)(store, 1, tell, durability=durability)
-        for _ in range(rng.choice([1, 1, 2, 2, 4])):
+        for _ in range(rng.choice(ACTS)):
             act(writer, rng)
         if rng.random() < 0.5:
             writer.flush()
