@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
+from diskreplay.format.layout import NEXT_SEGMENT
+from diskreplay.format.root import read_root
 from diskreplay.testing.coded import (
     check_coded_batch,
     check_coded_store,
@@ -53,7 +55,6 @@ class Plan:
     capacity: int = 200_000
     check_every: int = 50
     seed: int = 0
-    long_lived: bool = True
 
 
 @dataclass
@@ -169,6 +170,7 @@ class Child:
 
     def __init__(self, job: Any, path: Path, number: int, seed: int, board: Board, *, spared: bool = False) -> None:
         self.job, self.number, self.spared = job, number, spared
+        self.since = 0  # the number of the first segment that it may have made
         self.log = path.parent / f"{job.__name__}-{number}.log"
         self.pid = os.fork()
         if self.pid == 0:
@@ -274,12 +276,15 @@ class Soak:
         plan, account = self._plan, self.account
         schema = coded_schema()
         dr.create(self._path, schema, capacity=plan.capacity, segment_steps=ROWS_A_SEGMENT, chunk_bytes=1 << 16).close()
+        self._counters = read_root(self._path).counters()
+        if plan.samplers > 1:
+            _ = dr.Sampler  # loaded once, and not by each process that is forked
         begun = time.monotonic()
-        _ = dr.Sampler  # loaded once, and not by each process that is forked
+        # To see whether they grow, the first sampler is never killed, nor the first of more than two writers.
         for i in range(plan.writers):
-            self._start(write, like=i, spared=plan.long_lived and i == 0)
+            self._start(write, like=i, spared=i == 0 and plan.writers > 2)
         for i in range(plan.samplers):
-            self._start(sample, like=i, spared=plan.long_lived and i == 0)
+            self._start(sample, like=i, spared=i == 0)
         try:
             while time.monotonic() - begun < plan.seconds and account.kills < plan.kills and not account.problems:
                 time.sleep(min(self._rng.expovariate(1 / plan.kill_every), 10 * plan.kill_every))
@@ -295,8 +300,9 @@ class Soak:
         number = self._started + (self._started - like) % 2
         self._started = number + 1
         self._kinds[number] = job
-        seed = self._rng.randrange(1 << 30)
+        seed, since = self._rng.randrange(1 << 30), self._counters.peek(NEXT_SEGMENT)
         self._children.append(Child(job, self._path, number, seed, self._board, spared=spared))
+        self._children[-1].since = since
 
     def _kill_one(self) -> None:
         account = self.account
@@ -306,6 +312,12 @@ class Soak:
             return
         writers = [child for child in victims if child.job is write]
         victim = self._rng.choice(writers if writers and self._rng.random() < 0.85 else victims)
+        if victim.job is write and self._rng.random() < 0.8:
+            # On a busy machine most would be dead before their first step.
+            until = time.monotonic() + 10
+            while not self._board.counts[victim.number].any() and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(self._rng.random() * 0.05)
         account.problems += filter(None, [victim.end(signal.SIGKILL)])
         account.kills += 1
         self._children.remove(victim)
@@ -314,7 +326,7 @@ class Soak:
             os.kill(child.pid, signal.SIGSTOP)
         if victim.job is write:
             account.writer_kills += 1
-            self._note_end(victim.number)
+            self._note_end(victim)
         if account.kills % self._plan.check_every == 0:
             self._check()
         for child in self._children:
@@ -328,7 +340,7 @@ class Soak:
             self.account.problems += filter(None, [child.end(signal.SIGTERM)])
         for child in self._children:
             if child.job is write:
-                self._note_end(child.number)
+                self._note_end(child)
         self._children.clear()
 
     def _opened(self) -> Any:
@@ -337,11 +349,14 @@ class Soak:
         self.account.slowest_open_s = max(self.account.slowest_open_s, time.monotonic() - begun)
         return store
 
-    def _note_end(self, number: int) -> None:
+    def _note_end(self, child: Child) -> None:
         """Find out how far a dead writer came: all that it had noted, and perhaps the call that it died in."""
+        number = child.number
         with self._opened() as store:
             newest: dict[int, int] = {}
             for episode in reversed(store.episodes):
+                if episode.segment < child.since:
+                    break
                 code = int(episode.action[-1, 0])
                 if code >> 44 == number:
                     lane = (code >> 36) & 255
@@ -432,7 +447,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--capacity", type=int, default=defaults.capacity, help="steps that the store keeps")
     made.add_argument("--check-every", type=int, default=defaults.check_every, help="kills between two full checks")
     made.add_argument("--seed", type=int, default=defaults.seed)
-    made.add_argument("--all-mortal", action="store_true", help="spare no process to see whether it grows")
     made.add_argument("--folder", type=Path, help="where the store goes for the time being; otherwise the system's")
     made.add_argument("--save", action="store_true", help=f"write tools/{RESULT.name}")
     return made
@@ -450,7 +464,6 @@ def main() -> None:
         capacity=given.capacity,
         check_every=given.check_every,
         seed=given.seed,
-        long_lived=not given.all_mortal,
     )
     with tempfile.TemporaryDirectory(prefix="diskreplay-soak-", dir=given.folder) as temporary:
         folder = Path(temporary)
