@@ -276,7 +276,7 @@ class Soak:
         plan, account = self._plan, self.account
         schema = coded_schema()
         dr.create(self._path, schema, capacity=plan.capacity, segment_steps=ROWS_A_SEGMENT, chunk_bytes=1 << 16).close()
-        self._counters = read_root(self._path).counters()
+        self._root = read_root(self._path)
         if plan.samplers > 1:
             _ = dr.Sampler  # loaded once, and not by each process that is forked
         begun = time.monotonic()
@@ -300,7 +300,7 @@ class Soak:
         number = self._started + (self._started - like) % 2
         self._started = number + 1
         self._kinds[number] = job
-        seed, since = self._rng.randrange(1 << 30), self._counters.peek(NEXT_SEGMENT)
+        seed, since = self._rng.randrange(1 << 30), self._root.counters().peek(NEXT_SEGMENT)
         self._children.append(Child(job, self._path, number, seed, self._board, spared=spared))
         self._children[-1].since = since
 

@@ -1,0 +1,57 @@
+"""The soak runs, and its account would show a step that is lost."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.testing.support import REPOSITORY
+from tools.soaking import Plan, Soak, growth, page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_short_soak_ends_in_an_exact_account(tmp_path):
+    arguments = ["--kills", "12", "--writers", "3", "--samplers", "1", "--kill-every", "0.05", "--check-every", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.soaking", *arguments, "--capacity", "2000", "--folder", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| processes killed by SIGKILL | 12 |" in done.stdout
+    assert "| 0 |\n" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def idle(tmp_path):
+    soak = Soak(Plan(seconds=0, writers=0, samplers=0), tmp_path)
+    soak.run()
+    return soak
+
+
+def test_a_run_of_nothing_has_nothing_to_tell(idle, tmp_path):
+    assert idle.account.problems == []
+    assert "steps committed | 0 |" in page(idle.account, "tools/soak", tmp_path)
+
+
+def test_a_step_that_was_committed_and_is_not_there_is_told(idle):
+    idle._ends[0, 0] = 3
+    idle._settle()
+    assert idle.account.problems == [
+        "3 steps were committed; 0 are held and 0 deleted",
+        "0 of 3 steps are visible",
+    ]
+
+
+@pytest.mark.parametrize(("late", "wrong"), [(1000, []), (2000, ["write-0: mappings grew from 1,000 to 2,000"])])
+def test_a_process_that_grows_is_told(tmp_path, late, wrong):
+    held = [[5000, 20, 1000]] * 30 + [[5000, 20, late]] * 10
+    (tmp_path / "write-0.samples").write_text("\n".join(map(json.dumps, held)))
+    rows, told = growth(tmp_path / "store")
+    assert told == wrong
+    assert ["write-0", "mappings", "1,000", f"{late:,}"] in rows
