@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from tests.testing.support import REPOSITORY
-from tools.soaking import Plan, Soak, growth, page
+from tools.soaks.__main__ import page
+from tools.soaks.account import Plan, Soak
+from tools.soaks.jobs import growth
 
 
 @pytest.mark.slow
@@ -15,7 +17,7 @@ from tools.soaking import Plan, Soak, growth, page
 def test_a_short_soak_ends_in_an_exact_account(tmp_path):
     arguments = ["--kills", "12", "--writers", "3", "--samplers", "1", "--kill-every", "0.05", "--check-every", "4"]
     done = subprocess.run(
-        [sys.executable, "-m", "tools.soaking", *arguments, "--capacity", "2000", "--folder", str(tmp_path)],
+        [sys.executable, "-m", "tools.soaks", *arguments, "--capacity", "2000", "--folder", str(tmp_path)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

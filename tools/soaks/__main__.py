@@ -1,0 +1,80 @@
+"""Many writers and samplers on one store, killed at random, while old steps are evicted; then an exact account.
+
+Every step says who wrote it, in which lane, and as the how-manieth. A writer notes each step in shared memory as soon
+as `append` has returned, so it is known what must be there when it is killed.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.bench.harness import Report, Table
+from tools.soaks.account import Account, Plan, Soak
+
+RESULT = Path(__file__).parent / "result.md"
+
+
+def page(account: Account, command: str, folder: Path) -> str:
+    """Return the result as a page."""
+    rows = [
+        ["seconds", f"{account.seconds:,.0f}"],
+        ["processes killed by SIGKILL", f"{account.kills:,}"],
+        ["of them writers", f"{account.writer_kills:,}"],
+        ["steps committed", f"{account.committed:,}"],
+        ["steps evicted by the capacity", f"{account.evicted:,}"],
+        ["steps kept, each there once", f"{account.kept:,}"],
+        ["checks of every value in the store", f"{account.checks:,}"],
+        ["batches drawn, every value checked", f"{account.batches:,}"],
+        ["slowest open, s", f"{account.slowest_open_s:.2f}"],
+        ["steps lost, torn or doubled, findings of verify --deep, processes that failed", f"{len(account.problems)}"],
+    ]
+    tables = [Table(["what", "count"], rows)]
+    if account.growth:
+        tables.append(Table(["long-lived process", "holds", "second quarter", "last quarter"], account.growth))
+    return Report("Soak", tables, caveats=account.problems).markdown(command, folder)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the arguments."""
+    made = argparse.ArgumentParser(prog="tools/soak", description="Write, sample, kill and evict; then count steps.")
+    defaults = Plan()
+    made.add_argument("--seconds", type=float, default=defaults.seconds, help="how long, at most")
+    made.add_argument("--kills", type=int, default=defaults.kills, help="how many processes are killed, at most")
+    made.add_argument("--writers", type=int, default=defaults.writers, help="every other one of several environments")
+    made.add_argument("--samplers", type=int, default=defaults.samplers)
+    made.add_argument("--kill-every", type=float, default=defaults.kill_every, help="mean of the seconds between kills")
+    made.add_argument("--capacity", type=int, default=defaults.capacity, help="steps that the store keeps")
+    made.add_argument("--check-every", type=int, default=defaults.check_every, help="kills between two full checks")
+    made.add_argument("--seed", type=int, default=defaults.seed)
+    made.add_argument("--folder", type=Path, help="where the store goes for the time being; otherwise the system's")
+    made.add_argument("--save", action="store_true", help=f"write tools/soaks/{RESULT.name}")
+    return made
+
+
+def main() -> None:
+    """Run what the command line says; exit code 1 where anything was wrong."""
+    given = parser().parse_args()
+    plan = Plan(
+        seconds=given.seconds,
+        kills=given.kills,
+        writers=given.writers,
+        samplers=given.samplers,
+        kill_every=given.kill_every,
+        capacity=given.capacity,
+        check_every=given.check_every,
+        seed=given.seed,
+    )
+    with tempfile.TemporaryDirectory(prefix="diskreplay-soak-", dir=given.folder) as temporary:
+        folder = Path(temporary)
+        account = Soak(plan, folder).run()
+        arguments = [argument for argument in sys.argv[1:] if argument != "--save"]
+        text = page(account, " ".join(["tools/soak", *arguments]), folder)
+    print(text, flush=True)
+    if given.save:
+        RESULT.write_text(text, encoding="utf-8")
+    sys.exit(1 if account.problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""One soak: processes that are started and killed, and an exact account of the steps that they left."""
+
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import diskreplay as dr
+from diskreplay.format.layout import NEXT_SEGMENT
+from diskreplay.format.root import read_root
+from diskreplay.testing.coded import check_coded_store, coded_schema, split_codes
+from tools.soaks.jobs import LANES, LONGEST_BLOCK, Board, Child, growth, sample, write
+
+ROWS_A_SEGMENT = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: for so many seconds or kills, whichever comes first."""
+
+    seconds: float = 600.0
+    kills: int = 1 << 30
+    writers: int = 4
+    samplers: int = 2
+    kill_every: float = 0.3
+    capacity: int = 200_000
+    check_every: int = 50
+    seed: int = 0
+
+
+@dataclass
+class Account:
+    """What came out."""
+
+    kills: int = 0
+    writer_kills: int = 0
+    checks: int = 0
+    committed: int = 0
+    kept: int = 0
+    evicted: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    slowest_open_s: float = 0.0
+    growth: list[list[str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class Soak:
+    """One run: starts processes, kills them, and counts what is left."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan, self._path = plan, folder / "store"
+        self._rng, self._board = random.Random(plan.seed), Board()
+        self._children: list[Child] = []
+        self._started = 0
+        # Steps of each lane of a writer that has died; what a lane has is exact once its writer is dead.
+        self._ends: dict[tuple[int, int], int] = {}
+        self._kinds: dict[int, Any] = {}
+        self.account = Account()
+
+    def run(self) -> Account:
+        """Run it all."""
+        plan, account = self._plan, self.account
+        schema = coded_schema()
+        dr.create(self._path, schema, capacity=plan.capacity, segment_steps=ROWS_A_SEGMENT, chunk_bytes=1 << 16).close()
+        self._root = read_root(self._path)
+        if plan.samplers > 1:
+            _ = dr.Sampler  # loaded once, and not by each process that is forked
+        begun = time.monotonic()
+        # To see whether they grow, the first sampler is never killed, nor the first of more than two writers.
+        for i in range(plan.writers):
+            self._start(write, like=i, spared=i == 0 and plan.writers > 2)
+        for i in range(plan.samplers):
+            self._start(sample, like=i, spared=i == 0)
+        try:
+            while time.monotonic() - begun < plan.seconds and account.kills < plan.kills and not account.problems:
+                time.sleep(min(self._rng.expovariate(1 / plan.kill_every), 10 * plan.kill_every))
+                self._kill_one()
+        finally:
+            self._end_all()
+        account.seconds = time.monotonic() - begun
+        self._settle()
+        return account
+
+    def _start(self, job: Any, *, like: int = 0, spared: bool = False) -> None:
+        """Start a process; what it does depends on whether its number is even, as `like` is."""
+        number = self._started + (self._started - like) % 2
+        self._started = number + 1
+        self._kinds[number] = job
+        seed, since = self._rng.randrange(1 << 30), self._root.counters().peek(NEXT_SEGMENT)
+        self._children.append(Child(job, self._path, number, seed, self._board, spared=spared))
+        self._children[-1].since = since
+
+    def _kill_one(self) -> None:
+        account = self.account
+        account.problems += [text for child in self._children if (text := child.failed())]
+        victims = [child for child in self._children if not child.spared]
+        if account.problems or not victims:
+            return
+        writers = [child for child in victims if child.job is write]
+        victim = self._rng.choice(writers if writers and self._rng.random() < 0.85 else victims)
+        if victim.job is write and self._rng.random() < 0.8:
+            # On a busy machine most would be dead before their first step.
+            until = time.monotonic() + 10
+            while not self._board.counts[victim.number].any() and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(self._rng.random() * 0.05)
+        self._children.remove(victim)
+        # While the others stand still, nothing that is looked at here is evicted.
+        for child in self._children:
+            os.kill(child.pid, signal.SIGSTOP)
+        account.problems += filter(None, [victim.end(signal.SIGKILL)])
+        account.kills += 1
+        if victim.job is write:
+            account.writer_kills += 1
+            self._note_end(victim)
+        if account.kills % self._plan.check_every == 0:
+            self._check()
+        for child in self._children:
+            os.kill(child.pid, signal.SIGCONT)
+        self._start(victim.job, like=victim.number)
+        if account.kills % 100 == 0:
+            print(f"{account.kills} killed, {sum(self._ends.values())} steps", file=sys.stderr, flush=True)
+
+    def _end_all(self) -> None:
+        for child in self._children:
+            self.account.problems += filter(None, [child.end(signal.SIGTERM)])
+            for lane in range(LANES * (child.job is write)):
+                # It stopped between two steps: what it noted is exact.
+                self._ends[child.number, lane] = int(self._board.counts[child.number, lane])
+        self._children.clear()
+
+    def _opened(self) -> Any:
+        begun = time.monotonic()
+        store = dr.open(self._path)
+        self.account.slowest_open_s = max(self.account.slowest_open_s, time.monotonic() - begun)
+        return store
+
+    def _note_end(self, child: Child) -> None:
+        """Find out how far a dead writer came: all that it had noted, and perhaps the call that it died in."""
+        number = child.number
+        with self._opened() as store:
+            newest: dict[int, int] = {}
+            for episode in reversed(store.episodes):
+                if episode.segment < child.since:
+                    break
+                writer, lane, counter = map(int, split_codes(episode.action[-1, 0]))
+                if writer == number:
+                    newest.setdefault(lane, counter + 1)
+                    if len(newest) == (LANES if number % 2 else 1):
+                        break
+        for lane in range(LANES):
+            noted = int(self._board.counts[number, lane])
+            found = newest.get(lane, noted if noted == 0 else -1)
+            if not noted <= found <= noted + LONGEST_BLOCK:
+                self.account.problems.append(f"writer {number}, lane {lane}: noted {noted} steps, found {found}")
+            self._ends[number, lane] = found
+
+    def _check(self) -> None:
+        """Look at every value of the whole store."""
+        self.account.checks += 1
+        with self._opened() as store:
+            try:
+                spans = check_coded_store(store)
+            except AssertionError as error:
+                self.account.problems.append(str(error))
+                return
+        for key, span in spans.items():
+            if key in self._ends and span.stop != self._ends[key]:
+                self.account.problems.append(f"lane {key} ended at {self._ends[key]}, and now at {span.stop}")
+
+    def _settle(self) -> None:
+        """Let the next process with write access seal what died, verify, and count."""
+        account = self.account
+        with dr.open(self._path, "a"):
+            pass
+        self._check()
+        with self._opened() as store:
+            account.problems += [f"verify: {problem}" for problem in store.verify(deep=True)]
+            info = store.info()
+            account.kept = len(store)
+        held = sum(segment["steps"] for segment in info["segments"])
+        account.committed = sum(self._ends.values())
+        account.evicted = account.committed - account.kept
+        if held + info["steps_evicted"] != account.committed:
+            account.problems.append(
+                f"{account.committed} steps were committed; {held} are held and {info['steps_evicted']} deleted"
+            )
+        if account.kept != min(self._plan.capacity, account.committed):
+            account.problems.append(f"{account.kept} of {account.committed} steps are visible")
+        if any(segment["state"] != "sealed" for segment in info["segments"]):
+            account.problems.append("a dead writer's segment is not sealed")
+        if left := [name for name in os.listdir(self._path / "counters") if name not in ("c.0", "lock", "zarr.json")]:
+            account.problems.append(f"{left} were left behind")
+        samplers = [number for number, job in self._kinds.items() if job is sample]
+        account.batches = int(self._board.counts[samplers, 0].sum())
+        account.growth, wrong = growth(self._path)
+        account.problems += wrong

@@ -1,0 +1,201 @@
+"""What the processes of a soak do, and how much the long-lived ones hold."""
+
+import ctypes
+import json
+import mmap
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import diskreplay as dr
+from diskreplay.testing.coded import check_coded_batch, coded_obs, coded_step, make_codes
+
+LANES = 3
+MOST_WRITERS = 1 << 16
+# A vector's call appends a step of each lane, and an episode in one piece has at most so many.
+LONGEST_BLOCK = 40
+PR_SET_PDEATHSIG = 1
+
+
+class Board:
+    """How many steps of each lane each writer has appended: memory that all processes share, and that outlives them."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, MOST_WRITERS * LANES * 8)
+        self.counts = np.frombuffer(self._memory, np.int64).reshape(MOST_WRITERS, LANES)
+
+
+def write(path: Path, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+    """Append until told to stop: steps of one environment or of several, with and without their next observations."""
+    rng = random.Random(seed)
+    counts = board.counts[number]
+    with dr.open(path, "a") as store:
+        lanes = LANES if number % 2 else None
+        durability = rng.choice(["none", "none", "none", "episode", 0.2])
+        with store.writer(num_envs=lanes, durability=durability) as writer:
+            while not stop():
+                for _ in range(rng.randrange(1, 60)):
+                    (_append_one if lanes is None else _append_some)(writer, number, counts, rng)
+                time.sleep(rng.random() * 0.01)
+
+
+def _append_one(writer: Any, number: int, counts: Any, rng: random.Random) -> None:
+    count, kind = int(counts[0]), rng.random()
+    if kind < 0.01:
+        steps = rng.randrange(1, LONGEST_BLOCK)
+        codes = make_codes(number, 0, count + np.arange(steps + 1))
+        block = {**coded_step(codes[:-1]), "obs": coded_obs(codes)}
+        writer.append_episode(**block, terminated=True, episode={"last": count + steps - 1})
+        counts[0] = count + steps
+        return
+    ends = kind > 0.97
+    writer.append(
+        **coded_step(make_codes(number, 0, count)),
+        terminated=ends and kind > 0.98,
+        truncated=ends,
+        next_obs=coded_obs(make_codes(number, 0, count + 1)) if kind < 0.9 or ends else None,
+        episode={"last": count} if ends else None,
+    )
+    counts[0] = count + 1
+    if kind < 0.02:
+        writer.end_episode(coded_obs(make_codes(number, 0, count + 1)))
+
+
+def _append_some(writer: Any, number: int, counts: Any, rng: random.Random) -> None:
+    lanes = np.arange(LANES)
+    codes = make_codes(number, lanes, counts)
+    draws = np.array([rng.random() for _ in lanes])
+    mask = draws < 0.95
+    writer.append(
+        **coded_step(codes),
+        terminated=draws < 0.02,
+        truncated=(draws > 0.02) & (draws < 0.03),
+        next_obs=coded_obs(codes + 1) if draws[0] < 0.9 else None,
+        mask=mask,
+        episode={"last": counts.copy()},
+    )
+    counts += mask
+
+
+def sample(path: Path, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+    """Draw batches and check every value of them until told to stop; every other sampler has priorities and saves."""
+    saves = number % 2 == 1
+    distribution = dr.Prioritized() if saves else dr.Uniform()
+    with dr.open(path, "a" if saves else "r") as store:
+        sampler = dr.Sampler(store, dr.Transitions(n_step=3, gamma=1.0), distribution, batch_size=64, seed=seed)
+        batches = 0
+        while not stop():
+            try:
+                batch = sampler.sample()
+            except dr.NotEnoughData:
+                time.sleep(0.01)
+                continue
+            arrays = batch.numpy()
+            check_coded_batch(arrays)
+            batches += 1
+            board.counts[number, 0] = batches
+            if saves:
+                sampler.update_priorities(arrays["index"], arrays["reward"])
+                if batches % 100 == 0:
+                    sampler.save(f"soak-{number % 8}")
+            time.sleep(0.002)
+        sampler.close()
+
+
+class Child:
+    """A forked process that does one of these."""
+
+    def __init__(self, job: Any, path: Path, number: int, seed: int, board: Board, *, spared: bool = False) -> None:
+        self.job, self.number, self.spared = job, number, spared
+        self.since = 0  # the number of the first segment that it may have made
+        self.log = path.parent / f"{job.__name__}-{number}.log"
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                self._run(path, seed, board)
+                code = 0
+            except BaseException:
+                self.log.write_text(traceback.format_exc())
+            finally:
+                os._exit(code)
+
+    def _run(self, path: Path, seed: int, board: Board) -> None:
+        told: list[int] = []
+        # Nobody would end it if the process that started it died; it may even stand still.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+        watch = Watch(self.log.with_suffix(".samples")) if self.spared else None
+
+        def stop() -> bool:
+            if watch is not None:
+                watch.look()
+            return bool(told)
+
+        self.job(path, self.number, seed, board, stop)
+
+    def end(self, how: signal.Signals) -> str:
+        """Signal it and wait; return what it said if it failed."""
+        os.kill(self.pid, how)
+        return self.outcome(os.waitpid(self.pid, 0)[1])
+
+    def outcome(self, status: int) -> str:
+        """Return what a process said that failed by itself."""
+        code = os.waitstatus_to_exitcode(status)
+        if code in (0, -signal.SIGKILL):
+            return ""
+        said = self.log.read_text() if self.log.exists() else ""
+        return f"{self.job.__name__} {self.number} ended with {code}: {said}"
+
+    def failed(self) -> str:
+        """Return what it said if it has ended though nobody told it to."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return "" if pid == 0 else self.outcome(status) or f"{self.job.__name__} {self.number} ended by itself"
+
+
+class Watch:
+    """Notes once a second how much a process holds: kilobytes of its own, descriptors, mappings."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._next = path, 0.0
+
+    def look(self) -> None:
+        """Note it, if a second has passed."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + 1.0
+        with open("/proc/self/status") as status:
+            own = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+        with open("/proc/self/maps") as maps:
+            mappings = sum(1 for _ in maps)
+        with open(self._path, "a") as file:
+            file.write(json.dumps([own, len(os.listdir("/proc/self/fd")), mappings]) + "\n")
+
+
+LIMITS = [("own memory, KiB", 1.1, 8192), ("descriptors", 1.0, 12), ("mappings", 1.25, 200)]
+"""What a long-lived process holds in the last quarter of its time: at most so many times as much as in the second, and
+so much more. Mappings go up and down with the segments that are there."""
+
+
+def growth(path: Path) -> tuple[list[list[str]], list[str]]:
+    """Compare what the long-lived processes held early and late; return rows of a table, and what is wrong."""
+    rows, wrong = [], []
+    for file in sorted(path.parent.glob("*.samples")):
+        held = np.array([json.loads(line) for line in file.read_text().splitlines()])
+        quarter = len(held) // 4
+        if quarter < 10:
+            continue
+        early, late = np.median(held[quarter : 2 * quarter], 0), np.median(held[-quarter:], 0)
+        for (what, times, more), one, other in zip(LIMITS, early, late, strict=True):
+            rows.append([file.stem, what, f"{one:,.0f}", f"{other:,.0f}"])
+            if other > times * one + more:
+                wrong.append(f"{file.stem}: {what} grew from {one:,.0f} to {other:,.0f}")
+    return rows, wrong
