@@ -1,6 +1,6 @@
 """How kernels are compiled, and the few instructions on raw addresses that Python cannot write.
 
-The only module that imports numba. Importing it costs a third of a second, so nothing imports this module before a
+The only module, with `cache`, that imports numba. Importing it costs a third of a second, so nothing imports this module before a
 reader is built. `DISKREPLAY_KERNELS=plain` leaves numba alone and selects the plain twins.
 """
 
@@ -16,6 +16,8 @@ if COMPILED:
         from llvmlite import ir  # type: ignore[import-untyped]
         from numba.core import cgutils, types
         from numba.extending import intrinsic
+
+        from diskreplay.kernels.cache import compile_kernel
     except ImportError as error:
         COMPILED = False
         warnings.warn(f"numba cannot be imported ({error}): sampling uses the slow plain kernels", RuntimeWarning, 2)
@@ -176,20 +178,25 @@ if COMPILED:
     }
 
 
-def kernel(result: str, *arguments: str, checked: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function for one signature, cached on disk; without numba, leave it as it is (nobody calls it then).
+def kernel(
+    result: str, *arguments: str, checked: bool = True, inner: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function for one signature, kept on disk; without numba, leave it as it is (nobody calls it then).
 
-    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code.
+    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code. An `inner`
+    one is called by other kernels only.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if not COMPILED:
             return function
-        signature = _TYPES[result](*(_TYPES[a] for a in arguments))
         # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
-        options: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "python" if checked else "numpy"}
-        options["no_cfunc_wrapper"] = True  # nobody calls kernels from C, and each takes its time to compile
-        compiled: Callable[..., Any] = numba.njit(signature, **options)(function)
+        options: dict[str, Any] = {"nogil": True, "error_model": "python" if checked else "numpy"}
+        # Each wrapper takes its time to compile: nobody calls kernels from C, nor inner ones from Python.
+        options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
+        compiled: Callable[..., Any] = compile_kernel(
+            numba.njit(**options)(function), _TYPES[result](*(_TYPES[a] for a in arguments))
+        )
         return compiled
 
     return decorate

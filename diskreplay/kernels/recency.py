@@ -14,7 +14,7 @@ from diskreplay.kernels import jit
 Ints = NDArray[np.int64]
 
 
-@jit.kernel("int", "int", "int", "int", "ints", "ints", "ints", "ints", "ints", "ints")
+@jit.kernel("int", "int", "int", "int", "ints", "ints", "ints", "ints", "ints", "ints", inner=True)
 def _count_from(
     x: int, low: int, high: int, starts: Ints, stops: Ints, first: Ints, stride: Ints, count: Ints, after: Ints
 ) -> int:

@@ -32,7 +32,7 @@ NO_STEP = OBSERVATION_ONLY | END_MARKER
 WORD = 8  # flags read at once
 
 
-@jit.kernel("int", "int", "int")
+@jit.kernel("int", "int", "int", inner=True)
 def _all_zero(address: int, count: int) -> int:
     """Tell whether the `count` flags from an address on are zero; `max(count, WORD)` bytes are there to be read."""
     if count < WORD:

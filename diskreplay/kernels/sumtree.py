@@ -62,7 +62,7 @@ def aligned(size: int) -> Floats:
     return memory[first : first + size]
 
 
-@jit.kernel("int", "out_ints", "int")
+@jit.kernel("int", "out_ints", "int", inner=True)
 def _parents(nodes: Ints, count: int) -> int:
     """Replace the first `count` nodes by their parents, each once where siblings follow each other; count these."""
     found, previous = np.int64(0), np.int64(-1)
@@ -74,7 +74,7 @@ def _parents(nodes: Ints, count: int) -> int:
     return int(found)
 
 
-@jit.kernel("float", "int", "int", "int", "floats", "floats")
+@jit.kernel("float", "int", "int", "int", "floats", "floats", inner=True)
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
     """Return the smallest mass that is not 0 below so many entries, 0 if none; inner nodes start at `inner`."""
     smallest = math.inf
@@ -147,7 +147,7 @@ def _smallest_plain(mass: Floats) -> Any:
     return np.where(smallest < math.inf, smallest, 0.0)
 
 
-@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints")
+@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints", inner=True)
 def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints) -> None:
     """Replace nodes by their children, in the level that begins at `start`.
 

@@ -48,7 +48,7 @@ COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps",
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(7)
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "out_ints2")
+@jit.kernel("int", "ints2", "ints2", "int", "int", "out_ints2", inner=True)
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, sources: Ints) -> int:
     """Write where the window of each item starts, and 0 where it is not one run of mapped rows; count the latter."""
     first_chunks, chunk_counts, shifts = plan[leaf, FIRST_CHUNK], plan[leaf, CHUNKS], plan[leaf, SHIFT]
@@ -82,7 +82,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, sources: Ints) ->
     return windows.shape[1] - found
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "out_ints2")
+@jit.kernel("int", "ints2", "ints2", "int", "int", "out_ints2", inner=True)
 def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, sources: Ints) -> int:
     """Copy the windows that `_locate` left, piece by piece; return the first item with an unmapped row, or -1."""
     row_bytes, length = plan[leaf, ROW_BYTES], plan[leaf, LENGTH]
@@ -117,7 +117,7 @@ def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, sources: Ints) -> in
     return -1
 
 
-@jit.kernel("none", "int", "int", "int", "ints2", "int")
+@jit.kernel("none", "int", "int", "int", "ints2", "int", inner=True)
 def _copy(out: int, nbytes: int, large: int, sources: Ints, leaf: int) -> None:
     """Copy the windows that `_locate` found; those of a large batch are streamed if they are wide."""
     # Of a constant width a copy is two moves and no call.
@@ -143,7 +143,7 @@ def _copy(out: int, nbytes: int, large: int, sources: Ints, leaf: int) -> None:
                 copy_bytes(out + i * nbytes, sources[leaf, i], nbytes)
 
 
-@jit.kernel("none", "ints2", "bytes", "ints2", "ints2", "int", "float", "floats", "ints", "ints")
+@jit.kernel("none", "ints2", "bytes", "ints2", "ints2", "int", "float", "floats", "ints", "ints", inner=True)
 def _sum(
     windows: Ints,
     ends: NDArray[np.uint8],

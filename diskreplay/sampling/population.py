@@ -12,6 +12,7 @@ when; `order` tells, and a population that is given the order of another goes on
 """
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,10 +107,6 @@ class Population:
     def __init__(
         self, runs: Callable[[Any, int], IdRuns], admission: Admission | None = None, kind: tuple[Any, ...] = ()
     ) -> None:
-        # Here and not above: it loads numba, which nobody needs to make a distribution.
-        from diskreplay.kernels.table import chosen
-
-        self._pick = chosen("pick")
         self._runs = runs
         self._admission = admission or Admission()
         self._snapshot: Any = None
@@ -235,6 +232,13 @@ class Population:
     def take_fractions(self, fractions: Floats) -> Ints:
         """Return the ids that so much of all others is before, each from 0 to below 1."""
         return self._ids(fractions, self.size)
+
+    @cached_property
+    def _pick(self) -> Any:
+        # Here and not above: it loads numba, and not all distributions need it.
+        from diskreplay.kernels.table import chosen
+
+        return chosen("pick")
 
     def _ids(self, positions: Floats, scale: float) -> Ints:
         out = np.empty(len(positions), np.int64)

@@ -1,0 +1,181 @@
+"""Where compiled kernels are kept, and how processes share the work of compiling them.
+
+The folder is named after the source of all kernels, so that no release, and no edit, ever sees machine code of another
+one. It lies where `NUMBA_CACHE_DIR` says, else beside this file, else, where that cannot be written (a read-only
+installation), in the user's cache. Without any of these each process compiles for itself, and a warning says so.
+
+Of processes that start at once, one compiles and the others wait for what it saves. What cannot be read is compiled
+again, what cannot be saved is not: a full disk or a damaged file costs time and nothing else.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+from numba.core import config, typeinfer
+from numba.core.caching import Cache, CompileResultCacheImpl, _CacheLocator
+
+_NAME = "diskreplay-"
+# Folders of other sources that are left beside a new one.
+_KEPT = 8
+# Seconds. A process that holds the lock for so long is stopped or stuck: then it is quicker to compile.
+_PATIENCE = 60.0
+_POLL = 0.02
+
+
+def compile_kernel(dispatcher: Any, signature: Any) -> Any:
+    """Compile a kernel for one signature, or load it."""
+    kept: _KernelCache | None = None
+    if folder() is not None:
+        dispatcher._cache = kept = _KernelCache(dispatcher.py_func)
+    try:
+        with typeinfer.register_dispatcher(dispatcher):
+            dispatcher.compile(signature)
+        dispatcher.disable_compile()
+    finally:
+        if kept is not None:
+            kept.let_go()
+    return dispatcher
+
+
+@cache
+def folder() -> str | None:
+    """Return the folder of compiled kernels, which can be written, or None."""
+    name = _NAME + source_digest()[:16]
+    tried = []
+    for parent in _parents():
+        path = parent / name
+        try:
+            is_new = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path).close()
+        except OSError as error:
+            tried.append(str(error))
+            continue
+        if is_new:
+            _prune(parent)
+        return str(path)
+    warnings.warn(
+        f"compiled kernels cannot be kept, so each process compiles them for itself ({'; '.join(tried)}): set "
+        "NUMBA_CACHE_DIR to a folder that can be written",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def _parents() -> Iterator[Path]:
+    if config.CACHE_DIR:
+        yield Path(config.CACHE_DIR)
+    yield Path(__file__).parent / "__pycache__"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "diskreplay"
+
+
+@cache
+def source_digest() -> str:
+    """Return the SHA-256 of the source of all kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _prune(parent: Path) -> None:
+    """Remove the folders of sources that were used longest ago."""
+    with suppress(OSError):
+        found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in found[_KEPT:]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class _Locator(_CacheLocator):  # type: ignore[misc]
+    """Tells numba where a kernel is kept."""
+
+    def __init__(self, path: str, line: int) -> None:
+        self._path, self._line = path, line
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> Self:
+        """Return the one of a function."""
+        return cls(folder() or "", py_func.__code__.co_firstlineno)
+
+    def get_cache_path(self) -> str:
+        """Return the folder."""
+        return self._path
+
+    def get_source_stamp(self) -> str:
+        """Return what changes with the source."""
+        return source_digest()
+
+    def get_disambiguator(self) -> str:
+        """Tell functions of one name apart."""
+        return str(self._line)
+
+
+class _KeptResult(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [_Locator]  # noqa: RUF012
+
+
+class _KernelCache(Cache):  # type: ignore[misc]
+    """What numba asks for a kernel before it compiles it, and gives it to afterwards; one process at a time between."""
+
+    _impl_class = _KeptResult
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._lock = -1
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Return the compiled kernel, None if there is none: then the caller compiles it, and others wait."""
+        found = self._load(signature, target_context)
+        if found is None:
+            self._lock = _locked(self.cache_path)
+            found = self._load(signature, target_context)
+        return found
+
+    def _load(self, signature: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(signature, target_context)
+        except Exception:  # a damaged file: pickle may raise anything
+            return None
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        """Keep a compiled kernel."""
+        with suppress(OSError):
+            super().save_overload(signature, data)
+
+    def let_go(self) -> None:
+        """Let other processes compile."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(path: str) -> int:
+    """Return a descriptor with a lock on a folder's kernels; -1 where none can be had, or not for long."""
+    until = time.monotonic() + _PATIENCE
+    try:
+        lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return -1
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(_POLL)
+                continue
+        except OSError:
+            pass
+        os.close(lock)
+        return -1
