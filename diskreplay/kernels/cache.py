@@ -74,8 +74,8 @@ def folder() -> str | None:
 
 
 def _parents() -> Iterator[Path]:
-    if config.CACHE_DIR:
-        yield Path(config.CACHE_DIR)
+    if chosen := getattr(config, "CACHE_DIR", ""):
+        yield Path(chosen)
     yield Path(__file__).parent / "__pycache__"
     yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "diskreplay"
 
@@ -97,7 +97,7 @@ def _prune(parent: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-class _Locator(_CacheLocator):  # type: ignore[misc]
+class _Locator(_CacheLocator):
     """Tells numba where a kernel is kept."""
 
     def __init__(self, path: str, line: int) -> None:
@@ -121,14 +121,14 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
         return str(self._line)
 
 
-class _KeptResult(CompileResultCacheImpl):  # type: ignore[misc]
+class _KeptResult(CompileResultCacheImpl):
     _locator_classes = [_Locator]  # noqa: RUF012
 
 
-class _KernelCache(Cache):  # type: ignore[misc]
+class _KernelCache(Cache):
     """What numba asks for a kernel before it compiles it, and gives it to afterwards; one process at a time between."""
 
-    _impl_class = _KeptResult
+    _impl_class: Any = _KeptResult
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -146,6 +146,8 @@ class _KernelCache(Cache):  # type: ignore[misc]
         try:
             return super().load_overload(signature, target_context)
         except Exception:  # a damaged file: pickle may raise anything
+            with suppress(OSError):
+                self.flush()  # or else nothing could be saved beside it
             return None
 
     def save_overload(self, signature: Any, data: Any) -> None:

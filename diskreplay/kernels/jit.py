@@ -1,7 +1,7 @@
 """How kernels are compiled, and the few instructions on raw addresses that Python cannot write.
 
-The only module, with `cache`, that imports numba. Importing it costs a third of a second, so nothing imports this module before a
-reader is built. `DISKREPLAY_KERNELS=plain` leaves numba alone and selects the plain twins.
+Only this module and `cache` import numba. Importing it costs a third of a second, so nothing imports this module before
+a reader is built. `DISKREPLAY_KERNELS=plain` leaves numba alone and selects the plain twins.
 """
 
 import os

@@ -5,6 +5,7 @@ waits for those that a view and a distribution do not need.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -53,6 +54,7 @@ class _Kernels(Mapping[str, tuple[Kernel, Kernel]]):
 KERNELS = _Kernels()
 
 
+@cache
 def chosen(name: str) -> Kernel:
     """Return the compiled kernel, or its twin where nothing is compiled."""
     return KERNELS[name][0 if jit.COMPILED else 1]

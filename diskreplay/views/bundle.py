@@ -9,9 +9,7 @@ import numpy as np
 from diskreplay.kernels import scan as rows, transitions as kernel
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
-from diskreplay.views.windows import Windows, addresses
-
-_transitions = chosen("transitions")
+from diskreplay.views.windows import Windows, addresses, map_rows
 
 SUMMED = (np.dtype("float32"), np.dtype("float64"))
 """Dtypes of the fields that a bundle can sum."""
@@ -88,11 +86,16 @@ class Bundle:
             held.append(self._look())
         if self._sources.shape[1] != len(ids):
             self._prepare(len(ids))
-        bad: int = _transitions(
+        bad: int = chosen("transitions")(
             ids, *self._state, *self._seen[-1], windows.table, windows.ends,
             self._plan, self._sources, self._gamma, self._weights, places, self._targets,
         )  # fmt: skip
         return bad < 0
+
+    def map(self, snapshot: Any, ids: Ints) -> bool:
+        """Map what the windows of these ids may need; False where an id has none, or windows have no end."""
+        n, stack, _ = self._bounds
+        return n > 0 and map_rows(snapshot, self._leaves, ids, n, stack)
 
     def _prepare(self, size: int) -> None:
         """Make scratch memory for batches of this size."""

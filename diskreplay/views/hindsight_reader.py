@@ -16,7 +16,6 @@ from diskreplay.views.windows import Windows, refuse, refuse_evicted
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
 
-_nstep = chosen("nstep")
 
 ACHIEVED, DESIRED = "obs/achieved_goal", "obs/desired_goal"
 TO_THE_END = -1  # as many steps as the episode has
@@ -135,7 +134,7 @@ class HindsightReader:
             r += raw.view(dtype) * weight
         found = np.empty(size, np.float32)
         unwanted = np.empty(size, np.float32), np.empty(size, np.bool_), np.empty(size, np.bool_)
-        _nstep(r, 0, k, windows.ends, self._view.gamma, np.empty(size), np.empty(size), found, *unwanted)
+        chosen("nstep")(r, 0, k, windows.ends, self._view.gamma, np.empty(size), np.empty(size), found, *unwanted)
         return found
 
     def _achieved(

@@ -17,8 +17,6 @@ from diskreplay.views.windows import Windows, refuse, refuse_evicted
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
 
-_nstep = chosen("nstep")
-
 # Rewards are summed this many steps at a time, so that a return over a long episode needs no memory of its length.
 TILE_STEPS = 256
 
@@ -77,8 +75,12 @@ class TransitionsReader:
             self._scratch = _Scratch(len(ids))
         # In one call, where all is mapped and every id is sampleable: nearly always.
         bundle, windows = self._bundle, self._scratch.windows
-        if bundle is None or not bundle.gather(snapshot, ids, windows, block.addresses):
-            self._gather_by_leaf(snapshot, ids, block)
+        if bundle is not None:
+            if bundle.gather(snapshot, ids, windows, block.addresses):
+                return
+            if bundle.map(snapshot, ids) and bundle.gather(snapshot, ids, windows, block.addresses):
+                return
+        self._gather_by_leaf(snapshot, ids, block)
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
@@ -129,7 +131,7 @@ class TransitionsReader:
                     np.multiply(raw.view(dtype), weight, out=r)
                 else:
                     r += raw.view(dtype) * weight
-            _nstep(r, start, windows.k, windows.ends, self._view.gamma, scratch.total, scratch.scale, *outputs)
+            chosen("nstep")(r, start, windows.k, windows.ends, self._view.gamma, scratch.total, scratch.scale, *outputs)
 
 
 def _bounds(copy: Copy) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Windows of steps, found for a batch of ids and gathered leaf by leaf: what all readers of windows share."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,6 @@ from diskreplay.kernels import scan as rows
 from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
-
-_scan = chosen("scan")
-_gather = chosen("gather")
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used.
 ATTEMPTS = 8
@@ -41,7 +39,7 @@ class Windows:
 
     def _scan(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
         _held, chunks, first_chunk, bases = addresses(done)
-        place: int = _scan(
+        place: int = chosen("scan")(
             ids, n, stack, whole, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
             snapshot.committed, snapshot.observed, snapshot.sealed,
             first_chunk, chunks, done.shift, bases, self.table, self.ends,
@@ -81,7 +79,7 @@ class Windows:
     ) -> int:
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
         _held, chunks, first_chunk, bases = addresses(table)
-        place: int = _gather(
+        place: int = chosen("gather")(
             self.slot, self.lane, row, self.floor, stop, offset, length,
             first_chunk, chunks, table.shift, lanes, bases, table.row_bytes, out,
         )  # fmt: skip
@@ -108,6 +106,20 @@ def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) ->
     if (row > last).any():
         return False
     done.ensure(slot, np.maximum(row - stack + 1, 0), last if n < 0 else np.minimum(row + n, last))
+    return True
+
+
+def map_rows(snapshot: Any, leaves: Sequence[str], ids: Ints, n: int, stack: int) -> bool:
+    """Map the rows of leaves that windows of `n` steps may need; False where an id is none of the snapshot's."""
+    if not _map_flags(snapshot, snapshot.leaf("done"), ids, n, stack):
+        return False
+    slot = (ids >> SEGMENT_SHIFT) - snapshot.origin
+    row, lane = np.divmod(ids & WITHIN_SEGMENT, snapshot.lanes[slot])
+    at = snapshot.lane_base[slot] + lane
+    for leaf in leaves:
+        # Behind the last step there may be one more observation, and nothing of other leaves.
+        rows_there = snapshot.observed if leaf.split("/")[0] == "obs" else snapshot.committed
+        snapshot.leaf(leaf).ensure(slot, np.maximum(row - stack + 1, 0), np.minimum(row + n, rows_there[at] - 1))
     return True
 
 

@@ -1,0 +1,133 @@
+"""Compiled kernels are found again, whoever else compiles them and wherever they can be kept."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diskreplay.kernels import jit
+from tests.testing.support import REPOSITORY
+
+if not jit.COMPILED:
+    pytest.skip("nothing is compiled", allow_module_level=True)
+
+from diskreplay.kernels import cache
+
+# Runs one kernel; prints the folder and how often it was compiled.
+PICK = """
+import numpy as np
+from diskreplay.kernels import cache, pick
+out = np.zeros(3, np.int64)
+pick.pick(np.array([0.0, 1, 2]), 1.0, 0, 1, np.array([0, 3]), np.array([7]), np.array([2]), out)
+assert out.tolist() == [7, 9, 11]
+print(cache.folder(), sum(pick.pick.stats.cache_misses.values()))
+"""
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
+
+
+def become_ordinary():
+    """Let permissions count for root too; a user without that right has no capability to drop."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+
+
+def start(code=PICK, where=REPOSITORY, **environment):
+    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    kept |= {"PYTHONPATH": str(where), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        env=kept | {name: str(value) for name, value in environment.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=become_ordinary,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    folder, compiled = out.split()
+    return folder, int(compiled), err
+
+
+@pytest.mark.slow
+def test_of_processes_that_start_at_once_one_compiles(tmp_path):
+    processes = [start(NUMBA_CACHE_DIR=tmp_path) for _ in range(8)]
+    found = [finish(process) for process in processes]
+    assert {folder for folder, _, _ in found} == {str(next(tmp_path.glob("diskreplay-*")))}
+    assert sorted(compiled for _, compiled, _ in found) == [0] * 7 + [1]
+    assert not list(tmp_path.glob("diskreplay-*/*.tmp.*"))
+
+
+def test_damaged_files_are_compiled_again(tmp_path):
+    assert finish(start(NUMBA_CACHE_DIR=tmp_path))[1] == 1
+    files = sorted(tmp_path.glob("diskreplay-*/pick.*"))
+    assert [file.suffix for file in files] == [".nbc", ".nbi"]
+    for file, damage in zip(files, (b"", b"\x80\x05nonsense"), strict=True):
+        good = file.read_bytes()
+        file.write_bytes(damage)
+        assert finish(start(NUMBA_CACHE_DIR=tmp_path))[1] == 1
+        assert len(file.read_bytes()) == len(good)
+
+
+@pytest.fixture
+def read_only_package(tmp_path):
+    """A copy of the package that nobody may write to."""
+    package = tmp_path / "site-packages"
+    shutil.copytree(REPOSITORY / "diskreplay", package / "diskreplay", ignore=shutil.ignore_patterns("__pycache__"))
+    folders = [path for path in package.rglob("*") if path.is_dir()]
+    for path in folders:
+        path.chmod(0o555)
+    probe = start(f"import os; print(os.access({str(folders[0])!r}, os.W_OK))")
+    if probe.communicate()[0].strip() != "False":
+        pytest.skip("permissions do not count here")
+    yield package
+    for path in folders:
+        path.chmod(0o755)
+
+
+def test_kernels_of_a_read_only_installation_are_kept_in_the_users_cache(read_only_package, tmp_path):
+    for expected in (1, 0):
+        folder, compiled, _ = finish(start(where=read_only_package, XDG_CACHE_HOME=tmp_path / "cache"))
+        assert folder.startswith(str(tmp_path / "cache" / "diskreplay" / "diskreplay-"))
+        assert compiled == expected
+    assert not list(read_only_package.rglob("__pycache__"))
+
+
+def test_without_any_place_kernels_are_compiled_and_a_warning_says_so(read_only_package, tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    folder, _, err = finish(start(where=read_only_package, XDG_CACHE_HOME=locked, NUMBA_CACHE_DIR=locked))
+    assert folder == "None"
+    assert "RuntimeWarning: compiled kernels cannot be kept" in err
+    assert "set NUMBA_CACHE_DIR to a folder that can be written" in err
+
+
+def test_another_source_has_another_folder_and_old_ones_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache.config, "CACHE_DIR", str(tmp_path))
+    made = []
+    for number in range(12):
+        monkeypatch.setattr(cache, "source_digest", lambda number=number: f"{number:02x}" * 32)
+        made.append(Path(cache.folder.__wrapped__()))
+        os.utime(made[-1], (number, number))
+    assert len(set(made)) == 12
+    assert set(tmp_path.iterdir()) == set(made[-8:])
+
+
+def test_a_process_that_holds_the_lock_for_too_long_is_not_waited_for(tmp_path, monkeypatch):
+    held = cache._locked(str(tmp_path))
+    assert held >= 0
+    monkeypatch.setattr(cache, "_PATIENCE", 0.05)
+    started = time.monotonic()
+    assert cache._locked(str(tmp_path)) == -1
+    assert time.monotonic() - started >= 0.05
+    os.close(held)
+    again = cache._locked(str(tmp_path))
+    assert again >= 0
+    os.close(again)
+    assert cache._locked(str(tmp_path / "missing")) == -1
