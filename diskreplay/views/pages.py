@@ -11,8 +11,6 @@ from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
 from diskreplay.views.windows import Windows, addresses
 
-_advise = chosen("advise")
-
 
 class Pages(NamedTuple):
     """Ranges of whole pages, in order and apart from each other: addresses and bytes.
@@ -26,11 +24,11 @@ class Pages(NamedTuple):
 
     def ask(self) -> None:
         """Have them read from disk while the caller goes on."""
-        _advise(self.starts, self.sizes, WILL_NEED)
+        chosen("advise")(self.starts, self.sizes, WILL_NEED)
 
     def wait(self) -> None:
         """Return when they are in memory; where the system cannot say, whoever reads them waits."""
-        _advise(self.starts, self.sizes, POPULATE_READ)
+        chosen("advise")(self.starts, self.sizes, POPULATE_READ)
 
 
 NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))

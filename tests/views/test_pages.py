@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.kernels import gather as module
+from diskreplay.kernels.table import chosen
 from diskreplay.views import windows
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.pages import NO_PAGES, _merged
@@ -57,7 +58,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, id
 
     row_address, gather = module.row_address, windows.Windows.gather
     with monkeypatch.context() as patch:
-        patch.setattr(windows, "_gather", module.gather_plain)
+        patch.setattr(windows, "chosen", lambda name: module.gather_plain if name == "gather" else chosen(name))
         patch.setattr(module, "row_address", recorded)
         patch.setattr(windows.Windows, "gather", leaf_of)
         reader = view.reader(SCHEMA)
