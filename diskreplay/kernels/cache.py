@@ -32,19 +32,19 @@ _PATIENCE = 60.0
 _POLL = 0.02
 
 
-def compile_kernel(dispatcher: Any, signature: Any) -> Any:
-    """Compile a kernel for one signature, or load it."""
+def compile_kernel(dispatcher: Any, signature: Any) -> None:
+    """Compile a kernel for one signature, or load it, and no other ever."""
     kept: _KernelCache | None = None
     if folder() is not None:
         dispatcher._cache = kept = _KernelCache(dispatcher.py_func)
     try:
+        dispatcher._can_compile = True
         with typeinfer.register_dispatcher(dispatcher):
             dispatcher.compile(signature)
-        dispatcher.disable_compile()
     finally:
+        dispatcher._can_compile = False
         if kept is not None:
             kept.let_go()
-    return dispatcher
 
 
 @cache

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.stream import STREAMED, WIDE, stream
+from diskreplay.kernels.stream import STREAMED, WIDE
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import copy_bytes, fence, prefetch
+    from diskreplay.kernels.stream import stream_apart
 
 Ints = NDArray[np.int64]
 
@@ -77,7 +78,7 @@ def gather(
             source = bases[c] + ((lane[i] << bits) + inside) * row_bytes
             target = out_address + i * out.shape[1] + done * row_bytes
             if large and run * row_bytes >= WIDE:
-                stream(target, source, run * row_bytes)
+                stream_apart(target, source, run * row_bytes)
             else:
                 copy_bytes(target, source, run * row_bytes)
             done += run

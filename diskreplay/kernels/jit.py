@@ -4,7 +4,9 @@ Only this module and `cache` import numba. Importing it costs a third of a secon
 a reader is built. `DISKREPLAY_KERNELS=plain` leaves numba alone and selects the plain twins.
 """
 
+import inspect
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +14,9 @@ from typing import Any
 COMPILED = os.environ.get("DISKREPLAY_KERNELS", "").strip().lower() != "plain"
 if COMPILED:
     try:
+        import llvmlite.binding  # type: ignore[import-untyped]
         import numba
-        from llvmlite import ir  # type: ignore[import-untyped]
+        from llvmlite import ir
         from numba.core import cgutils, types
         from numba.extending import intrinsic
 
@@ -138,6 +141,17 @@ if COMPILED:
 
         return types.void(), generate
 
+    def _reading_as(kind: Any, llvm_type: Any, given: Any) -> Any:
+        """Return the generator of an instruction that takes the bits of a number for another one."""
+
+        def read_as(typing_context: Any, x: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                return builder.bitcast(args[0], llvm_type)
+
+            return kind(given), generate
+
+        return read_as
+
     # Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
     load_byte: Any = intrinsic(_load_byte)
     load_int: Any = intrinsic(_load_int)
@@ -147,6 +161,8 @@ if COMPILED:
     store_byte: Any = intrinsic(_storing(types.uint8, ir.IntType(8)))
     store_int: Any = intrinsic(_storing(types.int64, ir.IntType(64)))
     store_float32: Any = intrinsic(_storing(types.float32, ir.FloatType()))
+    bits_of: Any = intrinsic(_reading_as(types.int64, ir.IntType(64), types.float64))
+    number_of: Any = intrinsic(_reading_as(types.float64, ir.DoubleType(), types.int64))
     zero_bytes: Any = intrinsic(_zero_bytes)
     prefetch: Any = intrinsic(_prefetch)
     madvise: Any = intrinsic(_madvise)
@@ -178,13 +194,18 @@ if COMPILED:
     }
 
 
+_compiling = threading.RLock()
+
+
 def kernel(
     result: str, *arguments: str, checked: bool = True, inner: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function for one signature, kept on disk; without numba, leave it as it is (nobody calls it then).
+    """Make a function a kernel of one signature; without numba, leave it as it is (nobody calls it then).
 
-    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code. An `inner`
-    one is called by other kernels only.
+    It is compiled, or loaded, when `ready` or `apart` asks for it: another kernel cannot call it before. One that is
+    `inner` is called by kernels only, and is compiled at once.
+
+    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,9 +215,46 @@ def kernel(
         options: dict[str, Any] = {"nogil": True, "error_model": "python" if checked else "numpy"}
         # Each wrapper takes its time to compile: nobody calls kernels from C, nor inner ones from Python.
         options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
-        compiled: Callable[..., Any] = compile_kernel(
-            numba.njit(**options)(function), _TYPES[result](*(_TYPES[a] for a in arguments))
-        )
-        return compiled
+        made: Any = numba.njit(**options)(function)
+        made._can_compile = False
+        made.kernel_signature = _TYPES[result](*(_TYPES[a] for a in arguments))
+        return ready(made) if inner else made
 
     return decorate
+
+
+def ready(kernel: Any) -> Any:
+    """Compile a kernel, or load it, if that has not been done; return it."""
+    with _compiling:
+        if not kernel.overloads:
+            compile_kernel(kernel, kernel.kernel_signature)
+    return kernel
+
+
+def apart(called: Any) -> Any:
+    """Return an instruction that calls a compiled kernel where it is.
+
+    A call of the kernel itself copies it into the caller, where it is optimized once more: right for what is small or
+    in a loop.
+    """
+    (compiled,) = ready(called).overloads.values()
+    symbol, result, kinds = f"diskreplay_{called.__name__}", compiled.signature.return_type, compiled.signature.args
+    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    llvmlite.binding.add_symbol(symbol, address)
+
+    def call(typing_context: Any, *arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            convention = context.call_conv
+            kind = convention.get_function_type(result, kinds)
+            function = cgutils.get_or_insert_function(builder.module, kind, symbol)
+            status, found = convention.call_function(builder, function, result, kinds, args)
+            with cgutils.if_unlikely(builder, status.is_error):
+                convention.return_status_propagate(builder, status)
+            return found
+
+        return result(*kinds), generate
+
+    names = ["typing_context", *inspect.signature(called.py_func).parameters]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # numba counts them
+    return intrinsic(call)

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
 
+if jit.COMPILED:
+    from diskreplay.kernels.jit import bits_of, number_of
+
 Floats = NDArray[np.float64]
 
 # Highest power first, for Horner's scheme.
@@ -35,12 +38,11 @@ def powers(values: Floats, exponent: float, low: float, high: float, out: Floats
 
     `values` and `out` must not share memory.
     """
-    scratch = np.empty(values.size, np.int64)
-    numbers = scratch.view(np.float64)
-    bits = values.view(np.int64)
+    numbers = np.empty(values.size)
     for i in range(values.size):
-        e = (bits[i] - _ROOT_OF_HALF) >> _EXPONENT
-        scratch[i] = bits[i] - (e << _EXPONENT)
+        bits = bits_of(values[i])
+        e = (bits - _ROOT_OF_HALF) >> _EXPONENT
+        numbers[i] = number_of(bits - (e << _EXPONENT))
         out[i] = np.float64(e)
     for i in range(values.size):
         s = (numbers[i] - 1.0) / (numbers[i] + 1.0)
@@ -57,9 +59,8 @@ def powers(values: Floats, exponent: float, low: float, high: float, out: Floats
         for a in _EXP_REST:
             series = series * f + a
         out[i] = series
-    out_bits = out.view(np.int64)
     for i in range(values.size):
-        out_bits[i] += scratch[i] << _EXPONENT
+        out[i] = number_of(bits_of(out[i]) + (bits_of(numbers[i]) << _EXPONENT))
 
 
 def powers_plain(values: Floats, exponent: float, low: float, high: float, out: Floats) -> None:
@@ -81,6 +82,10 @@ def _horner(coefficients: tuple[float, ...], x: Floats) -> Floats:
     return series
 
 
+if jit.COMPILED:
+    _powers = jit.apart(powers)
+
+
 @jit.kernel("none", "floats", "float", "float", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, out: NDArray[np.float32]) -> None:
     """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances."""
@@ -91,7 +96,7 @@ def weights(chances: Floats, least: float, exponent: float, out: NDArray[np.floa
     ratios, found = np.empty(chances.size), np.empty(chances.size)
     for i in range(chances.size):
         ratios[i] = least / chances[i]
-    powers(ratios, exponent, -1022.0, 0.0, found)
+    _powers(ratios, exponent, -1022.0, 0.0, found)
     for i in range(chances.size):
         out[i] = np.float32(found[i])
 

@@ -16,6 +16,9 @@ Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
+if jit.COMPILED:
+    _locate, _powers, _sumtree_find, _sumtree_set = map(jit.apart, (locate, powers, sumtree_find, sumtree_set))
+
 # Masses lie between two to these: sums of 1e17 of them are finite, and none is lost to denormal numbers.
 SMALLEST, LARGEST = -963.0, 963.0
 _FINITE = np.finfo(np.float64).max
@@ -38,7 +41,7 @@ def draw(
     part = total / fractions.size if stratified else total
     for i in range(fractions.size):
         chances[i] = (fractions[i] + i if stratified else fractions[i]) * part
-    sumtree_find(starts, tree, sums, owner, chances, places)
+    _sumtree_find(starts, tree, sums, owner, chances, places)
     for i in range(fractions.size):
         place = places[i]
         extent = np.uint64(owner[np.uint64(place)])
@@ -59,7 +62,7 @@ def draw_plain(
     chances /= total
 
 
-@jit.kernel("int", "ints", "ints")
+@jit.kernel("int", "ints", "ints", inner=True)
 def _same(some: Ints, others: Ints) -> int:
     """Tell whether two arrays hold the same numbers."""
     if some.size != others.size:
@@ -97,9 +100,9 @@ def update(
         found += ids.size
     else:
         extent = np.full(ids.size, -1)
-        locate(ids, origin, lanes, keys, at, table, LOW, HIGH, extent, place)
+        _locate(ids, origin, lanes, keys, at, table, LOW, HIGH, extent, place)
         if more_keys.size:
-            locate(ids, origin, lanes, more_keys, more_at, table, LOW, HIGH, extent, place)
+            _locate(ids, origin, lanes, more_keys, more_at, table, LOW, HIGH, extent, place)
         for i in range(ids.size):
             here = np.uint64(found)
             place[here] = place[i] + table[np.uint64(max(extent[i], 0)), BASE]
@@ -112,11 +115,11 @@ def update(
         jit.prefetch(raw.ctypes.data + 8 * place[i])
         jit.prefetch(leaf + 8 * place[i])
         jit.prefetch(node + (place[i] // FAN_OUT) * 8)
-    powers(values, alpha, SMALLEST, LARGEST, masses)
+    _powers(values, alpha, SMALLEST, LARGEST, masses)
     for i in range(found):
         raw[np.uint64(place[i])] = values[i]
         largest[0] = max(largest[0], values[i])
-    sumtree_set(place, masses, starts, tree, sums, least)
+    _sumtree_set(place, masses, starts, tree, sums, least)
     return int(ids.size - found)
 
 
@@ -173,13 +176,13 @@ def show(
             j = until
             if used == _BLOCK:
                 if shown:
-                    powers(values, alpha, SMALLEST, LARGEST, masses)
-                sumtree_set(places, masses, starts, tree, sums, least)
+                    _powers(values, alpha, SMALLEST, LARGEST, masses)
+                _sumtree_set(places, masses, starts, tree, sums, least)
                 used = np.int64(0)
     if used > 0:
         if shown:
-            powers(values[:used], alpha, SMALLEST, LARGEST, masses[:used])
-        sumtree_set(places[:used], masses[:used], starts, tree, sums, least)
+            _powers(values[:used], alpha, SMALLEST, LARGEST, masses[:used])
+        _sumtree_set(places[:used], masses[:used], starts, tree, sums, least)
 
 
 def show_plain(

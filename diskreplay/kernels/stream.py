@@ -36,6 +36,10 @@ def stream(target: int, source: int, count: int) -> None:
     copy_bytes(target, source, (count - head) % STREAM_BLOCK)
 
 
+if jit.COMPILED:
+    stream_apart = jit.apart(stream)
+
+
 def stream_plain(target: int, source: int, count: int) -> None:
     """Do what `stream` does."""
     ctypes.memmove(target, source, count)

@@ -175,6 +175,10 @@ def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nod
         mass[i] = left if left < most else most
 
 
+if jit.COMPILED:
+    _descend_all = jit.apart(_descend)
+
+
 @jit.kernel("none", "ints", "floats", "floats", "ints32", "out_floats", "out_ints")
 def sumtree_find(
     starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints
@@ -201,9 +205,9 @@ def sumtree_find(
         mass[i] = left if left < most else most
     for level in range(starts.size - 3, -1, -1):
         if level > 0:
-            _descend(starts[level], tree.ctypes.data + 8 * starts[level - 1], _BITS + 3, tree, mass, leaves)
+            _descend_all(starts[level], tree.ctypes.data + 8 * starts[level - 1], _BITS + 3, tree, mass, leaves)
         else:
-            _descend(0, notes.ctypes.data, 2, tree, mass, leaves)
+            _descend_all(0, notes.ctypes.data, 2, tree, mass, leaves)
     for i in range(mass.size):
         mass[i] = tree[_at(leaves[i])]
 

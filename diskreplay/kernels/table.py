@@ -1,7 +1,7 @@
 """Every kernel beside its plain twin. The twin is the oracle in tests, and the fallback where numba is missing.
 
-A kernel's module is imported, and so compiled or loaded from numba's cache, when the kernel is first asked for: nobody
-waits for those that a view and a distribution do not need.
+A kernel is compiled, or loaded, when it is first asked for: nobody waits for those that a view and a distribution do
+not need.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,8 @@ class _Kernels(Mapping[str, tuple[Kernel, Kernel]]):
 
     def __getitem__(self, name: str) -> tuple[Kernel, Kernel]:
         module = import_module(f"diskreplay.kernels.{_MODULES[name]}")
-        return getattr(module, name), getattr(module, f"{name}_plain")
+        kernel = getattr(module, name)
+        return jit.ready(kernel) if jit.COMPILED else kernel, getattr(module, f"{name}_plain")
 
     def __iter__(self) -> Iterator[str]:
         return iter(_MODULES)

@@ -18,7 +18,7 @@ from diskreplay.kernels import jit
 from diskreplay.kernels.gather import gather_plain
 from diskreplay.kernels.nstep import nstep_plain
 from diskreplay.kernels.scan import FLOOR, LANE, SLOT, K, scan, scan_plain
-from diskreplay.kernels.stream import STREAMED, WIDE, stream
+from diskreplay.kernels.stream import STREAMED, WIDE
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import (
@@ -33,6 +33,9 @@ if jit.COMPILED:
         store_int,
         zero_bytes,
     )
+    from diskreplay.kernels.stream import stream_apart
+
+    _scan = jit.apart(scan)
 
 Ints = NDArray[np.int64]
 
@@ -136,7 +139,7 @@ def _copy(out: int, nbytes: int, large: int, sources: Ints, leaf: int) -> None:
     elif large and nbytes >= WIDE:
         for i in range(sources.shape[1]):
             if sources[leaf, i] != 0:
-                stream(out + i * nbytes, sources[leaf, i], nbytes)
+                stream_apart(out + i * nbytes, sources[leaf, i], nbytes)
     else:
         for i in range(sources.shape[1]):
             if sources[leaf, i] != 0:
@@ -220,7 +223,7 @@ def transitions(
     ``weights`` are those of the summands; without any, what is made of sums is left alone. ``sources`` is scratch,
     (leaves, items).
     """
-    bad = scan(
+    bad = _scan(
         ids, n, stack, whole, origin, frontier, lanes, lane_base, committed, observed, sealed,
         first_chunk, chunks, shift, bases, windows, ends,
     )  # fmt: skip

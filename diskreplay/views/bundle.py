@@ -95,7 +95,7 @@ class Bundle:
     def map(self, snapshot: Any, ids: Ints) -> bool:
         """Map what the windows of these ids may need; False where an id has none, or windows have no end."""
         n, stack, _ = self._bounds
-        return n > 0 and map_rows(snapshot, self._leaves, ids, n, stack)
+        return n > 0 and map_rows(snapshot, self._leaves[:-1], ids, n, stack)
 
     def _prepare(self, size: int) -> None:
         """Make scratch memory for batches of this size."""

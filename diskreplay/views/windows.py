@@ -110,7 +110,7 @@ def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) ->
 
 
 def map_rows(snapshot: Any, leaves: Sequence[str], ids: Ints, n: int, stack: int) -> bool:
-    """Map the rows of leaves that windows of `n` steps may need; False where an id is none of the snapshot's."""
+    """Map the rows of `done` and of leaves that windows of `n` steps may need; False where an id is no step's."""
     if not _map_flags(snapshot, snapshot.leaf("done"), ids, n, stack):
         return False
     slot = (ids >> SEGMENT_SHIFT) - snapshot.origin

@@ -21,11 +21,12 @@ from diskreplay.kernels import cache
 # Runs one kernel; prints the folder and how often it was compiled.
 PICK = """
 import numpy as np
-from diskreplay.kernels import cache, pick
+from diskreplay.kernels import cache, table
+pick = table.chosen("pick")
 out = np.zeros(3, np.int64)
-pick.pick(np.array([0.0, 1, 2]), 1.0, 0, 1, np.array([0, 3]), np.array([7]), np.array([2]), out)
+pick(np.array([0.0, 1, 2]), 1.0, 0, 1, np.array([0, 3]), np.array([7]), np.array([2]), out)
 assert out.tolist() == [7, 9, 11]
-print(cache.folder(), sum(pick.pick.stats.cache_misses.values()))
+print(cache.folder(), sum(pick.stats.cache_misses.values()))
 """
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 
