@@ -48,8 +48,10 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
     """Replace ``path`` by ``data`` so that every reader sees the old file or the new one, whole.
+
+    ``synced``: after a loss of power too. Without, an empty file may be there then.
 
     Raises
     ------
@@ -59,6 +61,8 @@ def write_atomic(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_file(str(temporary), data)
+        if synced:
+            sync_file(temporary)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

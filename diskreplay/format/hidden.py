@@ -114,8 +114,7 @@ def _make_room(root: Root, folder: str, count: int) -> None:
         raise FormatError(f"{path} has no shape; diskreplay repair restores it") from None
     if rows < count:
         # As with rows of segments the shape reaches over every chunk; the counter tells what is data.
-        write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}))
-        sync_file(path)
+        write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
     # The last chunks are those that may be missing.
     for chunk in range(chunks - 1, -1, -1):
         name = f"{folder}/c.{chunk}.0"
@@ -124,6 +123,7 @@ def _make_room(root: Root, folder: str, count: int) -> None:
         temporary = f"{folder}/.new-{chunk}"
         try:
             write_file(temporary, bytes(_NBYTES))
+            sync_file(temporary)  # an empty file after a loss of power would keep all others from being hidden
             os.rename(temporary, name)
         except BaseException:
             with suppress(OSError):

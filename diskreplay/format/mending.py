@@ -78,8 +78,7 @@ def restore(path: Path, data: bytes) -> bool:
     """Write a file anew and put it on the platter; False: its folder is not there, or is a link."""
     if not _is_folder(path.parent):
         return False
-    write_atomic(path, data)
-    sync_file(path)
+    write_atomic(path, data, synced=True)
     sync_folder(path.parent)
     return True
 

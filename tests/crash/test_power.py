@@ -139,6 +139,40 @@ def check_run(seed: int, subsets: int, every: int = 1) -> int:
     return count
 
 
+def check_evicted(path: Path, was_evicted: bool, was_begun: bool) -> None:
+    """Check that an episode is evicted as a whole or not at all, and stays so."""
+    with another_boot():
+        with dr.open(path, "a") as store:
+            found = check_coded_parts(store)[1, 0]
+            assert found in ([[(3, 5)]] if was_evicted else [[(0, 5)], [(3, 5)]] if was_begun else [[(0, 5)]])
+            assert store.verify(deep=True) == []
+            store.evict(lambda episode: len(episode) == 2)
+        with dr.open(path) as store:
+            assert check_coded_parts(store).get((1, 0), []) in ([], [(0, 3)])
+
+
+def test_an_eviction_by_hand_is_whole_after_a_loss_of_power(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with workloads.create(run / "store", capacity=None, segment_steps=64) as store:
+        writer = workloads.Single(store, 1, lambda _: None)
+        writer.block(3)
+        writer.block(2)
+        writer.close()
+        store.refresh()
+        with Recording(run) as recording:
+            recording.mark("begun")
+            store.evict(lambda episode: len(episode) == 3)
+            recording.mark("evicted")
+    count = 0
+    for state in states(recording, 0, 20):
+        with TemporaryDirectory(dir=tmp_path) as disk:
+            state.write(disk)
+            check_evicted(Path(disk) / "store", state.marks == 2, state.marks > 0)
+            count += 1
+    assert count > 10
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_store_that_lost_its_power_has_everything_durable(seed: int) -> None:
     assert check_run(seed, 20, every=17) > 20
