@@ -63,8 +63,8 @@ class Frontier:
         """Count ended steps by segment, adding only what is new."""
         if self._key != (generation, 0):
             self._key, self._seen, self._by_segment = (generation, 0), 0, {}
-        new = log.select(slice(self._seen, None))
-        if len(new):
+        if len(log) > self._seen:
+            new = log.select(slice(self._seen, None))
             numbers, at = np.unique(new.first >> POSITION_BITS, return_inverse=True)
             for number, count in zip(numbers.tolist(), np.bincount(at, new.steps).tolist(), strict=True):
                 self._by_segment[number] = self._by_segment.get(number, 0) + int(count)
@@ -97,7 +97,7 @@ class _Rows:
 
     def position(self, before: int) -> int:
         """Return the position of the step that so many come before."""
-        row = int(np.searchsorted(self._ends, before, side="right"))
+        row = int(self._ends.searchsorted(before, side="right"))
         if self._lanes == 1:
             return row
         left = before - (int(self._ends[row - 1]) if row else 0)

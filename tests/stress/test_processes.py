@@ -268,11 +268,14 @@ def test_workers_of_a_loader_share_the_steps_without_overlap(store, context):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_workers_do_not_draw_what_their_parents_sampler_draws(store):
+def test_workers_are_refused_by_a_sampler_of_their_parent(store):
+    """All of them, and their parent, would draw the same steps."""
     sampler = dr.Sampler(store, dr.Transitions(), batch_size=16, seed=1)
     check_batch(sampler.sample())
-    with pytest.raises(dr.ReplayError, match="belongs to another process"):
+    with pytest.raises(dr.ReplayError, match="this sampler belongs to another process, number .*: make one there"):
         load(Batches(store, sampler), "fork")
+    with pytest.raises(TypeError, match="cannot be sent to another process: make one there"):
+        pickle.dumps(Batches(store, sampler))
     check_batch(sampler.sample())
     sampler.close()
 
