@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import math
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -41,6 +40,7 @@ _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layou
 # A segment that a living writer made before it needs it, beside the counters. It gets its number when it is used.
 DRAFT = "next-"
 _NO_NUMBER = -1
+_END_OF_TIME = 1e12
 
 
 @dataclass(frozen=True)
@@ -370,14 +370,8 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         sealed=sealed,
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
-        sealed_at=_moment(attributes.get("sealed_at", 0)) if sealed else 0.0,
+        sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
     )
-
-
-def _moment(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise TypeError(f"{value!r} is no time")
-    return float(value)
 
 
 def _whole(value: Any) -> int:
