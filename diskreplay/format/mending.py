@@ -163,7 +163,8 @@ def _choose(values: list[int], others: list[int], numbers: list[int], hidden: in
         else:
             # The lower horizon and frontier keep more; the other words are not used.
             shift = {layout.HORIZON: 0, layout.FRONTIER: layout.POSITION_BITS}.get(word)
-            choice = 0 if shift is None else min(low, chosen[layout.NEXT_SEGMENT] << shift)
+            possible = [] if shift is None else [v for v in able if v <= chosen[layout.NEXT_SEGMENT] << shift]
+            choice = min(possible, default=0)
         chosen.append(choice)
     return chosen
 

@@ -1,8 +1,8 @@
 """The root of a store: what was chosen when it was created."""
 
-import math
 import os
 import shutil
+import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -201,6 +201,6 @@ def _count(path: Path, name: str, value: object, least: int, most: int | None) -
 def _seconds(path: Path, value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise FormatError(f"{path}: max_age_s is {value!r}; restore the root's zarr.json")
     return float(value)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,4 +180,4 @@ def read_schema(files: Files, where: str, data: Any) -> Schema | None:
 
 def is_positive(value: object) -> bool:
     """Whether a value from JSON is a finite number above 0."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

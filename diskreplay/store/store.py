@@ -1,8 +1,8 @@
 """The store: create it, open it, look at it, write to it."""
 
 import errno
-import math
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -367,7 +367,7 @@ def _check_seconds(name: str, value: Any) -> None:
         return
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise ValueError(f"{name} is a number of seconds, not {value!r}")
-    if not 0 < value < math.inf:
+    if not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} is {value}; it must be more than 0 and finite")
 
 
