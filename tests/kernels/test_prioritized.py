@@ -56,6 +56,7 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, l
     for kind in (0, 1):
         with kernels(kind):
             tables.append(PriorityTable(alpha, least))
+    before = np.zeros(0, np.int64)
     for _ in range(8):
         grow(store, rng)
         population.refresh(store.snapshot())
@@ -63,6 +64,9 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, l
             continue
         fractions, stratified = rng.random(int(rng.integers(1, 60))), bool(rng.random() < 0.5)
         ids = rng.choice([*everything(population), -1, 1 << 50, store.frontier - 1], int(rng.integers(0, 40)))
+        # Those of the last draw have places that are known, unless something has been followed since.
+        which = rng.integers(3)
+        ids = (ids, before if len(before) else ids, np.zeros(len(fractions), np.int64))[which]
         errors = rng.standard_normal(len(ids)) * 10.0 ** rng.integers(-5, 5)
         if len(ids) and rng.random() < 0.1:
             errors[rng.integers(len(ids))] = rng.choice((np.nan, np.inf, -np.inf))
@@ -71,8 +75,9 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, l
             with kernels(kind):
                 table.follow(population)
                 drawn = table.draw(fractions, stratified)
-                found.append((*drawn, table.update(ids, errors, 1e-6), arrays(table)))
+                found.append((*drawn, table.update(drawn[0] if which == 2 else ids, errors, 1e-6), arrays(table)))
         fast, plain = found
+        before = fast[0]
         for one, other in zip(fast[:3], plain[:3], strict=True):
             np.testing.assert_array_equal(one, other)
         for name, array in fast[3].items():
@@ -103,3 +108,23 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
         ids, chances = table.draw(np.linspace(0, 0.999999, 5000), stratified=False)
         assert sorted(set(ids.tolist())) == everything(population).tolist()
         assert chances.max() == 3.0 / table.tree.total
+
+
+@pytest.mark.parametrize("kind", [0, 1] if jit.COMPILED else [1])
+def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
+    store = FakeStore()
+    store.add_segment(1)
+    store.open[0][0] = 100
+    store.end(0, 0)
+    population = Population(Transitions(1).runs)
+    population.refresh(store.snapshot())
+    with kernels(kind):
+        table = PriorityTable(1.0)
+        table.follow(population)
+        ids, _ = table.draw(np.linspace(0, 0.999, 100), stratified=False)
+        assert table.update(ids, np.full(100, 2.0), 0.0) == 0
+        store.frontier = int(ids[40])
+        population.refresh(store.snapshot())
+        table.follow(population)
+        assert table.update(ids, np.full(100, 3.0), 0.0) == 40
+        assert table.tree.total == 3.0 * 60

@@ -1,0 +1,23 @@
+"""Memory in large pages."""
+
+import numpy as np
+import pytest
+
+from diskreplay.sampling.memory import LARGE_PAGE, zeros
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, LARGE_PAGE // 4])
+def test_arrays_are_zeros_that_do_not_overlap_and_start_at_a_cache_line(count):
+    found = zeros((count, np.float64), (7, np.int32), (count, np.int32))
+    assert [(array.shape, array.dtype) for array in found] == [
+        ((count,), np.float64),
+        ((7,), np.int32),
+        ((count,), np.int32),
+    ]
+    assert all(array.ctypes.data % 64 == 0 for array in found)
+    for number, array in enumerate(found):
+        assert not array.any()
+        array[:] = number + 1
+    assert all((array == number + 1).all() for number, array in enumerate(found))
+    del found[:2]
+    assert (found[0] == 3).all()
