@@ -144,7 +144,8 @@ def test_the_rows_of_the_peer_are_the_transitions_that_ours_draws(tmp_path):
 
 
 def test_the_stacked_rows_of_the_peers_are_the_transitions_that_ours_draws(tmp_path):
-    found = list(data.frame_episodes(60, 1, 30))
+    # More than 8 MiB, which are stored past the caches.
+    found = list(data.frame_episodes(160, 1, 30))
     data.write(tmp_path / "store", data.FRAME_SCHEMA, found)
     parts = [data.nstep_rows_of(episode, 3, 0.99, 4) for episode in found]
     view = dr.Transitions(n_step=3, gamma=0.99, frame_stack=4)
