@@ -83,7 +83,7 @@ def test_full_sizes_are_those_that_the_targets_speak_of():
     assert module_of("prioritized").FULL.beside[:3] == (10**6, 500, 256)
     assert module_of("prioritized").FULL.grown[::2] == (10**5, 10**7)
     assert module_of("pixels").FULL.steps == module_of("sequences").FULL.steps == 200_000
-    assert module_of("sequences").FULL[3:6] == (64, 80, 40)
+    assert module_of("sequences").FULL[4:7] == (64, 80, 40)
     assert module_of("open").FULL.steps // module_of("open").FULL.episode_steps == 20_000
     assert module_of("episode_layout").FULL.groups == 10_000
 

@@ -26,10 +26,11 @@ from tools.bench.harness import (
 
 
 class Size(NamedTuple):
-    """Steps in the store and in TorchRL's, batches drawn in a round, and batches of which the limit is made."""
+    """Steps in the store and in TorchRL's; batches drawn first, in a round, and for the limit."""
 
     steps: int
     torchrl_steps: int
+    warm: int
     batches: int
     copied: int
     batch_size: int = 256
@@ -37,7 +38,7 @@ class Size(NamedTuple):
     longest: int = 1000
 
 
-FULL, TINY = Size(200_000, 40_000, 10, 20), Size(300, 100, 2, 2, 16, 10, 60)
+FULL, TINY = Size(200_000, 40_000, 300, 10, 20), Size(300, 100, 2, 2, 2, 16, 10, 60)
 
 N_STEP, STACK, ALPHA, BETA = 3, 4, 0.6, 0.4
 FIELDS = ("obs", "action", "reward", "next_obs", "discount", "weight")
@@ -118,6 +119,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         dr.open(folder / "store") as store,
         dr.Sampler(store, view, distribution, batch_size=size.batch_size, seed=0) as sampler,
     ):
+        for _ in range(size.warm):
+            sampler.sample()
         copies, nbytes = _limits(store, sampler, size)
         jobs = [(OURS, partial(_ours, sampler)), *copies, *(_peers(size, folder) if peers else ())]
         calls = [(row,) for row in errors]
@@ -134,8 +137,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [*faster(seconds, wanted), bandwidth(seconds, OURS, limits.COPY, LEAST_BANDWIDTH)],
         [
             f"{size.steps:,} steps of (84, 84) uint8 frames in episodes of {size.shortest} to {size.longest} steps, "
-            f"{size.batches} batches in a round; everything is in the page cache; no prefetching; one thread each, "
-            "but torch uses its default number.",
+            f"{size.batches} batches in a round; no prefetching; one thread each, but torch uses its default number. "
+            f"Everything is in the page cache, and {size.warm} batches came before, after which nearly all pages are "
+            "mapped: the first touch of each costs a fault.",
             "The limit copies the frames of batches drawn like ours out of the same mappings, one memcpy a run, and "
             "does nothing else. A memcpy of a few frames reads each line of its target before it overwrites it; ours "
             "stores past the caches, so it can be faster, and the second limit does that too.",

@@ -27,9 +27,10 @@ from tools.bench.harness import (
 
 
 class Size(NamedTuple):
-    """Steps in the store, batches drawn in a round, batches of which the limit is made, and the windows."""
+    """Steps in the store; batches drawn first, in a round, and for the limit; and the windows."""
 
     steps: int
+    warm: int
     batches: int
     copied: int
     batch_size: int = 64
@@ -39,7 +40,7 @@ class Size(NamedTuple):
     longest: int = 1000
 
 
-FULL, TINY = Size(200_000, 5, 10), Size(300, 2, 2, 4, 8, 4, 10, 60)
+FULL, TINY = Size(200_000, 120, 5, 10), Size(300, 2, 2, 2, 4, 8, 4, 10, 60)
 
 DISTRIBUTIONS = {f"{OURS}, uniform": dr.Uniform, f"{OURS}, prioritized": dr.Prioritized}
 FIELDS = ("obs", "action", "reward", "next_obs", "mask", "loss_mask", "weight")
@@ -113,6 +114,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             jobs.append(
                 (name, partial(_update, sampler, errors) if sampler.distribution.weighted else partial(_ours, sampler))
             )
+        for _ in range(size.warm):
+            sampler.sample()
         copies, nbytes = _limits(store, sampler, size)
         jobs += [*copies, *(_peers(size, folder) if peers else ())]
         calls = [()] * size.batches
@@ -127,8 +130,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     pairs = [(ours, name) for ours in DISTRIBUTIONS for name in seconds if name not in DISTRIBUTIONS]
     caveats = [
         f"{size.steps:,} steps of (84, 84) uint8 frames in episodes of {size.shortest} to {size.longest} steps, "
-        f"windows of {size.length} that overlap by {size.overlap}, {size.batches} batches in a round; everything is "
-        "in the page cache; no prefetching; one thread each, but torch uses its default number.",
+        f"windows of {size.length} that overlap by {size.overlap}, {size.batches} batches in a round; no prefetching; "
+        "one thread each, but torch uses its default number. Everything is in the page cache, and "
+        f"{size.warm} batches came before, after which nearly all pages are mapped.",
         "A batch of ours holds one frame more a window, for next_obs. Prioritized batches are followed by an update "
         "with an error for each step.",
         "The limit copies the frames of batches drawn like ours out of the same mappings, one memcpy a run, and does "
