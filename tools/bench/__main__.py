@@ -18,6 +18,7 @@ BENCHES = {
     "memory": "reader_memory",
     "episode_layout": "episode_layout",
     "import": "import_time",
+    "compile": "compile_time",
     "save": "save_time",
     "write_path": "write_path",
     "cold": "cold",

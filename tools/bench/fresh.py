@@ -4,7 +4,7 @@ Nothing but sys and time is imported above the functions: what is measured must 
 """
 
 import sys
-from time import perf_counter
+from time import perf_counter, process_time
 
 
 def measure(what: str, *arguments: object) -> dict[str, float]:
@@ -89,6 +89,70 @@ def collecting(path: str, steps: str) -> dict[str, float]:
     return {"interpreter": start, "opened": imported, **now, "most": memory()["VmHWM"], "heavy": loaded}
 
 
+def starting(path: str) -> dict[str, float]:
+    """Read a store's files, then open it and draw a first batch; tell what each part takes."""
+    import os
+
+    import numpy as np
+    import torch  # noqa: F401
+
+    import diskreplay as dr
+    from diskreplay.kernels import table
+
+    load, view, sampler_of = dr.open, dr.Transitions(n_step=3), dr.Sampler
+    for name in ("transitions", "pick"):
+        table.chosen(name)
+    times = [perf_counter()]
+    segments = [entry.path for entry in os.scandir(f"{path}/segments") if entry.is_dir()]
+    for segment in segments:
+        np.fromfile(f"{segment}/zarr.json", "u1")
+        np.fromfile(f"{segment}/committed/c.0", "i8")
+        for entry in os.scandir(f"{segment}/done"):
+            if entry.name.startswith("c."):
+                np.count_nonzero(np.fromfile(entry.path, "u1"))
+    times.append(perf_counter())
+    store = load(path)
+    times.append(perf_counter())
+    steps = len(store)
+    times.append(perf_counter())
+    episodes = store.num_episodes
+    times.append(perf_counter())
+    sampler = sampler_of(store, view, batch_size=256, seed=0)
+    times.append(perf_counter())
+    sampler.sample()
+    times.append(perf_counter())
+    names = ("limit", "open", "len", "num_episodes", "sampler", "sample")
+    parts = {name: stop - start for name, start, stop in zip(names, times, times[1:], strict=False)}
+    return {**parts, "steps": steps, "episodes": episodes, "segments": len(segments)}
+
+
+def first_batch(path: str, kind: str, kept: str) -> dict[str, float]:
+    """Draw a first batch, with compiled kernels kept in a folder."""
+    import os
+
+    os.environ["NUMBA_CACHE_DIR"] = kept
+    import numpy as np
+    import torch  # noqa: F401
+
+    import diskreplay as dr
+
+    view = dr.Sequences(length=8, overlap=4) if kind == "sequences" else dr.Transitions(n_step=3)
+    distribution = dr.Uniform() if kind in ("uniform", "sequences") else dr.Prioritized()
+    store, sampler_of = dr.open(path), dr.Sampler
+    started = perf_counter()
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+    numba = perf_counter() - started
+    started, cpu = perf_counter(), process_time()
+    sampler = sampler_of(store, view, distribution, batch_size=256, seed=0)
+    batch = sampler.sample()
+    if kind == "updated":
+        sampler.update_priorities(batch.index, np.ones(len(batch)))
+    return {"first": perf_counter() - started, "cpu": process_time() - cpu, "numba": numba}
+
+
 def drawing(what: str, *arguments: str) -> dict[str, float]:
     """Do what a function of `tools.bench.cold` does in its own process."""
     from tools.bench import cold
@@ -103,6 +167,8 @@ MEASURES = {
     "reading": reading,
     "collecting": collecting,
     "drawing": drawing,
+    "starting": starting,
+    "first_batch": first_batch,
 }
 
 if __name__ == "__main__":
