@@ -1,46 +1,48 @@
-"""A lock that says so when it is used by another process than the one that made it."""
+"""Locks that a forked child does not take: nobody there would ever release one that another thread held."""
 
 import os
 import threading
+import weakref
+from typing import Any
 
 from diskreplay.errors import ReplayError
 
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
-class ProcessLock:
-    """A reentrant lock of one process; a forked child, where nobody would ever release it, cannot take it.
 
-    Parameters
-    ----------
-    what, advice : str
-        What it guards, and what to do in a child instead: words of the error.
-    """
+class ForeignLock:
+    """In place of a lock, in a child of the process that made it: says so to whoever would take it."""
 
-    def __init__(self, what: str, advice: str) -> None:
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._what, self._advice = what, advice
-
-    @property
-    def here(self) -> bool:
-        """Whether this is the process that made it."""
-        return os.getpid() == self._pid
+    def __init__(self, words: str) -> None:
+        self._words = words
 
     def __enter__(self) -> None:
-        """Take it.
+        """Refuse.
 
         Raises
         ------
         ReplayError
-            This is a forked child of the process that made it.
+            Always.
         """
-        if os.getpid() != self._pid:
-            raise ReplayError(f"this {self._what} belongs to another process, number {self._pid}: {self._advice}")
-        self._lock.acquire()
+        raise ReplayError(self._words)
 
     def __exit__(self, *_: object) -> None:
-        """Release it."""
-        self._lock.release()
+        """Do nothing: it was never taken."""
 
-    def __reduce__(self) -> str:
-        """Refuse to be pickled, as what it guards cannot be."""
-        raise TypeError(f"a {self._what} cannot be sent to another process: {self._advice}")
+
+def lock_of_one_process(owner: Any) -> Any:
+    """Return a reentrant lock for the attribute `_lock` of an object that belongs to the process which makes it.
+
+    In a forked child that attribute becomes a `ForeignLock`, with the words of the object's `foreign`, a format that is
+    given the number of the process it belongs to. So taking the lock costs nothing more.
+    """
+    _owners.add(owner)
+    return threading.RLock()
+
+
+def _forbid() -> None:
+    for owner in list(_owners):
+        owner._lock = ForeignLock(owner.foreign.format(os.getppid()))
+
+
+os.register_at_fork(after_in_child=_forbid)

@@ -18,7 +18,7 @@ from diskreplay.loading.arguments import (
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.delivery import Delivery
 from diskreplay.loading.gatherer import Destination
-from diskreplay.loading.lock import ProcessLock
+from diskreplay.loading.lock import ForeignLock, lock_of_one_process
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
@@ -77,6 +77,8 @@ class Sampler:
         An argument is none of these, or the view or `fields` names something that the store has not.
     """
 
+    foreign = "this sampler belongs to another process, number {}: make one there, with a seed or rank of its own"
+
     def __init__(
         self,
         store: Any,
@@ -105,7 +107,7 @@ class Sampler:
         self._store = store
         self._fields = fields
         self._refresh = bool(refresh)
-        self._lock = ProcessLock("sampler", "make one there, with a seed or rank of its own")
+        self._lock = lock_of_one_process(self)
         device = torch.device("cpu" if device is None else device)
         self._destination = Destination(device, spare=2 + self._prefetch, debug=debug)
         self._statistics = Statistics()
@@ -359,6 +361,9 @@ class Sampler:
         self._paid = counts["paid"]
         self._statistics.resume(counts["batches"], counts["steps"])
 
+    def __reduce__(self) -> str:
+        raise TypeError("a sampler cannot be sent to another process: make one there, with a seed or rank of its own")
+
     def __iter__(self) -> Self:
         return self
 
@@ -379,7 +384,7 @@ class Sampler:
 
     def close(self) -> None:
         """End the threads and let go of memory. Batches stay valid; the store stays open."""
-        if not self._lock.here:
+        if isinstance(self._lock, ForeignLock):
             return  # a forked child has none of it
         with self._lock:
             self._closed = True
