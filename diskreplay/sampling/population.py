@@ -194,15 +194,14 @@ class Population:
 
     def _hide(self) -> None:
         """Take away what has fallen below the frontier."""
-        first = self._block.runs.first
-        hidden = self._hidden + int(np.searchsorted(first[self._hidden : self._main], self._frontier))
-        partly = self._partly
-        if hidden > self._hidden:
-            partly = joined([partly, self._block.slice(self._hidden, hidden)])
+        first, hidden, partly = self._block.runs.first, self._hidden, self._partly
+        # Most often it moves on inside of an episode.
+        if hidden < self._main and first[hidden] < self._frontier:
+            self._hidden += int(first[hidden : self._main].searchsorted(self._frontier))
+            partly = joined([partly, self._block.slice(hidden, self._hidden)])
         if len(partly.first):
             partly = after_frontier(partly, self._frontier)
             self._partly = keep(partly, partly.count > 0)
-        self._hidden = hidden
         if self._oldest_new >= self._frontier:
             return
         if self._main - self._hidden <= self._ended - self._main:

@@ -20,6 +20,7 @@ class Frontier:
         self._by_segment: dict[int, int] = {}
         self._cached: tuple[int, int, int] = (-1, -1, -1)
         self._segment: _Rows | None = None
+        self._open_in: list[int] = []  # the segments of the open episodes
 
     def find(self, log: Episodes, generation: int, opened: Episodes, total: int, least: int) -> tuple[int, int]:
         """Return the frontier and how many of ``total`` steps it hides: all but ``capacity``, and all below ``least``.
@@ -55,7 +56,8 @@ class Frontier:
     def _all_steps(self, log: Episodes, generation: int, opened: Episodes) -> dict[int, int]:
         """Count the steps by segment."""
         steps = self._steps_by_segment(log, generation)
-        for number, count in zip((opened.first >> POSITION_BITS).tolist(), opened.steps.tolist(), strict=True):
+        self._open_in = (opened.first >> POSITION_BITS).tolist()
+        for number, count in zip(self._open_in, opened.steps.tolist(), strict=True):
             steps[number] = steps.get(number, 0) + count
         return steps
 
@@ -73,9 +75,9 @@ class Frontier:
 
     def _inside(self, number: int, hide: int, log: Episodes, generation: int, opened: Episodes) -> int:
         """Return the id of the step in a segment that exactly ``hide`` of its steps come before."""
-        in_open = (opened.first >> POSITION_BITS) == number
         key = (generation, number, self._by_segment.get(number, 0))
-        if in_open.any() or self._cached != key or self._segment is None:
+        if number in self._open_in or self._cached != key or self._segment is None:
+            in_open = (opened.first >> POSITION_BITS) == number
             ended = log.select((log.first >> POSITION_BITS) == number)
             self._segment = _Rows(Episodes.concatenate([ended, opened.select(in_open)]))
             self._cached = key

@@ -40,6 +40,7 @@ _IDLE, _STOP = -1, -2
 
 def _write(paths: list[str], number: int, size: Size, turn: Any, ready: Any) -> None:
     """Append steps at a steady rate, one by one, to the store whose turn it is."""
+    parent = multiprocessing.parent_process()
     with ExitStack() as stack:
         stores = [stack.enter_context(dr.open(path, "a")) for path in paths]
         writers = [stack.enter_context(store.writer()) for store in stores]
@@ -47,7 +48,7 @@ def _write(paths: list[str], number: int, size: Size, turn: Any, ready: Any) -> 
         at = [0] * len(writers)
         ready.release()
         due, due_since = 0.0, time.monotonic()
-        while (now := turn.value) != _STOP:
+        while (now := turn.value) != _STOP and parent is not None and parent.is_alive():
             time.sleep(_AT_ONCE_S)
             elapsed, due_since = time.monotonic() - due_since, time.monotonic()
             if now == _IDLE:
