@@ -21,6 +21,14 @@ def int_argument(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def share_arguments(rank: Any, world_size: Any) -> tuple[int, int]:
+    """Return a rank and how many there are, or raise ValueError."""
+    world_size, rank = int_argument("world_size", world_size, 1), int_argument("rank", rank, 0)
+    if rank >= world_size:
+        raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
+    return rank, world_size
+
+
 def view_argument(view: Any) -> View:
     """Return a view, or raise ValueError."""
     if isinstance(view, type) or not (hasattr(view, "runs") and hasattr(view, "reader")):

@@ -13,6 +13,7 @@ from diskreplay.loading.arguments import (
     errors_argument,
     ids_argument,
     int_argument,
+    share_arguments,
     view_argument,
 )
 from diskreplay.loading.batch import Batch
@@ -99,17 +100,14 @@ class Sampler:
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size, 1)
         self._prefetch = int_argument("prefetch", prefetch, 0)
-        world_size, rank = int_argument("world_size", world_size, 1), int_argument("rank", rank, 0)
-        if rank >= world_size:
-            raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
+        rank, world_size = share_arguments(rank, world_size)
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         self._store = store
         self._fields = fields
         self._refresh = bool(refresh)
         self._lock = lock_of_one_process(self)
-        device = torch.device("cpu" if device is None else device)
-        self._destination = Destination(device, spare=2 + self._prefetch, debug=debug)
+        self._destination = Destination(torch.device("cpu" if device is None else device), 2 + self._prefetch, debug)
         self._statistics = Statistics()
         self._closed = False
         if limiter is not None:
@@ -185,8 +183,7 @@ class Sampler:
         with self._lock:
             self._check_open()
             planner = self._planner
-            if batch_size is not None or beta is not None:
-                check_meaning(planner.distribution, self._view, batch_size, beta)
+            check_meaning(planner.distribution, self._view, batch_size, beta)
             started = perf_counter()
             if planner.cursor is None:
                 self._pay(size)
