@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from diskreplay.format import layout
-from diskreplay.format.durable import sync_folder, try_lock
+from diskreplay.format.durable import storage_error, sync_folder, try_lock
 from diskreplay.format.root import Root
 
 
@@ -15,10 +15,18 @@ def take_out(root: Root, number: int, evicted: int) -> str:
 
     ``evicted`` is how many steps will have been evicted then. The name says it: whoever finds the folder can set the
     counter if this process dies before it does. The caller holds the store lock.
+
+    Raises
+    ------
+    StorageFull
+        There is no room for its new name.
     """
     gone = f"{root.counters_folder}/old-{layout.segment_name(number)}-{evicted}"
     shutil.rmtree(gone, ignore_errors=True)
-    os.rename(root.segment_path(number), gone)
+    try:
+        os.rename(root.segment_path(number), gone)
+    except OSError as error:
+        raise storage_error(error, gone) from error
     return gone
 
 
