@@ -91,7 +91,7 @@ def fill_at(path: Path, kind: str, number: int) -> bool:
     return state["left"] < 0
 
 
-@pytest.mark.parametrize("stride", [STRIDE or 229, pytest.param(STRIDE or 13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [STRIDE or 381, pytest.param(STRIDE or 13, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3000)
 def test_a_disk_that_is_full_at_any_call_loses_nothing_and_the_writer_goes_on(
@@ -155,7 +155,7 @@ def fill(folder: Path, kind: str, pages: int, tell: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_disk_that_fills_up_loses_nothing_and_the_writer_goes_on(small_disk: Path, kind: str) -> None:
     was_full = []
-    for pages in range(0, 260, 26):
+    for pages in range(0, 260, 51):
         workloads.create(small_disk / "store").close()
         # In a process of its own: where a hole is read on a full disk, it ends by SIGBUS.
         *told, last = in_child(partial(fill, small_disk, kind, pages)).told
@@ -163,7 +163,7 @@ def test_a_small_disk_that_fills_up_loses_nothing_and_the_writer_goes_on(small_d
         check_all(small_disk / "store", told)
         shutil.rmtree(small_disk / "store")
         (small_disk / "ballast").unlink(missing_ok=True)
-    assert sum(was_full) > 2
+    assert sum(was_full) > 0
     assert not was_full[-1]
 
 
@@ -221,7 +221,7 @@ def refuse_each(folder: Path, kind: str, condition: Any, error: Any, stride: int
     return kinds
 
 
-STRIDES = [STRIDE or 499, pytest.param(STRIDE or 29, marks=pytest.mark.slow)]
+STRIDES = [STRIDE or 997, pytest.param(STRIDE or 29, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("stride", STRIDES)
@@ -247,7 +247,7 @@ def write_with_few_descriptors(path: Path, kind: str, tell: Any) -> None:
     used = len(os.listdir("/proc/self/fd"))
     with workloads.early_preparer():
         store = dr.open(path, "a")
-        for more in range(0, 40, 3):
+        for more in range(0, 40, 8):
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
             try:
                 KINDS[kind](store, lambda _: None, number=more + 3)

@@ -111,7 +111,7 @@ def test_a_writer_that_is_killed_where_it_publishes_something_loses_nothing(tmp_
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_writer_that_is_killed_at_some_points_loses_nothing(tmp_path: Path, kind: str) -> None:
-    last = run(tmp_path, kind, itertools.count(5, STRIDE or 401))
+    last = run(tmp_path, kind, itertools.count(5, STRIDE or 801))
     assert last > 1000
 
 
