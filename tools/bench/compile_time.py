@@ -64,8 +64,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         ],
         targets,
         [
-            "From an open store to the first batch of 256, in fresh processes; all else is imported before, numba too, "
-            "with all that it loads at its own first use ('numba itself').",
+            "From an open store to the first batch of 256, in fresh processes. Torch is imported before, and numba "
+            "with all that it loads at its own first use ('numba itself'); our own modules are not.",
             "Compiled: with an empty cache. Loaded: from the cache that another process left. The last columns are "
             "processes.",
         ],
