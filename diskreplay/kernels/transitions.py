@@ -79,7 +79,9 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, sources: Ints) ->
             continue
         source = base + ((windows[LANE, i] << bits) + inside) * row_bytes
         prefetch(source)
-        prefetch(source + run * row_bytes - 1)
+        last = source + run * row_bytes - 1
+        if (source ^ last) >> 6 != 0:  # of another cache line
+            prefetch(last)
         sources[leaf, i] = source
         found += 1
     return windows.shape[1] - found
