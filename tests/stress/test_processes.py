@@ -401,6 +401,7 @@ import os, signal, sys, threading
 import diskreplay as dr
 from tests.testing.support import append_numbered
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it starts in the background
 store = dr.open(sys.argv[1], "a")
 writer = store.writer()
 for first in range(0, 3000, 5):

@@ -82,6 +82,6 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
 
     def copy(keep: object = targets) -> None:
         batch, target = next(pairs)
-        _copy(*batch, target, streamed)
+        _copy(*batch, target, int(streamed))
 
     return copy
