@@ -6,7 +6,6 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,17 @@ class Root:
     created: str
     blueprint: metadata.Blueprint
 
-    @cached_property
+    @property
     def counters_folder(self) -> Path:
         """The array of the store's counters; also where segments are built and taken apart."""
         return self.path / layout.COUNTERS
 
-    @cached_property
+    @property
     def segments_folder(self) -> Path:
         """The group of all segments."""
         return self.path / layout.SEGMENTS
 
-    @cached_property
+    @property
     def lock_path(self) -> str:
         """The store's lock."""
         return str(self.counters_folder / layout.LOCK)

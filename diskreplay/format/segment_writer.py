@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping as Named, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -228,11 +227,15 @@ class SegmentWriter:
         self.reserved = _numbers(self._reserved)
         self.stretch: Stretch | None = None
         self._synced_folders = False
+        self._durable: NDArray[np.int64] | None = None
 
-    @cached_property
+    @property
     def durable(self) -> NDArray[np.int64]:
         """The rows known to be on the platter; mapped when first asked for, as many a segment is never flushed."""
-        return map_lane_counter(f"{self.info.path}/{layout.DURABLE}", len(self.info.lanes), writable=True)
+        if self._durable is None:
+            path = f"{self.info.path}/{layout.DURABLE}"
+            self._durable = map_lane_counter(path, len(self.info.lanes), writable=True)
+        return self._durable
 
     def reserve(self, lane: int, row: int) -> None:
         """Make sure that ``row`` of a lane can be written in every field.

@@ -12,7 +12,6 @@ when; `order` tells, and a population that is given the order of another goes on
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +112,7 @@ class Population:
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = kind
         self.epoch = self.version = 0
+        self._pick: Any = None  # a kernel
         self._clear()
 
     def _clear(self) -> None:
@@ -232,14 +232,12 @@ class Population:
         """Return the ids that so much of all others is before, each from 0 to below 1."""
         return self._ids(fractions, self.size)
 
-    @cached_property
-    def _pick(self) -> Any:
-        # Here and not above: it loads numba, and not all distributions need it.
-        from diskreplay.kernels.table import chosen
-
-        return chosen("pick")
-
     def _ids(self, positions: Floats, scale: float) -> Ints:
+        if self._pick is None:
+            # Here and not above: it loads numba, and not all distributions need it.
+            from diskreplay.kernels.table import chosen
+
+            self._pick = chosen("pick")
         out = np.empty(len(positions), np.int64)
         block = self._block
         self._pick(positions, scale, self._hidden, self._end, block.before, block.runs.first, block.runs.stride, out)

@@ -1,7 +1,6 @@
 """A frozen set of committed lengths, and the episodes in it."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,9 +51,17 @@ class Snapshot:
         """Return the table of one array: a leaf of the schema, or ``done``."""
         return self.tables.leaves[path]
 
-    @cached_property
+    @property
     def episodes(self) -> Episodes:
         """All visible episodes, oldest first; one that the frontier cuts through begins at it."""
+        # No functools.cached_property: before Python 3.12 all of a class share a lock, which a child that is forked
+        # while another thread holds it would wait for.
+        found: Episodes | None = self.__dict__.get("_episodes")
+        if found is None:
+            found = self.__dict__["_episodes"] = self._sorted_episodes()
+        return found
+
+    def _sorted_episodes(self) -> Episodes:
         every = Episodes.concatenate([self.log, self.open])
         every = every.select(np.argsort(every.first, kind="stable"))
         hidden = hidden_steps(every, self.frontier)

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.gather import row_address
-from diskreplay.kernels.stream import stream
 from diskreplay.views.windows import Windows
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import copy_bytes, fence
+    from diskreplay.kernels.stream import stream_apart
 
 Ints = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Runs(NamedTuple):
 def _copy(sources: Ints, counts: Ints, places: Ints, target: int, streamed: int) -> None:
     for i in range(sources.size):
         if streamed:
-            stream(target + places[i], sources[i], counts[i])
+            stream_apart(target + places[i], sources[i], counts[i])
         else:
             copy_bytes(target + places[i], sources[i], counts[i])
     fence()
@@ -82,6 +82,6 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
 
     def copy(keep: object = targets) -> None:
         batch, target = next(pairs)
-        _copy(*batch, target, int(streamed))
+        jit.ready(_copy)(*batch, target, int(streamed))
 
     return copy
