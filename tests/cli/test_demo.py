@@ -232,6 +232,8 @@ def started_demo(folder: Path, *arguments: object) -> Iterator[subprocess.Popen]
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell ignores it for what it starts in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             yield process

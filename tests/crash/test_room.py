@@ -91,7 +91,7 @@ def fill_at(path: Path, kind: str, number: int) -> bool:
     return state["left"] < 0
 
 
-@pytest.mark.parametrize("stride", [STRIDE or 381, pytest.param(STRIDE or 13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [STRIDE or 381, pytest.param(STRIDE or 101, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3000)
 def test_a_disk_that_is_full_at_any_call_loses_nothing_and_the_writer_goes_on(
@@ -221,7 +221,7 @@ def refuse_each(folder: Path, kind: str, condition: Any, error: Any, stride: int
     return kinds
 
 
-STRIDES = [STRIDE or 997, pytest.param(STRIDE or 29, marks=pytest.mark.slow)]
+STRIDES = [STRIDE or 997, pytest.param(STRIDE or 307, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("stride", STRIDES)

@@ -109,7 +109,7 @@ def test_a_process_that_is_killed_at_a_random_instant_leaves_one_whole_state(tmp
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_process_that_is_killed_at_many_random_instants_leaves_one_whole_state(tmp_store: Path) -> None:
-    check_rounds(tmp_store, 100)
+    check_rounds(tmp_store, 40)
 
 
 def save(path: Path, number: int, _: Any) -> None:

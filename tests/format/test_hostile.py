@@ -87,7 +87,7 @@ def test_mutated_stores_are_read_or_refused_in_one_line(original, data):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, suppress_health_check=HEALTH)
+@settings(max_examples=120, suppress_health_check=HEALTH)
 @given(st.data())
 def test_many_mutated_stores_are_read_or_refused_in_one_line(original, data):
     check_mutated(original, data.draw(changes(original)))

@@ -300,6 +300,6 @@ def test_store_machine_for_longer():
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=300, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
