@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from tools.bench.data import FRAME_SCHEMA
+from tools.bench.data import FRAME_SCHEMA, drop
 from tools.bench.fresh import measure
 from tools.bench.harness import Report, Table, Target, number
 
@@ -68,20 +68,10 @@ def _fill(path: Path, frames: int) -> None:
 
 def _drawn(name: str, folder: Path, batches: int, seed: int, seconds: float = 0, group: Path | str = "") -> Any:
     """Draw in a fresh process with nothing in memory; see `_draw`."""
-    _drop(folder)
+    drop(folder)  # none of its files is mapped
     if name == PEER:
         return measure("drawing", "peer", folder / "peer", batches, seed, seconds, group)
     return measure("drawing", "ours", folder / "store", batches, seed, seconds, group, 4 if name == AHEAD else 0)
-
-
-def _drop(folder: Path) -> None:
-    """Have the system forget all pages of the files below a folder; none of them may be mapped."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.fdatasync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
 
 
 def _direct_reads(store: Path, seed: int) -> float:

@@ -103,6 +103,14 @@ def timed(call: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> Sec
     return np.array(taken, np.float64) / 1e9
 
 
+def draw(sample: Callable[[], Any], fields: Iterable[Any]) -> Any:
+    """Draw a batch, take the fields that a training step reads, and return it."""
+    batch = sample()
+    for field_ in fields:
+        batch[field_]
+    return batch
+
+
 def ratios(seconds: dict[str, list[Seconds]], ours: str, peer: str) -> Seconds:
     """Return how many times as long as ours the peer took, in each round; all calls count, the slow ones too."""
     pairs = zip(seconds[ours], seconds[peer], strict=True)

@@ -16,6 +16,7 @@ from tools.bench.harness import (
     Report,
     Table,
     bandwidth,
+    draw,
     faster,
     in_turn,
     number,
@@ -50,21 +51,11 @@ Job = Callable[[Any], None]
 
 
 def _ours(sampler: dr.Sampler, td_error: Any) -> None:
-    batch = sampler.sample()
-    for field in FIELDS:
-        batch[field]
-    sampler.update_priorities(batch.index, td_error)
-
-
-def _cpprb(buffer: Any, size: int, td_error: Any) -> None:
-    batch = buffer.sample(size, beta=BETA)
-    buffer.update_priorities(batch["indexes"], td_error)
+    sampler.update_priorities(draw(sampler.sample, FIELDS).index, td_error)
 
 
 def _torchrl(buffer: Any, td_error: Any) -> None:
-    batch = buffer.sample()
-    for field in ("obs", "action", "reward", "next_obs", "done"):
-        batch[field]
+    draw(buffer.sample, ("obs", "action", "reward", "next_obs", "done"))
 
 
 def _copied(copy: Callable[[], None], td_error: Any) -> None:
@@ -86,7 +77,7 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Job]]:
 
     if ram_peers.CPPRB in ram_peers.INSTALLED:
         buffer = ram_peers.cpprb_stacked(FRAME_SCHEMA, _stacked(size, size.steps), size.steps, STACK, ALPHA)
-        yield ram_peers.CPPRB, partial(_cpprb, buffer, size.batch_size)
+        yield ram_peers.CPPRB, partial(ram_peers.cpprb_step, buffer, size.batch_size, BETA)
     theirs = torchrl_peer.buffer("TorchRL ReplayBuffer", folder / "torchrl", size.torchrl_steps, size.batch_size)
     for rows in _stacked(size, size.torchrl_steps):
         torchrl_peer.fill(theirs, rows)

@@ -16,6 +16,7 @@ from tools.bench.harness import (
     Report,
     Table,
     Target,
+    draw,
     faster,
     in_turn,
     ratio_table,
@@ -45,15 +46,7 @@ Job = Callable[[Any], None]
 
 
 def _ours(sampler: dr.Sampler, td_error: Any) -> None:
-    batch = sampler.sample()
-    for field in FIELDS:
-        batch[field]
-    sampler.update_priorities(batch.index, td_error)
-
-
-def _cpprb(buffer: Any, size: int, td_error: Any) -> None:
-    batch = buffer.sample(size, beta=BETA)
-    buffer.update_priorities(batch["indexes"], td_error)
+    sampler.update_priorities(draw(sampler.sample, FIELDS).index, td_error)
 
 
 def _tianshou(buffer: Any, size: int, td_error: Any) -> None:
@@ -74,7 +67,8 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Job]]:
     found = list(episodes(size.steps, size.shortest, size.longest))
     rows = nstep_rows(found, N_STEP, GAMMA)
     if ram_peers.CPPRB in ram_peers.INSTALLED:
-        yield ram_peers.CPPRB, partial(_cpprb, ram_peers.cpprb_prioritized(SCHEMA, rows, ALPHA), size.batch_size)
+        buffer = ram_peers.cpprb_prioritized(SCHEMA, rows, ALPHA)
+        yield ram_peers.CPPRB, partial(ram_peers.cpprb_step, buffer, size.batch_size, BETA)
     if ram_peers.TIANSHOU in ram_peers.INSTALLED:
         ends = np.zeros(size.steps, bool)
         ends[np.cumsum([len(episode) for episode in found]) - 1] = True

@@ -149,3 +149,9 @@ def tianshou_returns(buffer: Any, size: int, n: int, gamma: float) -> tuple[Any,
 
     batch, index = buffer.sample(size)
     return Algorithm.compute_nstep_return(batch, buffer, index, values, gamma, n), index
+
+
+def cpprb_step(buffer: Any, size: int, beta: float, td_error: Any) -> None:
+    """Draw a batch of cpprb's prioritized buffer, and update it."""
+    batch = buffer.sample(size, beta=beta)
+    buffer.update_priorities(batch["indexes"], td_error)

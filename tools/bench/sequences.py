@@ -17,6 +17,7 @@ from tools.bench.harness import (
     Table,
     Target,
     bandwidth,
+    draw,
     faster,
     in_turn,
     number,
@@ -44,32 +45,18 @@ FULL, TINY = Size(200_000, 120, 5, 10), Size(300, 2, 2, 2, 4, 8, 4, 10, 60)
 
 DISTRIBUTIONS = {f"{OURS}, uniform": dr.Uniform, f"{OURS}, prioritized": dr.Prioritized}
 FIELDS = ("obs", "action", "reward", "next_obs", "mask", "loss_mask", "weight")
+THEIR_FIELDS = ("obs", "action", "reward", "done")
 PEERS = {f"{OURS}, uniform": "TorchRL SliceSampler", f"{OURS}, prioritized": "TorchRL PrioritizedSliceSampler"}
 TIMES_FASTER, LEAST_BANDWIDTH = 8.0, 0.75
 
 
-def _ours(sampler: dr.Sampler) -> None:
-    batch = sampler.sample()
-    for field in FIELDS:
-        batch[field]
-
-
 def _update(sampler: dr.Sampler, errors: Any) -> None:
-    batch = sampler.sample()
-    for field in FIELDS:
-        batch[field]
-    sampler.update_priorities(batch.index, errors)
-
-
-def _theirs(buffer: Any) -> None:
-    batch = buffer.sample()
-    for field in ("obs", "action", "reward", "done"):
-        batch[field]
+    sampler.update_priorities(draw(sampler.sample, FIELDS).index, errors)
 
 
 def _theirs_by_priority(buffer: Any, errors: Any) -> None:
     batch, info = buffer.sample(return_info=True)
-    for field in ("obs", "action", "reward", "done"):
+    for field in THEIR_FIELDS:
         batch[field]
     buffer.update_priority(info["index"], errors)
 
@@ -87,7 +74,10 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]
             columns = {"obs": episode.obs[:-1], "action": episode.action, "reward": episode.reward, "done": ended}
             torchrl_peer.fill(buffer, {**columns, "episode": np.full(len(episode), number_)})
         errors = np.ones(size.batch_size * size.length, np.float32)
-        yield name, partial(_theirs_by_priority, buffer, errors) if by_priority else partial(_theirs, buffer)
+        yield (
+            name,
+            partial(_theirs_by_priority, buffer, errors) if by_priority else partial(draw, buffer.sample, THEIR_FIELDS),
+        )
 
 
 def _limits(store: Any, sampler: dr.Sampler, size: Size) -> tuple[list[tuple[str, Callable[[], None]]], float]:
@@ -112,7 +102,12 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         for name, distribution in DISTRIBUTIONS.items():
             sampler = dr.Sampler(store, view, distribution(), batch_size=size.batch_size, seed=0)
             jobs.append(
-                (name, partial(_update, sampler, errors) if sampler.distribution.weighted else partial(_ours, sampler))
+                (
+                    name,
+                    partial(_update, sampler, errors)
+                    if sampler.distribution.weighted
+                    else partial(draw, sampler.sample, FIELDS),
+                )
             )
         for _ in range(size.warm):
             sampler.sample()

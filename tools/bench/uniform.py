@@ -1,10 +1,9 @@
 """Draw uniform batches of 1-step and 5-step transitions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import diskreplay as dr
 from tools.bench import ram_peers
@@ -15,6 +14,7 @@ from tools.bench.harness import (
     Report,
     Table,
     Target,
+    draw,
     faster,
     in_turn,
     ratio_table,
@@ -33,13 +33,6 @@ IN_RAM = {ram_peers.CPPRB: 1.5, ram_peers.SB3: 4.0}
 WANTED_OF_TORCHRL = {1: 6.0, N_STEP: 4.0}
 
 
-def _draw(sample: Callable[[], Any], fields: Sequence[str | tuple[str, ...]]) -> None:
-    """Draw a batch and take what a training step reads."""
-    batch = sample()
-    for field in fields:
-        batch[field]
-
-
 def _torchrl(columns: dict[str, Array], size: Size, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     from tools.bench import torchrl_peer
 
@@ -49,7 +42,7 @@ def _torchrl(columns: dict[str, Array], size: Size, folder: Path) -> Iterator[tu
         buffer = torchrl_peer.buffer(kind, folder / name, size.steps, size.batch_size)
         torchrl_peer.fill(buffer, columns, make)
         fields = NESTED_FIELDS if name.endswith(NESTED) else FLAT_FIELDS
-        yield name, partial(_draw, buffer.sample, fields)
+        yield name, partial(draw, buffer.sample, fields)
 
 
 def _in_memory(columns: dict[str, Array], size: Size) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -71,7 +64,7 @@ def _one(n: int, size: Size, rounds: int, folder: Path, peers: bool) -> tuple[li
             store = stack.enter_context(dr.open(folder / name))
             view = dr.Transitions(n_step=n, gamma=GAMMA)
             sampler = stack.enter_context(dr.Sampler(store, view, batch_size=size.batch_size, seed=0))
-            jobs.insert(0, (name, partial(_draw, sampler.sample, OUR_FIELDS)))
+            jobs.insert(0, (name, partial(draw, sampler.sample, OUR_FIELDS)))
         calls = [()] * size.batches
         seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
         made = sampler.stats()
