@@ -2,12 +2,10 @@
 
 import os
 import threading
-import weakref
 from typing import Any
 
 from diskreplay.errors import ReplayError
-
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+from diskreplay.store.forks import told_of_forks
 
 
 class ForeignLock:
@@ -40,9 +38,8 @@ def lock_of_one_process(owner: Any) -> Any:
     return threading.RLock()
 
 
-def _forbid() -> None:
-    for owner in list(_owners):
-        owner._lock = ForeignLock(owner.foreign.format(os.getppid()))
+def _forbid(owner: Any) -> None:
+    owner._lock = ForeignLock(owner.foreign.format(os.getppid()))
 
 
-os.register_at_fork(after_in_child=_forbid)
+_owners = told_of_forks(_forbid)

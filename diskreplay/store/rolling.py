@@ -1,8 +1,6 @@
 """Which segment each lane of a writer writes to, and when it moves on to the next one."""
 
-import os
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +9,7 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.store.forks import told_of_forks
 from diskreplay.store.preparer import Preparer
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
@@ -40,16 +39,8 @@ class Lane:
         self.pending: list[bytes] | None = None  # the observation already written for the next row
 
 
-_alive: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _let_go_in_child() -> None:
-    """Unmap what the writers of the parent write to: it must not stay on disk because a child has it."""
-    for segments in list(_alive):
-        segments.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
+# What the writers of the parent write to must not stay on disk because a child has it mapped.
+_alive = told_of_forks(lambda segments: segments.let_go())
 
 
 class OpenSegments:

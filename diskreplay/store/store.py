@@ -17,6 +17,7 @@ from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
 from diskreplay.store.episodes import Episode, EpisodeList
 from diskreplay.store.eviction import evict
+from diskreplay.store.forks import told_of_forks
 from diskreplay.store.index import Index
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
@@ -31,15 +32,7 @@ from diskreplay.store.writer import Durability, Writer, check_durability
 PathLike = str | os.PathLike[str]
 
 
-_alive: "weakref.WeakSet[Store]" = weakref.WeakSet()
-
-
-def _begin_anew_in_child() -> None:
-    for store in list(_alive):
-        store._begin_anew()
-
-
-os.register_at_fork(after_in_child=_begin_anew_in_child)
+_alive = told_of_forks(lambda store: store._begin_anew())
 
 
 class Store:

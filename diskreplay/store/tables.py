@@ -1,6 +1,5 @@
 """Where the rows of each field are in memory: chunk files mapped when they are first needed, addresses in arrays."""
 
-import os
 import threading
 import weakref
 from typing import Any
@@ -13,6 +12,7 @@ from diskreplay.format.mapping import MADV_HUGEPAGE, MADV_RANDOM, Mapping, map_f
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, refuse_links, row_bytes
+from diskreplay.store.forks import told_of_forks
 
 # The kernel allows 65,530 mappings a process, and the trainer has others.
 MOST_MAPPINGS = 30_000
@@ -176,17 +176,13 @@ class LeafTable:
         return parts
 
 
-_alive: weakref.WeakSet["Tables"] = weakref.WeakSet()
+def _map_anew(tables: "Tables") -> None:
+    """Let go of all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
+    tables.lock = threading.RLock()  # another thread may have held it
+    tables.forget()
 
 
-def _let_go_in_child() -> None:
-    """Map anew in a forked child: what is evicted must not stay on disk because a child has it mapped."""
-    for tables in list(_alive):
-        tables.lock = threading.RLock()  # another thread may have held it
-        tables.forget()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
+_alive = told_of_forks(_map_anew)
 
 
 class Tables:
