@@ -49,6 +49,14 @@ class HiddenEntries:
         self.count = max(self.count, count)
         return np.concatenate(parts)
 
+    def steps_by_segment(self, count: int) -> dict[int, int]:
+        """Return how many steps those entries hide of each segment; some of the segments may be gone. See `new`."""
+        steps: dict[int, int] = {}
+        for first, hidden in self.new(count).tolist():
+            number = first >> layout.POSITION_BITS
+            steps[number] = steps.get(number, 0) + hidden
+        return steps
+
     def _read(self, path: str, first: int, count: int) -> NDArray[np.int64]:
         try:
             fd = open_regular(path, _NBYTES)

@@ -142,8 +142,7 @@ class StepCounter:
 
     def _look_for_hidden(self, count: int) -> None:
         """Count what was evicted by hand of the segments that are there: all of them are sealed."""
-        for first, steps in self._entries.new(count).tolist():
-            number = first >> layout.POSITION_BITS
+        for number, steps in self._entries.steps_by_segment(count).items():
             self._hidden[number] = self._hidden.get(number, 0) + steps
         self._hidden = {number: steps for number, steps in self._hidden.items() if number in self._sealed}
 

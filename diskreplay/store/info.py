@@ -99,7 +99,7 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
     table = episode_table(snapshot, progress)
     ended = ~table["open"]
     words = counters.read()
-    hidden = _hidden_steps(root, int(words[layout.HIDDEN_ENTRIES]))
+    hidden = HiddenEntries(root).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
     segments = _segments(root, words, hidden)
     on_disk, apparent = disk_usage(root.path)
     return {
@@ -127,15 +127,6 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
         "bytes_apparent": apparent,
         "holes": max(0, apparent - on_disk),
     }
-
-
-def _hidden_steps(root: Root, count: int) -> dict[int, int]:
-    """Return how many steps were evicted by hand of each segment; some of the segments may be gone."""
-    steps: dict[int, int] = {}
-    for first, hidden in HiddenEntries(root).new(count).tolist():
-        number = first >> layout.POSITION_BITS
-        steps[number] = steps.get(number, 0) + hidden
-    return steps
 
 
 def _segments(root: Root, words: NDArray[np.int64], hidden: dict[int, int]) -> list[dict[str, Any]]:

@@ -151,8 +151,7 @@ class Ledger:
     def _read_hidden(self, count: int) -> None:
         if count <= self._entries.count:
             return
-        for first, steps in self._entries.new(count).tolist():
-            number = first >> layout.POSITION_BITS
+        for number, steps in self._entries.steps_by_segment(count).items():
             account = self._accounts.get(number)
             if account is not None:  # else it is gone
                 self._set(number, account, hidden=account.hidden + steps)
