@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.stream import STREAMED, WIDE
+from diskreplay.kernels.stream import WIDE
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import copy_bytes, fence, prefetch
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 AHEAD = 8
 
 
-@jit.kernel("int", *["ints"] * 5, "int", "int", *["ints"] * 5, "int", "out_bytes2")
+@jit.kernel("int", *["ints"] * 5, "int", "int", *["ints"] * 5, "int", "int", "out_bytes2")
 def gather(
     slot: Ints,
     lane: Ints,
@@ -39,12 +39,15 @@ def gather(
     lanes: Ints,
     bases: Ints,
     row_bytes: int,
+    streamed: int,
     out: NDArray[np.uint8],
 ) -> int:
-    """Copy the window of every item into `out` (items, length * row_bytes), one copy a contiguous run."""
+    """Copy the window of every item into `out` (items, length * row_bytes), one copy a contiguous run.
+
+    `streamed`: long runs are copied past the caches.
+    """
     # No helper takes arrays here: numba would count references to each of them in every round.
     out_address = out.ctypes.data
-    large = out.size >= STREAMED
     for ahead in range(slot.size + AHEAD):
         if ahead < slot.size and 0 <= slot[ahead] < chunks.size:
             s = slot[ahead]
@@ -77,12 +80,12 @@ def gather(
             run = 1 if r > begin + done else min(length - done, stop[i] - r, rows_a_chunk - inside)
             source = bases[c] + ((lane[i] << bits) + inside) * row_bytes
             target = out_address + i * out.shape[1] + done * row_bytes
-            if large and run * row_bytes >= WIDE:
+            if streamed and run * row_bytes >= WIDE:
                 stream_apart(target, source, run * row_bytes)
             else:
                 copy_bytes(target, source, run * row_bytes)
             done += run
-    if large:
+    if streamed:
         fence()
     return -1
 
@@ -122,6 +125,7 @@ def gather_plain(
     lanes: Ints,
     bases: Ints,
     row_bytes: int,
+    streamed: int,
     out: NDArray[np.uint8],
 ) -> int:
     """Do what `gather` does, row after row."""

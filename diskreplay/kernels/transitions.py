@@ -18,7 +18,7 @@ from diskreplay.kernels import jit
 from diskreplay.kernels.gather import gather_plain
 from diskreplay.kernels.nstep import nstep_plain
 from diskreplay.kernels.scan import FLOOR, LANE, SLOT, K, scan, scan_plain
-from diskreplay.kernels.stream import STREAMED, WIDE
+from diskreplay.kernels.stream import WIDE
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import (
@@ -123,8 +123,8 @@ def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, sources: Ints) -> in
 
 
 @jit.kernel("none", "int", "int", "int", "ints2", "int", inner=True)
-def _copy(out: int, nbytes: int, large: int, sources: Ints, leaf: int) -> None:
-    """Copy the windows that `_locate` found; those of a large batch are streamed if they are wide."""
+def _copy(out: int, nbytes: int, streamed: int, sources: Ints, leaf: int) -> None:
+    """Copy the windows that `_locate` found, past the caches if they are wide and that is wanted."""
     # Of a constant width a copy is two moves and no call.
     if nbytes == 16:
         for i in range(sources.shape[1]):
@@ -138,7 +138,7 @@ def _copy(out: int, nbytes: int, large: int, sources: Ints, leaf: int) -> None:
         for i in range(sources.shape[1]):
             if sources[leaf, i] != 0:
                 copy_bytes(out + i * 4, sources[leaf, i], 4)
-    elif large and nbytes >= WIDE:
+    elif streamed and nbytes >= WIDE:
         for i in range(sources.shape[1]):
             if sources[leaf, i] != 0:
                 stream_apart(out + i * nbytes, sources[leaf, i], nbytes)
@@ -193,7 +193,7 @@ def _sum(
 @jit.kernel(
     "int", "ints", "int", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "bools",
     "ints", "ints", "ints", "ints", "out_ints2", "out_bytes",
-    "ints2", "out_ints2", "float", "floats", "ints", "ints",
+    "ints2", "out_ints2", "float", "floats", "ints", "ints", "int",
 )  # fmt: skip
 def transitions(
     ids: Ints,
@@ -219,11 +219,12 @@ def transitions(
     weights: NDArray[np.float64],
     addresses: Ints,
     targets: Ints,
+    streamed: int,
 ) -> int:
     """Find the windows of these ids as `scan` does, copy or sum every leaf; return -1, or else an item that could not.
 
     ``weights`` are those of the summands; without any, what is made of sums is left alone. ``sources`` is scratch,
-    (leaves, items).
+    (leaves, items). ``streamed``: wide rows are copied past the caches.
     """
     bad = _scan(
         ids, n, stack, whole, origin, frontier, lanes, lane_base, committed, observed, sealed,
@@ -232,17 +233,15 @@ def transitions(
     if bad >= 0:
         return bad
     copied = plan.shape[0] - weights.size
-    left = item_bytes = 0
+    left = 0
     for leaf in range(plan.shape[0]):
         if plan[leaf, SLOTS] < lanes.size:
             return 0
-        item_bytes += plan[leaf, LENGTH] * plan[leaf, ROW_BYTES] if leaf < copied else 0
         left += _locate(windows, plan, leaf, copied, sources)
-    large = ids.size * item_bytes >= STREAMED
     for leaf in range(plan.shape[0]):
         out = addresses[targets[leaf]] if leaf < copied else plan[leaf, SCRATCH]
         if leaf < copied:
-            _copy(out, plan[leaf, LENGTH] * plan[leaf, ROW_BYTES], large, sources, leaf)
+            _copy(out, plan[leaf, LENGTH] * plan[leaf, ROW_BYTES], streamed, sources, leaf)
         bad = _pieces(windows, plan, leaf, out, sources) if left else -1
         if bad >= 0:
             return bad
@@ -257,7 +256,7 @@ def transitions(
             store_int(addresses[steps] + 8 * i, windows[K, i])
         if weight >= 0:
             store_float32(addresses[weight] + 4 * i, np.float32(1.0))
-    if large:
+    if streamed:
         fence()
     return -1
 
@@ -291,6 +290,7 @@ def transitions_plain(
     weights: NDArray[np.float64],
     addresses: Ints,
     targets: Ints,
+    streamed: int,
 ) -> int:
     """Do what `transitions` does with the plain kernels, leaf after leaf."""
     bad = scan_plain(
@@ -309,7 +309,7 @@ def transitions_plain(
         bad = gather_plain(
             windows[SLOT], windows[LANE], row, windows[FLOOR], stop, line[OFFSET], line[LENGTH],
             table[0], table[1], table[2], lanes, _array(line[BASES], line[BASES_SIZE]),
-            line[ROW_BYTES], out.reshape(items, width),
+            line[ROW_BYTES], streamed, out.reshape(items, width),
         )  # fmt: skip
         if bad >= 0:
             return bad

@@ -1,5 +1,6 @@
 """Batches of planned ids: made when they are asked for, or before, large ones in a thread."""
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -47,6 +48,10 @@ class Delivery:
         if ahead:
             self._later = Gatherer(view, schema, fields, destination)
         self.reader = self._now.reader
+        self._copying = ThreadPoolExecutor(1, "diskreplay-copy")
+        if hasattr(self.reader, "helper") and len(os.sched_getaffinity(0)) > 1:
+            # Not for batches made ahead: the trainer has use for the other processor meanwhile.
+            self.reader.helper = self._copying
         self._in_thread = destination.courier is not None or hasattr(self.reader, "leaves_for")
         self._asking = ThreadPoolExecutor(1, "diskreplay-read")
         self._making = ThreadPoolExecutor(1, "diskreplay-gather")
@@ -102,7 +107,7 @@ class Delivery:
 
     def close(self) -> None:
         """End the threads; what they have not begun is dropped."""
-        for thread in (self._asking, self._making):
+        for thread in (self._asking, self._making, self._copying):
             thread.shutdown(wait=True, cancel_futures=True)
 
 

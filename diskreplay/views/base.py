@@ -79,7 +79,8 @@ class Reader(Protocol):
 
     A reader may have more, which callers ask for by name: ``present(tensors)`` returns the fields of a batch, named by
     ``paths``, as views of the leaves' tensors; ``leaves_for(snapshot, ids)`` returns the leaves of one batch, where
-    they depend on its ids, and `fill` is then given a block of these.
+    they depend on its ids, and `fill` is then given a block of these. ``helper``, None at first, is a thread that does
+    half of each large block.
     """
 
     leaves: Sequence[Leaf]

@@ -1,14 +1,18 @@
 """Leaves that are gathered in one call, and where the table of each was seen last."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from diskreplay.kernels import scan as rows, transitions as kernel
+from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import chosen
-from diskreplay.views.base import Ints, LeafTable
+from diskreplay.views.base import Block, Ints, LeafTable
+from diskreplay.views.halves import SHARED, in_halves
 from diskreplay.views.windows import Windows, addresses, map_rows
 
 SUMMED = (np.dtype("float32"), np.dtype("float64"))
@@ -64,8 +68,9 @@ class Bundle:
         for line, part in zip(self._plan, every, strict=True):
             line[kernel.ROW_WINDOW], line[kernel.STOP_WINDOW] = part.begin, part.stop
             line[kernel.OFFSET], line[kernel.LENGTH] = part.offset, part.length
-        self._sources = np.empty((len(every), 0), np.int64)
-        self._summed = np.empty((len(summands), 0))
+        self._shares: dict[int, _Share] = {}  # by their first items
+        self._split: tuple[int, bool] | None = None  # what the shares are made for: items, and whether there are two
+        self._item_bytes = np.zeros(0, np.int64)  # of each leaf of a block
         self._snapshot: Any = None
         self._tables: list[LeafTable] = []
         # Arrays and not their addresses alone: a new array may lie where an old one was.
@@ -73,10 +78,11 @@ class Bundle:
         self._seen_bases: list[Any] = [None] * len(self._leaves)
         self._state: tuple[Any, ...] = ()
 
-    def gather(self, snapshot: Any, ids: Ints, windows: Windows, places: Ints) -> bool:
-        """Copy and sum the windows of these ids into the arrays of a block, which are at these addresses.
+    def gather(self, snapshot: Any, ids: Ints, block: Block, helper: Executor | None = None) -> bool:
+        """Copy and sum the windows of these ids into the arrays of a block.
 
-        Returns False where an id has no window, or something has to be mapped first.
+        With a helper, it does half of a large block. Returns False where an id has no window, or something has to be
+        mapped first.
         """
         if snapshot is not self._snapshot:
             self._follow(snapshot)
@@ -84,26 +90,32 @@ class Bundle:
         held: list[Any] = [table.holder for table in self._tables]
         if any(map(is_not, [table.bases for table in self._tables], self._seen_bases)):
             held.append(self._look())
-        if self._sources.shape[1] != len(ids):
-            self._prepare(len(ids))
+        split = helper is not None and len(ids) > 1 and block.nbytes >= SHARED
+        if self._split != (len(ids), split):
+            self._prepare(block, split)
+        work = partial(self._gather, ids, block)
+        return (in_halves(helper, len(ids), work) if split and helper else work(0, len(ids))) < 0
+
+    def _gather(self, ids: Ints, block: Block, first: int, stop: int) -> int:
+        share = self._shares[first]
+        places = block.addresses + first * self._item_bytes if first else block.addresses
         bad: int = chosen("transitions")(
-            ids, *self._state, *self._seen[-1], windows.table, windows.ends,
-            self._plan, self._sources, self._gamma, self._weights, places, self._targets,
+            ids[first:stop], *self._state, *self._seen[-1], share.windows.table, share.windows.ends,
+            share.plan, share.sources, self._gamma, self._weights, places, self._targets, block.nbytes >= STREAMED,
         )  # fmt: skip
-        return bad < 0
+        return bad if bad < 0 else first + bad
 
     def map(self, snapshot: Any, ids: Ints) -> bool:
         """Map what the windows of these ids may need; False where an id has none, or windows have no end."""
         n, stack, _ = self._bounds
         return n > 0 and map_rows(snapshot, self._leaves[:-1], ids, n, stack)
 
-    def _prepare(self, size: int) -> None:
-        """Make scratch memory for batches of this size."""
-        self._sources = np.empty((len(self._plan), size), np.int64)
-        summands = self._plan[len(self._plan) - len(self._weights) :]
-        self._summed = np.empty((len(summands), size * int(summands[:, kernel.LENGTH].max(initial=0))))
-        for line, memory in zip(summands, self._summed, strict=True):
-            line[kernel.SCRATCH] = memory.ctypes.data
+    def _prepare(self, block: Block, split: bool) -> None:
+        """Make scratch memory for blocks of this size."""
+        sizes = {0: block.size // 2, block.size // 2: -(-block.size // 2)} if split else {0: block.size}
+        self._shares = {first: _Share(self._plan, len(self._weights), size) for first, size in sizes.items()}
+        self._item_bytes = np.array([leaf.nbytes for leaf in block.leaves], np.int64)
+        self._split = block.size, split
 
     def _follow(self, snapshot: Any) -> None:
         """Use a new snapshot: most often its tables are those of the one before."""
@@ -130,4 +142,18 @@ class Bundle:
             line[kernel.SHIFT], line[kernel.BASES] = shift.ctypes.data, bases.ctypes.data
             line[kernel.SLOTS] = min(len(first_chunk), len(chunks), len(shift))
             line[kernel.BASES_SIZE], line[kernel.ROW_BYTES] = len(bases), table.row_bytes
+        self._split = None
         return held
+
+
+class _Share:
+    """Scratch memory for so many items of a block, and the plan with its addresses."""
+
+    def __init__(self, plan: Ints, summands: int, size: int) -> None:
+        self.windows = Windows(size)
+        self.plan = plan.copy()
+        self.sources = np.empty((len(plan), size), np.int64)
+        summed = self.plan[len(plan) - summands :]
+        self._summed = np.empty((summands, size * int(summed[:, kernel.LENGTH].max(initial=0))))
+        for line, memory in zip(summed, self._summed, strict=True):
+            line[kernel.SCRATCH] = memory.ctypes.data

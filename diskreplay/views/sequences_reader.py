@@ -1,6 +1,7 @@
 """How sequences and whole episodes are gathered: find the windows, copy the leaves, mark what is real."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class SequencesReader:
         self._view = view
         self._layout = StepLayout(schema, fields, view.frame_stack, view.start_only)
         self._windows = _WindowsOfSteps(self._layout, view)
+        self.helper: Executor | None = None
         self.leaves: Sequence[Leaf] = self._layout.leaves(view.length)
         self.paths: Sequence[Path] = self._layout.paths
 
@@ -50,7 +52,7 @@ class SequencesReader:
         InvalidIndex
             No such window begins at an id.
         """
-        self._windows.fill(snapshot, ids, block, self._view.length, self._view.burn_in)
+        self._windows.fill(snapshot, ids, block, self._view.length, self._view.burn_in, self.helper)
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:
         """Return where the wide rows of these windows lie; what is not mapped yet is mapped. Any thread may ask."""
@@ -94,6 +96,7 @@ class EpisodesReader:
         self._view = view
         self._layout = StepLayout(schema, fields)
         self._windows = _WindowsOfSteps(self._layout, view)
+        self.helper: Executor | None = None
         self.leaves: Sequence[Leaf] = self._layout.leaves(1)
         self.paths: Sequence[Path] = self._layout.paths
 
@@ -125,7 +128,7 @@ class EpisodesReader:
         InvalidIndex
             An id is not sampleable.
         """
-        self._windows.fill(snapshot, ids, block, self._steps, 0)
+        self._windows.fill(snapshot, ids, block, self._steps, 0, self.helper)
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:
         """Return where the wide rows of these episodes lie; what is not mapped yet is mapped. Any thread may ask."""
@@ -153,7 +156,7 @@ class _WindowsOfSteps:
         self._index, self._weight = layout.place["index",], layout.place["weight",]
         self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block, n: int, burn_in: int) -> None:
+    def fill(self, snapshot: Any, ids: Ints, block: Block, n: int, burn_in: int, helper: Executor | None) -> None:
         """Gather up to `n` steps from each id on."""
         if len(self._first_flags) != len(ids):
             self._windows, self._first_flags = Windows(len(ids)), np.zeros((len(ids), 1), np.uint8)
@@ -163,7 +166,7 @@ class _WindowsOfSteps:
             raise refuse(snapshot, int(ids[bad]), self._view)
         length = self._layout.length(block.leaves)
         for copy, rows in zip(self._layout.copies, self._rows(windows, length), strict=True):
-            windows.gather(snapshot, *rows, block.raw[copy.target])
+            windows.gather(snapshot, *rows, block.raw[copy.target], helper)
         block.arrays[self._index][:] = ids
         block.arrays[self._weight].fill(1.0)
         if self._wanted:

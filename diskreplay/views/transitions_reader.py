@@ -1,6 +1,7 @@
 """How n-step transitions are gathered: find the windows, copy the leaves, sum the rewards."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ class Copy(NamedTuple):
 class TransitionsReader:
     """Gathers `Transitions`. Not thread-safe: it owns scratch memory.
 
-    `weights` are the fields that are summed: path, dtype and weight of each.
+    `weights` are the fields that are summed: path, dtype and weight of each. `helper` is a thread that does half of
+    large batches, None at first.
     """
 
     def __init__(self, view: "Transitions", schema: Any, fields: Sequence[str] | None) -> None:
@@ -62,6 +64,7 @@ class TransitionsReader:
                 self._n, self._stack, bool(view.next_fields), view.gamma,
             )  # fmt: skip
         self._scratch = _Scratch(0)
+        self.helper: Executor | None = None
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block.
@@ -71,14 +74,12 @@ class TransitionsReader:
         InvalidIndex
             An id is not sampleable.
         """
-        if self._scratch.size != len(ids):
-            self._scratch = _Scratch(len(ids))
         # In one call, where all is mapped and every id is sampleable: nearly always.
-        bundle, windows = self._bundle, self._scratch.windows
+        bundle, helper = self._bundle, self.helper
         if bundle is not None:
-            if bundle.gather(snapshot, ids, windows, block.addresses):
+            if bundle.gather(snapshot, ids, block, helper):
                 return
-            if bundle.map(snapshot, ids) and bundle.gather(snapshot, ids, windows, block.addresses):
+            if bundle.map(snapshot, ids) and bundle.gather(snapshot, ids, block, helper):
                 return
         self._gather_by_leaf(snapshot, ids, block)
 
@@ -94,6 +95,8 @@ class TransitionsReader:
 
     def _gather_by_leaf(self, snapshot: Any, ids: Ints, block: Block) -> None:
         """Gather leaf after leaf, mapping what is needed."""
+        if self._scratch.size != len(ids):
+            self._scratch = _Scratch(len(ids))
         windows = self._scratch.windows
         self._find(snapshot, ids, windows)
         for copy in self._copies:

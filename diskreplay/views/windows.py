@@ -1,6 +1,8 @@
 """Windows of steps, found for a batch of ids and gathered leaf by leaf: what all readers of windows share."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,10 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, InvalidIndex
 from diskreplay.kernels import scan as rows
 from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
+from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
+from diskreplay.views.halves import SHARED, in_halves
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used.
 ATTEMPTS = 8
@@ -47,11 +51,23 @@ class Windows:
         return place
 
     def gather(
-        self, snapshot: Any, leaf: str, row: Ints, stop: Ints, offset: int, length: int, out: NDArray[np.uint8]
+        self,
+        snapshot: Any,
+        leaf: str,
+        row: Ints,
+        stop: Ints,
+        offset: int,
+        length: int,
+        out: NDArray[np.uint8],
+        helper: Executor | None = None,
     ) -> None:
-        """Copy rows row + offset, ... of a leaf, `length` an id, into `out`; zeros from `stop` on."""
+        """Copy rows row + offset, ... of a leaf, `length` an id, into `out`; zeros from `stop` on.
+
+        With a helper, it does half of what is large.
+        """
         table: LeafTable = snapshot.leaf(leaf)
-        bad = self._gather(table, snapshot.lanes, row, stop, offset, length, out)
+        work = partial(self._gather, table, snapshot.lanes, row, stop, offset, length, out)
+        bad = in_halves(helper, len(row), work) if helper and out.nbytes >= SHARED else work(0, len(row))
         for _ in range(ATTEMPTS):
             if bad < 0:
                 return
@@ -59,7 +75,7 @@ class Windows:
             last = np.minimum(np.maximum(first, row + offset + length - 1), stop - 1)
             real = last >= first
             table.ensure(self.slot[real], first[real], last[real])
-            bad = self._gather(table, snapshot.lanes, row, stop, offset, length, out)
+            bad = work(0, len(row))
         if bad >= 0:
             segment = self.slot[bad] + snapshot.origin
             raise FormatError(
@@ -76,14 +92,17 @@ class Windows:
         offset: int,
         length: int,
         out: NDArray[np.uint8],
+        first: int,
+        end: int,
     ) -> int:
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
         _held, chunks, first_chunk, bases = addresses(table)
         place: int = chosen("gather")(
-            self.slot, self.lane, row, self.floor, stop, offset, length,
-            first_chunk, chunks, table.shift, lanes, bases, table.row_bytes, out,
+            self.slot[first:end], self.lane[first:end], row[first:end], self.floor[first:end], stop[first:end],
+            offset, length, first_chunk, chunks, table.shift, lanes, bases, table.row_bytes,
+            out.nbytes >= STREAMED, out[first:end],
         )  # fmt: skip
-        return place
+        return place if place < 0 else first + place
 
 
 def addresses(table: LeafTable) -> tuple[Any, Ints, Ints, Ints]:

@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 
 import diskreplay
 from diskreplay.kernels import jit, scan as rows
-from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import KERNELS, chosen
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
@@ -88,7 +87,7 @@ def test_gather(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> None
     lane = rng.integers(0, np.maximum(snapshot.lanes[np.clip(slot, 0, slots - 1)], 1) + (rng.random() < 0.1))
     row = rng.integers(0, 20, size)
     floor, stop = row - rng.integers(0, 4, size), row + rng.integers(-3, 8, size)
-    inputs = (slot, lane, row, floor, stop, offset, length, *arrays[:3], snapshot.lanes, arrays[3], table.row_bytes)
+    inputs = (slot, lane, row, floor, stop, offset, length, *arrays[:3], snapshot.lanes, arrays[3], table.row_bytes, 0)
     out = np.full((size, length * table.row_bytes), 0xAB, np.uint8)
     fast, plain = both("gather", inputs, (out,))
     assert fast[0] == plain[0]
@@ -111,13 +110,14 @@ def test_stream(count: int, to: int, origin: int) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("rows", [STREAMED // 8 // 3000, STREAMED // 8 // 3000 + 1])
-def test_gather_of_a_large_batch(rows: int) -> None:
+@pytest.mark.parametrize("streamed", [0, 1])
+def test_gather_of_a_large_batch(streamed: int) -> None:
+    rows = 350
     block = np.random.default_rng(0).integers(0, 256, (1, 512, 3000), np.uint8)
     items = np.arange(8)
     zeros, table = np.zeros(8, np.int64), (np.array([0]), np.array([1]), np.array([9]), np.array([1]))
     stop = np.full(8, 400)
-    inputs = (zeros, zeros, items, items + 1, stop, 0, rows, *table, np.array([block.ctypes.data]), 3000)
+    inputs = (zeros, zeros, items, items + 1, stop, 0, rows, *table, np.array([block.ctypes.data]), 3000, streamed)
     fast, plain = both("gather", inputs, (np.zeros((8, rows * 3000), np.uint8),))
     assert fast[0] == plain[0] == -1
     np.testing.assert_array_equal(fast[1], plain[1])
@@ -127,7 +127,7 @@ def test_gather_of_a_large_batch(rows: int) -> None:
 def test_gather_forms_no_address_of_a_row_before_the_first_or_behind_the_last_chunk() -> None:
     block = np.arange(64, dtype=np.uint8).reshape(2, 4, 8)
     one = np.array([0])
-    table = (one, np.array([1]), np.array([2]), np.array([2]), np.array([block.ctypes.data]), 8)
+    table = (one, np.array([1]), np.array([2]), np.array([2]), np.array([block.ctypes.data]), 8, 0)
     for row, floor, lane, good in (
         (-1, -1, 0, False),
         (4, 0, 0, False),

@@ -64,8 +64,9 @@ def windows_of(view: Sequences, snapshot: Snapshot) -> dict[int, tuple[ModelEpis
     return found
 
 
-def gathered(view: Any, snapshot: Snapshot, ids: Any, fields: Any = None) -> dict[str, np.ndarray]:
+def gathered(view: Any, snapshot: Snapshot, ids: Any, fields: Any = None, helper: Any = None) -> dict[str, np.ndarray]:
     reader = view.reader(snapshot.schema, fields)
+    reader.helper = helper
     wanted = np.array(ids, np.int64)
     leaves = reader.leaves_for(snapshot, wanted) if hasattr(reader, "leaves_for") else reader.leaves
     block = Block(leaves, len(ids), np.full(offsets(leaves, len(ids))[1], 0xAB, np.uint8))

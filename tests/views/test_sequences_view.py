@@ -1,6 +1,7 @@
 """Arguments of Sequences and Episodes, the layout of their batches, what they refuse, and both on real stores."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
+from diskreplay.views import windows
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.sequences import Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
@@ -138,6 +140,16 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
         assert part.keys() == chosen | {"index", "weight"}
         for path in chosen:
             np.testing.assert_array_equal(part[path], whole[path])
+
+
+@given(snapshots(), views())
+def test_two_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
+    ids = offered(view, snapshot) * 2
+    alone = gathered(view, snapshot, ids)
+    with ThreadPoolExecutor(1) as helper, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "SHARED", 0)
+        for name, array in gathered(view, snapshot, ids, helper=helper).items():
+            np.testing.assert_array_equal(array, alone[name])
 
 
 def candidates(snapshot: Snapshot) -> set[int]:
