@@ -17,19 +17,20 @@ FIRST, STRIDE, BASE, ROOM, KNOWN, LOW, HIGH, ZERO = range(8)
 
 
 @jit.kernel(
-    "none", "ints", "int", "ints", "ints", "ints", "ints2", "int", "int", "out_ints", "out_ints", checked=False
+    "none", "ints", "int", "ints", "ints", "ints", "ints2", "int", "int", "out_ints", "out_ints", "out_ints",
+    "out_ints", checked=False
 )  # fmt: skip
 def locate(
     ids: Ints, origin: int, lanes: Ints, keys: Ints, at: Ints, table: Ints, low: int, high: int,
-    extent: Ints, number: Ints,
+    key: Ints, place: Ints, extent: Ints, number: Ints,
 ) -> None:  # fmt: skip
     """Find the extent, and the number in it, of each id; what is not found keeps its `extent`.
 
     Numbers from that in column `low` to below that in column `high` count. `at` holds extents in the order of their
-    `keys`: see `lane_keys`. In this order they do not overlap.
+    `keys`: see `lane_keys`. In this order they do not overlap. `key` and `place` are scratch memory, a number an id.
     """
-    key, place = np.empty(ids.size, np.int64), np.zeros(ids.size, np.int64)
     for i in range(ids.size):
+        place[i] = 0
         slot = (ids[i] >> SEGMENT_SHIFT) - origin
         width = lanes[slot] if 0 <= slot < lanes.size else 0
         key[i] = ids[i] if width == 1 else -1
@@ -56,13 +57,13 @@ def locate(
 
 def locate_plain(
     ids: Ints, origin: int, lanes: Ints, keys: Ints, at: Ints, table: Ints, low: int, high: int,
-    extent: Ints, number: Ints,
+    key: Ints, place: Ints, extent: Ints, number: Ints,
 ) -> None:  # fmt: skip
     """Do what `locate` does."""
     if not len(keys):
         return
-    key = lane_keys(ids, origin, lanes)
-    place = np.searchsorted(keys, key, side="right") - 1
+    key[:] = lane_keys(ids, origin, lanes)
+    place[:] = np.searchsorted(keys, key, side="right") - 1
     found = at[np.maximum(place, 0)]
     j, between = np.divmod(ids - table[found, FIRST], table[found, STRIDE])
     good = (key >= 0) & (place >= 0) & (between == 0) & (table[found, low] <= j) & (j < table[found, high])

@@ -188,6 +188,7 @@ if COMPILED:
         "out_bytes": types.Array(types.uint8, 1, "C"),
         "out_bytes2": types.Array(types.uint8, 2, "C"),
         "out_floats": types.Array(types.float64, 1, "C"),
+        "out_floats2": types.Array(types.float64, 2, "C"),
         "out_floats32": types.Array(types.float32, 1, "C"),
         "out_floats32_2": types.Array(types.float32, 2, "C"),
         "out_bools": types.Array(types.boolean, 1, "C"),

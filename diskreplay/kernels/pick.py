@@ -9,18 +9,26 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@jit.kernel("none", "floats", "float", "int", "int", "ints", "ints", "ints", "out_ints")
+@jit.kernel("none", "floats", "float", "int", "int", "ints", "ints", "ints", "out_ints", "out_ints")
 def pick(
-    positions: Floats, scale: float, low: int, high: int, before: Ints, first: Ints, stride: Ints, out: Ints
+    positions: Floats,
+    scale: float,
+    low: int,
+    high: int,
+    before: Ints,
+    first: Ints,
+    stride: Ints,
+    wanted: Ints,
+    out: Ints,
 ) -> None:
     """Write the id at the whole part of each position times `scale`.
 
     Runs `low` to `high` count, and run i starts at position before[i] - before[low].
 
     Halving steps of one width for all positions, without a branch on data: cache misses overlap, and the inner loop
-    becomes vector code. Unsigned indices, because numba tests a signed one for being negative.
+    becomes vector code. Unsigned indices, because numba tests a signed one for being negative. ``wanted`` is scratch
+    memory, a number a position.
     """
-    wanted = np.empty(positions.size, np.int64)
     for i in range(positions.size):
         wanted[i] = np.int64(positions[i] * scale) + before[low]
         out[i] = low
@@ -36,7 +44,15 @@ def pick(
 
 
 def pick_plain(
-    positions: Floats, scale: float, low: int, high: int, before: Ints, first: Ints, stride: Ints, out: Ints
+    positions: Floats,
+    scale: float,
+    low: int,
+    high: int,
+    before: Ints,
+    first: Ints,
+    stride: Ints,
+    wanted: Ints,
+    out: Ints,
 ) -> None:
     """Do what `pick` does."""
     at = (positions * scale).astype(np.int64) + before[low]

@@ -32,13 +32,12 @@ _EXPONENT = 52  # the bit where it starts
 _ROUND = 1.5 * 2.0**52
 
 
-@jit.kernel("none", "floats", "float", "float", "float", "out_floats", checked=False)
-def powers(values: Floats, exponent: float, low: float, high: float, out: Floats) -> None:
+@jit.kernel("none", "floats", "float", "float", "float", "out_floats", "out_floats", checked=False)
+def powers(values: Floats, exponent: float, low: float, high: float, numbers: Floats, out: Floats) -> None:
     """Raise positive values to a power, and keep the results from 2 ** low to 2 ** high; -1022 <= low <= high <= 1023.
 
-    `values` and `out` must not share memory.
+    `numbers` is scratch memory of the same length; none of the three shares any.
     """
-    numbers = np.empty(values.size)
     for i in range(values.size):
         bits = bits_of(values[i])
         e = (bits - _ROOT_OF_HALF) >> _EXPONENT
@@ -63,7 +62,7 @@ def powers(values: Floats, exponent: float, low: float, high: float, out: Floats
         out[i] = number_of(bits_of(out[i]) + (bits_of(numbers[i]) << _EXPONENT))
 
 
-def powers_plain(values: Floats, exponent: float, low: float, high: float, out: Floats) -> None:
+def powers_plain(values: Floats, exponent: float, low: float, high: float, numbers: Floats, out: Floats) -> None:
     """Do what `powers` does, bit for bit."""
     bits = np.ascontiguousarray(values).view(np.int64)
     e = (bits - _ROOT_OF_HALF) >> _EXPONENT
@@ -86,23 +85,26 @@ if jit.COMPILED:
     _powers = jit.apart(powers)
 
 
-@jit.kernel("none", "floats", "float", "float", "out_floats32")
-def weights(chances: Floats, least: float, exponent: float, out: NDArray[np.float32]) -> None:
-    """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances."""
+@jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
+def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
+    """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances.
+
+    `scratch` is memory, (3, n).
+    """
     if least == 0.0:
         least = math.inf
         for i in range(chances.size):
             least = chances[i] if chances[i] < least else least
-    ratios, found = np.empty(chances.size), np.empty(chances.size)
+    ratios, numbers, found = scratch[0], scratch[1], scratch[2]
     for i in range(chances.size):
         ratios[i] = least / chances[i]
-    _powers(ratios, exponent, -1022.0, 0.0, found)
+    _powers(ratios, exponent, -1022.0, 0.0, numbers, found)
     for i in range(chances.size):
         out[i] = np.float32(found[i])
 
 
-def weights_plain(chances: Floats, least: float, exponent: float, out: NDArray[np.float32]) -> None:
+def weights_plain(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
     """Do what `weights` does, bit for bit."""
-    found = np.empty(len(chances))
-    powers_plain((least or chances.min(initial=math.inf)) / chances, exponent, -1022.0, 0.0, found)
-    out[:] = found
+    ratios = (least or chances.min(initial=math.inf)) / chances
+    powers_plain(ratios, exponent, -1022.0, 0.0, scratch[1], scratch[2])
+    out[:] = scratch[2]

@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 FAN_OUT = 8
 # Halving a list of so many sums, and adding it up anew, costs less than the levels that would be above.
 TOP = 512
+SOME = 6  # numbers that `sumtree_find` keeps in memory
 _BITS = 3
 # Times any normal number: a little less than that number.
 _BELOW = 1.0 - 2.0**-52
@@ -85,17 +86,17 @@ def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -
     return smallest if smallest < math.inf else 0.0
 
 
-@jit.kernel("none", "ints", "floats", "ints", "out_floats", "out_floats", "out_floats")
-def sumtree_set(leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats) -> None:
+@jit.kernel("none", "ints", "floats", "ints", "out_floats", "out_floats", "out_floats", "out_ints")
+def sumtree_set(
+    leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats, changed: Ints
+) -> None:
     """Give leaves their masses, the last one where a leaf is named twice, and add up the nodes above them.
 
-    A node is added up once where its children follow each other, and where there are more leaves than nodes.
+    A node is added up once where its children follow each other, and where there are more leaves than nodes. `changed`
+    is scratch memory, a number a leaf.
     """
-    nodes = (starts[1] - starts[0]) >> _BITS
-    changed = np.empty(leaves.size if leaves.size < nodes else 0, np.int64)
     for i in range(leaves.size):
         tree[_at(leaves[i])] = values[i]
-    for i in range(changed.size):
         changed[i] = leaves[i]
     count = leaves.size
     for level in range(1, starts.size - 1):
@@ -123,7 +124,9 @@ def sumtree_set(leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: 
         least[least.size - 1] = _smallest(top, sums.size - 1, starts[1], tree, least)
 
 
-def sumtree_set_plain(leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats) -> None:
+def sumtree_set_plain(
+    leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats, changed: Ints
+) -> None:
     """Do what `sumtree_set` does."""
     tree[leaves] = values
     nodes = np.asarray(leaves)
@@ -147,31 +150,31 @@ def _smallest_plain(mass: Floats) -> Any:
     return np.where(smallest < math.inf, smallest, 0.0)
 
 
-@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints", inner=True)
-def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints) -> None:
+@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints", "out_floats", inner=True)
+def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints, some: Floats) -> None:
     """Replace nodes by their children, in the level that begins at `start`.
 
     What will be read next lies at the address `after`, 2 ** `width` bytes for each of these.
 
     Three sums are compared to find the two children that matter, then the one between these.
     """
-    # In memory, because a choice among registers becomes a branch.
-    pairs, ends = np.zeros(4), np.zeros(2)
+    # In memory, because a choice among registers becomes a branch: the sums before each pair, then before two children.
+    some[0] = 0.0
     for i in range(mass.size):
         x, j = mass[i], start + (nodes[i] << _BITS)
         a = tree[_at(j)] + tree[_at(j + 1)]
         b = a + tree[_at(j + 2)] + tree[_at(j + 3)]
         c = b + tree[_at(j + 4)] + tree[_at(j + 5)]
-        pairs[1], pairs[2], pairs[3] = a, b, c
+        some[1], some[2], some[3] = a, b, c
         pair = np.int64(a <= x) + np.int64(b <= x) + np.int64(c <= x)
         j += pair << 1
-        before = pairs[_at(pair)]
-        ends[0], ends[1] = before, before + tree[_at(j)]
-        second = np.int64(ends[1] <= x)
+        before = some[_at(pair)]
+        some[4], some[5] = before, before + tree[_at(j)]
+        second = np.int64(some[5] <= x)
         node = j + second - start
         jit.prefetch(after + (node << width))
         nodes[i] = node
-        left, most = x - ends[_at(second)], tree[_at(j + second)] * _BELOW
+        left, most = x - some[_at(second + 4)], tree[_at(j + second)] * _BELOW
         mass[i] = left if left < most else most
 
 
@@ -179,15 +182,16 @@ if jit.COMPILED:
     _descend_all = jit.apart(_descend)
 
 
-@jit.kernel("none", "ints", "floats", "floats", "ints32", "out_floats", "out_ints")
+@jit.kernel("none", "ints", "floats", "floats", "ints32", "out_floats", "out_ints", "out_floats")
 def sumtree_find(
-    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints
+    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints, some: Floats
 ) -> None:
     """Find the leaf at each cumulated mass from 0 to the total; `mass` is overwritten with the leaf's own.
 
     `notes` has a number for each leaf that the caller reads next: those of the leaves found are loaded meanwhile.
 
-    Level by level for all at once, without a branch on data: cache misses overlap. The total must not be 0.
+    Level by level for all at once, without a branch on data: cache misses overlap. The total must not be 0. `some` is
+    scratch memory for `SOME` numbers.
     """
     below_total = sums[sums.size - 1] * _BELOW
     for i in range(mass.size):
@@ -205,15 +209,15 @@ def sumtree_find(
         mass[i] = left if left < most else most
     for level in range(starts.size - 3, -1, -1):
         if level > 0:
-            _descend_all(starts[level], tree.ctypes.data + 8 * starts[level - 1], _BITS + 3, tree, mass, leaves)
+            _descend_all(starts[level], tree.ctypes.data + 8 * starts[level - 1], _BITS + 3, tree, mass, leaves, some)
         else:
-            _descend_all(0, notes.ctypes.data, 2, tree, mass, leaves)
+            _descend_all(0, notes.ctypes.data, 2, tree, mass, leaves, some)
     for i in range(mass.size):
         mass[i] = tree[_at(leaves[i])]
 
 
 def sumtree_find_plain(
-    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints
+    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints, some: Floats
 ) -> None:
     """Do what `sumtree_find` does."""
     sought = np.clip(mass, 0.0, sums[-1] * _BELOW)

@@ -89,9 +89,10 @@ class Extents:
         """Return the extent (-1: none) of each id and its number there, among those known, or those shown."""
         extent, number = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
         low, high = self._shown if shown else self._known
+        scratch = np.empty((2, len(ids)), np.int64)
         for keys, at in self._indexes:
             if len(keys):
-                self._locate(ids, *segments, keys, at, self.table, low, high, extent, number)
+                self._locate(ids, *segments, keys, at, self.table, low, high, *scratch, extent, number)
         return extent, number
 
     def add(self, runs: IdRuns, keys: Ints) -> Ints:

@@ -113,6 +113,7 @@ class Population:
         self.kind = kind
         self.epoch = self.version = 0
         self._pick: Any = None  # a kernel
+        self._scratch = np.empty(0, np.int64)
         self._clear()
 
     def _clear(self) -> None:
@@ -238,9 +239,14 @@ class Population:
             from diskreplay.kernels.table import chosen
 
             self._pick = chosen("pick")
-        out = np.empty(len(positions), np.int64)
-        block = self._block
-        self._pick(positions, scale, self._hidden, self._end, block.before, block.runs.first, block.runs.stride, out)
+        count, block = len(positions), self._block
+        out = np.empty(count, np.int64)
+        if len(self._scratch) != count:
+            self._scratch = np.empty(count, np.int64)
+        self._pick(
+            positions, scale, self._hidden, self._end, block.before, block.runs.first, block.runs.stride,
+            self._scratch, out,
+        )  # fmt: skip
         return out
 
     def runs(self) -> IdRuns:

@@ -22,6 +22,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FIRST_CAPACITY = 1024
+# Places that are shown or hidden at a time.
+_BLOCK = 1024
 
 _NOTHING_DRAWN = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
@@ -48,7 +50,7 @@ class PriorityTable:
 
     def __init__(self, alpha: float, least: bool = False) -> None:
         # Here and not above: it loads numba, which nobody needs to make a distribution.
-        from diskreplay.kernels import prioritized
+        from diskreplay.kernels import prioritized, sumtree
         from diskreplay.kernels.table import chosen
 
         self._powers, self._show_or_hide = chosen("powers"), chosen("show")
@@ -57,6 +59,10 @@ class PriorityTable:
         self._alpha, self._least = alpha, least
         self._extents = Extents()
         self._largest = np.ones(1)
+        # Memory for kernels: some numbers; places that are shown or hidden; ids of an update.
+        self._some = np.empty(sumtree.SOME)
+        self._block = np.empty((2, _BLOCK), np.int64), np.empty((3, _BLOCK))
+        self._batch = np.empty((4, 0), np.int64), np.empty((3, 0))
         self._unindexed = False
         self._follow_anew()
         self._resize(FIRST_CAPACITY)
@@ -94,7 +100,7 @@ class PriorityTable:
 
     def _powered(self, raw: Floats) -> Floats:
         powered = np.empty(len(raw))
-        self._powers(raw, self._alpha, *self._limits, powered)
+        self._powers(raw, self._alpha, *self._limits, np.empty(len(raw)), powered)
         return powered
 
     # --- following a population --------------------------------------------------------------------------------------
@@ -119,7 +125,7 @@ class PriorityTable:
         """Gather what the kernels take beside a batch: no array is replaced but by following."""
         tree, extents = self.tree, self._extents
         self._drawn = _NOTHING_DRAWN  # places may have changed
-        self._for_draw = (tree.starts, tree.tree, tree.sums, self._owner, extents.table)
+        self._for_draw = (tree.starts, tree.tree, tree.sums, self._owner, extents.table, self._some)
         arrays = tree.starts, tree.tree, tree.sums, tree.smallest, self._raw, self._largest
         self._for_update = (*population.segments, *extents.indexes, extents.table, *arrays)
 
@@ -257,7 +263,7 @@ class PriorityTable:
         tree = self.tree
         self._show_or_hide(
             extent, start, count, shown, self._alpha, self._extents.table, self._owner, self._raw, self.largest,
-            tree.starts, tree.tree, tree.sums, tree.smallest,
+            tree.starts, tree.tree, tree.sums, tree.smallest, *self._block,
         )  # fmt: skip
 
     # --- priorities --------------------------------------------------------------------------------------------------
@@ -290,7 +296,9 @@ class PriorityTable:
 
         If error i is not finite, nothing is changed and -1 - i is returned.
         """
-        skipped: int = self._update(ids, errors, eps, self._alpha, *self._drawn, *self._for_update)
+        if self._batch[0].shape[1] != len(ids):
+            self._batch = np.empty((4, len(ids)), np.int64), np.empty((3, len(ids)))
+        skipped: int = self._update(ids, errors, eps, self._alpha, *self._drawn, *self._for_update, *self._batch)
         return skipped
 
     # --- saving ------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Prioritized(Owned):
             raise ValueError(f"stratified must be True or False, not {stratified!r}")
         self._normalize, self._stratified = normalize, bool(stratified)
         self._tables: dict[tuple[Any, ...], PriorityTable] = {}
+        self._scratch = np.empty((3, 0))
 
     @property
     def alpha(self) -> float:
@@ -163,8 +164,10 @@ class Prioritized(Owned):
         assert draw.chances is not None
         chances = np.ascontiguousarray(draw.chances, np.float64)
         weights = np.empty(len(chances), np.float32)
+        if self._scratch.shape[1] != len(chances):
+            self._scratch = np.empty((3, len(chances)))
         # N cancels against the largest weight, which is that of the smallest chance.
-        _kernel("weights")(chances, draw.least if self._normalize == "store" else 0.0, exponent, weights)
+        _kernel("weights")(chances, draw.least if self._normalize == "store" else 0.0, exponent, self._scratch, weights)
         return weights
 
     def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:

@@ -65,7 +65,7 @@ class SumTree:
 
     def set(self, leaves: Ints, masses: Floats) -> None:
         """Give leaves their masses, (n,) finite and not negative; the last one where a leaf is named twice."""
-        self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest)
+        self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest, np.empty(len(leaves), np.int64))
 
     def fill(self, masses: Floats) -> None:
         """Give the first leaves these masses; all others must be 0."""

@@ -20,7 +20,7 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 
 def power(kind: int, values: list[float], exponent: float, low: float = -1022.0, high: float = 1023.0) -> list[float]:
     out = np.full(len(values), np.nan)
-    KERNELS["powers"][kind](np.array(values), exponent, low, high, out)
+    KERNELS["powers"][kind](np.array(values), exponent, low, high, np.empty(len(values)), out)
     return out.tolist()
 
 
@@ -60,7 +60,7 @@ def test_weights_are_shares_of_the_smallest_chance(kind: int, exponent: float, s
     chances = 10.0 ** np.random.default_rng(seed).uniform(-20, 0, 50)
     least = chances.min() / 3 if of_all else 0.0
     found = np.zeros(50, np.float32)
-    KERNELS["weights"][kind](chances, least, exponent, found)
+    KERNELS["weights"][kind](chances, least, exponent, np.empty((3, 50)), found)
     np.testing.assert_allclose(found, ((least or chances.min()) / chances) ** exponent, rtol=1e-6, atol=1e-37)
     assert found.max() <= 1.0
     assert of_all or found[chances.argmin()] == 1.0
@@ -73,10 +73,10 @@ def test_the_twins_agree_bit_for_bit(exponent: float, size: int, seed: int) -> N
     values = 10.0 ** rng.uniform(-300, 300, size)
     out = np.zeros((2, size))
     for kind in (0, 1):
-        KERNELS["powers"][kind](values, exponent, -963.0, 963.0, out[kind])
+        KERNELS["powers"][kind](values, exponent, -963.0, 963.0, np.empty(size), out[kind])
     np.testing.assert_array_equal(*out)
     chances, least = 10.0 ** rng.uniform(-300, 0, size), float(rng.choice((0.0, 1e-301, 5e-324)))
     weights = np.zeros((2, size), np.float32)
     for kind in (0, 1):
-        KERNELS["weights"][kind](chances, least, exponent, weights[kind])
+        KERNELS["weights"][kind](chances, least, exponent, np.empty((3, size)), weights[kind])
     np.testing.assert_array_equal(*weights)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from diskreplay.kernels import jit
 from diskreplay.kernels.extents import COLUMNS, HIGH, LOW
 from diskreplay.kernels.runs import SEGMENT_SHIFT, lane_keys
-from diskreplay.kernels.sumtree import FAN_OUT, TOP, tree_arrays, tree_starts
+from diskreplay.kernels.sumtree import FAN_OUT, SOME, TOP, tree_arrays, tree_starts
 from diskreplay.kernels.table import KERNELS
 
 seeds = st.integers(0, 2**32 - 1)
@@ -31,13 +31,13 @@ class Tree:
         self._set, self._find = KERNELS["sumtree_set"][kind], KERNELS["sumtree_find"][kind]
 
     def set(self, leaves: np.ndarray, masses: np.ndarray) -> None:
-        self._set(leaves, masses, self.starts, self.tree, self.sums, self.least)
+        self._set(leaves, masses, self.starts, self.tree, self.sums, self.least, np.empty(len(leaves), np.int64))
         for leaf, mass in zip(leaves.tolist(), masses.tolist(), strict=True):
             self.leaves[leaf] = mass
 
     def find(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mass, found = targets.copy(), np.full(len(targets), -7)
-        self._find(self.starts, self.tree, self.sums, self.notes, mass, found)
+        self._find(self.starts, self.tree, self.sums, self.notes, mass, found, np.empty(SOME))
         return found, mass
 
 
@@ -123,7 +123,15 @@ def drift(kind: int, updates: int, size: int) -> float:
     tree.set(np.arange(20_000), rng.random(20_000))
     for i in range(updates // size):
         leaves = rng.integers(0, 20_000, size)
-        tree._set(leaves, rng.random(size) * 10.0 ** (i % 13 - 6), tree.starts, tree.tree, tree.sums, tree.least)
+        tree._set(
+            leaves,
+            rng.random(size) * 10.0 ** (i % 13 - 6),
+            tree.starts,
+            tree.tree,
+            tree.sums,
+            tree.least,
+            np.empty(size, np.int64),
+        )
     exact = math.fsum(tree.tree[:20_000])
     return abs(tree.sums[-1] - exact) / exact
 
@@ -189,7 +197,9 @@ def test_locate_finds_the_extent_and_number_of_every_id_that_counts(kind: int, s
     near = {i + d for f, s, c in runs for i in range(f - s, f + s * (c + 1), s) for d in (-1, 0, 1)}
     ids = np.array([*near, -1, 1 << 60, (1 << 62) + 5], np.int64)
     extent, number = np.full(len(ids), -1), np.full(len(ids), -1)
-    KERNELS["locate"][kind](ids, origin, lanes, keys[at], at, table, LOW, HIGH, extent, number)
+    KERNELS["locate"][kind](
+        ids, origin, lanes, keys[at], at, table, LOW, HIGH, *np.empty((2, len(ids)), np.int64), extent, number
+    )
     found: list[Any] = list(zip(extent.tolist(), number.tolist(), strict=True))
     assert found == [where.get(i, (-1, -1)) for i in ids.tolist()]
 

@@ -168,7 +168,7 @@ def test_pick(counts: list[int], seed: int) -> None:
     size = before[-1] - before[low]
     ids = [first[i] + stride[i] * j for i in range(low, len(counts)) for j in range(counts[i])]
     positions = np.arange(size) + rng.random(size)
-    inputs = (positions / 2, 2.0, low, len(counts), before, first, stride)
+    inputs = (positions / 2, 2.0, low, len(counts), before, first, stride, np.zeros(size, np.int64))
     fast, plain = both("pick", inputs, (np.zeros(size, np.int64),))
     assert fast[1].tolist() == plain[1].tolist() == ids
 
@@ -179,7 +179,7 @@ def test_read_only_inputs_need_no_second_compilation() -> None:
     arrays = [np.zeros(3), *(np.zeros(3, np.int64) for _ in range(3))]
     for array in arrays:
         array.flags.writeable = False
-    fast(arrays[0], 1.0, 0, 3, np.arange(4), *arrays[1:3], np.zeros(3, np.int64))
+    fast(arrays[0], 1.0, 0, 3, np.arange(4), *arrays[1:3], *np.zeros((2, 3), np.int64))
     assert len(fast.signatures) == 1
 
 
