@@ -47,10 +47,20 @@ def distribution_argument(distribution: Any) -> Distribution:
     return checked
 
 
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a tensor's numbers, most often without a copy."""
+    # Nearly always in one call: what is behind a call into torch is seldom in the processor's caches.
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError):  # it has a gradient, is elsewhere, or of a dtype that numpy has not
+        found = tensor.detach().cpu()
+        return (found.double() if found.is_floating_point() else found).numpy(force=True)
+
+
 def ids_argument(ids: Any) -> NDArray[np.int64]:
     """Return ids with one axis, or raise InvalidIndex."""
     if isinstance(ids, torch.Tensor):
-        ids = ids.numpy(force=True)
+        ids = _array(ids)
     given = np.asarray(ids)
     if given.dtype == np.int64 and given.ndim == 1:
         return np.ascontiguousarray(given)
@@ -70,7 +80,7 @@ def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
         Another shape, or a value that is not finite.
     """
     if isinstance(td_error, torch.Tensor):
-        td_error = td_error.detach().to("cpu", torch.float64).numpy()
+        td_error = _array(td_error)
     errors = np.asarray(td_error, np.float64)
     if errors.ndim == 2 and errors.shape[1] == 1:
         errors = errors[:, 0]

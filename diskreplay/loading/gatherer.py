@@ -67,6 +67,8 @@ class Gatherer:
         self._leaves_for = getattr(self.reader, "leaves_for", None)
         self._paths = list(getattr(self.reader, "paths", leaves))
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
+        # Nearly always: a batch's arrays become tensors when they are asked for.
+        self._shows_arrays = device.type == "cpu" and self._present is None and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
         self.disk = DiskReads(self.reader, schema)
         self.seconds_gathering = self.seconds_copying = 0.0
@@ -101,6 +103,11 @@ class Gatherer:
     def show(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
         """Return the batch, with these weights if they are not all 1."""
         (slot, arrays), sent = gathered
+        if self._shows_arrays:
+            fields = slot.by_name.copy()
+            if weights is not None:
+                fields["weight"] = weights
+            return Batch(fields)
         if weights is not None:
             arrays[self._weight][:] = weights
         values: Sequence[Any] = arrays
@@ -111,8 +118,6 @@ class Gatherer:
         elif self._present is not None:
             # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
-        elif self._names:
-            return Batch(slot.by_name.copy())
         if self._present is not None:
             values = self._present(values)
         return Batch(dict(zip(self._names, values)) if self._names else nested(self._paths, values))  # noqa: B905
