@@ -16,6 +16,7 @@ from diskreplay.loading.rollouts import torch_values
 from diskreplay.views.base import Reader, View, nested
 from diskreplay.views.pages import Pages
 from diskreplay.views.rollouts import Rollouts
+from diskreplay.views.stacks_later import StacksLater
 
 
 class Gathered(NamedTuple):
@@ -60,6 +61,8 @@ class Gatherer:
         self.reader: Reader = view.reader(schema, fields)
         if isinstance(view, Rollouts) and view.value_fn is not None:
             self.reader.evaluate = torch_values(view.value_fn, device)  # type: ignore[attr-defined]
+        if device.type != "cpu":
+            self.reader = StacksLater.of(view, schema, self.reader) or self.reader
         self._device, self._ring, self._courier = device, destination.ring, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]
         # A reader may show fields as views of what it gathers, and gather leaves that depend on the batch.

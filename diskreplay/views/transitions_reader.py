@@ -49,16 +49,16 @@ class TransitionsReader:
         sources, leaves = _plan(view, schema)
         self.leaves: Sequence[Leaf] = tuple(select(leaves, fields))
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
-        self._copies = [Copy(source, place[path], *how) for path, (source, *how) in sources.items() if path in place]
+        self.copies = [Copy(source, place[path], *how) for path, (source, *how) in sources.items() if path in place]
         self._scalars = {name: place.get((name,), -1) for name in SCALARS}
         self._sums = bool(place.keys() & {(name,) for name in SCALARS})
         self._index, self._weight, self._k = place["index",], place["weight",], place.get(("n_steps",), -1)
-        self._stack = max((copy.stack for copy in self._copies), default=1)
+        self._stack = max((copy.stack for copy in self.copies), default=1)
         summands = self.weights if self._sums else []
         self._bundle: Bundle | None = None
         if not summands or (0 < self._n <= TILE_STEPS and all(dtype in SUMMED for _, dtype, _ in summands)):
             self._bundle = Bundle(
-                [Part(copy.source, *_bounds(copy), 1 - copy.stack, copy.stack, copy.target) for copy in self._copies],
+                [Part(copy.source, *_bounds(copy), 1 - copy.stack, copy.stack, copy.target) for copy in self.copies],
                 [(leaf, float(weight)) for leaf, _, weight in summands],
                 {path[0]: i for path, i in place.items()},
                 self._n, self._stack, bool(view.next_fields), view.gamma,
@@ -88,7 +88,7 @@ class TransitionsReader:
         windows, wanted = Windows(len(ids)), []
         if windows.find(snapshot, ids, self._n, self._stack, bool(self._view.next_fields)) >= 0:
             return NO_PAGES  # `fill` says what is wrong
-        for copy in self._copies:
+        for copy in self.copies:
             row, stop = (windows.table[bound] for bound in _bounds(copy))
             wanted.append(Rows(copy.source, row, stop, 1 - copy.stack, copy.stack))
         return wide_pages(snapshot, windows, wanted)
@@ -99,7 +99,7 @@ class TransitionsReader:
             self._scratch = _Scratch(len(ids))
         windows = self._scratch.windows
         self._find(snapshot, ids, windows)
-        for copy in self._copies:
+        for copy in self.copies:
             row, stop = (windows.table[bound] for bound in _bounds(copy))
             windows.gather(snapshot, copy.source, row, stop, 1 - copy.stack, copy.stack, block.raw[copy.target])
         if self._sums:

@@ -1,0 +1,125 @@
+"""Transitions whose stacks of frames are made where a batch ends up: on the way there, each frame of an item is once.
+
+The stacks of obs and next_obs, n steps apart, share frames where n is less than their depth: together they show n +
+depth different ones, not two times depth. The frames of an item are gathered as one run; obs is a view of it, next_obs
+is picked out of it.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from diskreplay.views.base import Block, Ints, Leaf, Path
+from diskreplay.views.pages import Pages
+from diskreplay.views.transitions import Transitions
+from diskreplay.views.transitions_reader import TransitionsReader
+from diskreplay.views.windows import Windows, refuse
+
+INT64, BOOL = np.dtype("int64"), np.dtype("bool")
+
+
+class _Stacks(NamedTuple):
+    """A leaf of the store, its stacks in a batch, and their depth."""
+
+    source: str
+    obs: Path
+    next_obs: Path
+    depth: int
+
+
+class StacksLater:
+    """Gathers what `reader` does, with frames that are there once. Not thread-safe: it owns scratch memory.
+
+    `leaves` are what is gathered, `paths` and `present` say what a batch shows: just what it does with `reader`.
+    """
+
+    def __init__(self, view: Transitions, schema: Any, reader: TransitionsReader) -> None:
+        self._view, self._reader, self._stacks = view, reader, _shared(view, reader)
+        self.paths: Sequence[Path] = [leaf.path for leaf in reader.leaves]
+        later = {path for stacks in self._stacks for path in (stacks.obs, stacks.next_obs)}
+        self._rest = TransitionsReader(view, schema, ["/".join(path) for path in self.paths if path not in later])
+        shown = {leaf.path: leaf for leaf in reader.leaves}
+        self.leaves: Sequence[Leaf] = (
+            *self._rest.leaves,
+            Leaf(("is final",), BOOL),
+            *(Leaf(("first of next", s.source), INT64, (s.depth,)) for s in self._stacks),
+            *(Leaf(("frames", s.source), *_run(shown[s.obs], self._steps)) for s in self._stacks),
+        )
+        self._windows = Windows(0)
+        self.helper: Executor | None = None
+
+    @classmethod
+    def of(cls, view: Any, schema: Any, reader: Any) -> "StacksLater | None":
+        """Return one for a view's reader, None where no stacks share frames."""
+        return cls(view, schema, reader) if type(reader) is TransitionsReader and _shared(view, reader) else None
+
+    @property
+    def _steps(self) -> int:
+        assert self._view.n_step is not None
+        return self._view.n_step
+
+    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+        """Gather the transitions of these ids into the block.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is not sampleable.
+        """
+        if len(self._windows.row) != len(ids):
+            self._windows = Windows(len(ids))
+        windows, deepest = self._windows, max(stacks.depth for stacks in self._stacks)
+        bad = windows.find(snapshot, ids, self._steps, deepest, bool(self._view.next_fields))
+        if bad >= 0:
+            raise refuse(snapshot, int(ids[bad]), self._view)
+        self._rest.helper = self.helper
+        self._rest.fill(snapshot, ids, Block(self._rest.leaves, len(ids), block.memory))
+        at, count = len(self._rest.leaves), len(self._stacks)
+        block.arrays[at][:] = windows.obs_stop > 0
+        stop = np.maximum(windows.after, windows.obs_stop)
+        for number, (source, _, _, depth) in enumerate(self._stacks, at + 1):
+            length = self._steps + depth
+            first = np.arange(len(ids)) * length + windows.k
+            block.arrays[number][:] = first[:, None] + np.arange(depth)
+            frames = block.raw[number + count]
+            windows.gather(snapshot, source, windows.row, stop, 1 - depth, length, frames, self.helper)
+
+    def present(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the fields of a batch, in the order of `paths`, wherever these tensors of the leaves are."""
+        at, count = len(self._rest.leaves), len(self._stacks)
+        shown = dict(zip((leaf.path for leaf in self._rest.leaves), tensors, strict=False))
+        unknown = ~tensors[at]
+        for number, stacks in enumerate(self._stacks, at + 1):
+            places, frames = tensors[number], tensors[number + count]
+            shown[stacks.obs] = frames[:, : stacks.depth]
+            picked = frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
+            # There is no observation behind the last step of some episodes.
+            shown[stacks.next_obs] = picked.masked_fill_(unknown.view(-1, *[1] * (picked.dim() - 1)), 0)
+        return [shown[path] for path in self.paths]
+
+    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+        """Return where the wide rows of these ids lie; see `TransitionsReader.pages`."""
+        return self._reader.pages(snapshot, ids)
+
+    def check(self, snapshot: Any, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
+        self._reader.check(snapshot, ids)
+
+
+def _run(leaf: Leaf, steps: int) -> tuple[Any, tuple[int, ...]]:
+    """Return dtype and shape of the frames of a stack and of so many steps behind it."""
+    depth, *shape = leaf.shape
+    return leaf.dtype, (depth + steps, *shape)
+
+
+def _shared(view: Transitions, reader: TransitionsReader) -> list[_Stacks]:
+    """Return the stacks of which a batch shows both, with frames in common."""
+    n = view.n_step
+    if n is None:
+        return []
+    copies = {(copy.source, copy.following): copy for copy in reader.copies if copy.observation and copy.stack > n}
+    pairs = [(copy, copies.get((source, True))) for (source, following), copy in copies.items() if not following]
+    paths = [leaf.path for leaf in reader.leaves]
+    return [_Stacks(copy.source, paths[copy.target], paths[after.target], copy.stack) for copy, after in pairs if after]

@@ -1,0 +1,89 @@
+"""Frames that travel once, and stacks that are made of them at the other end, are the stacks of the plain reader."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import diskreplay as dr
+from diskreplay.views.base import Block, offsets
+from diskreplay.views.stacks_later import StacksLater
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import Snapshot
+from tests.views.strategies import snapshots
+
+FIELDS = (None, ("obs", "next_obs"), ("obs/image", "next_obs/image", "reward"), ("obs/state", "next_obs/state"))
+STACKS = (2, 4, {"image": 3}, {"image": 5, "state": 2})
+
+
+def shown(reader: Any, snapshot: Snapshot, ids: np.ndarray) -> dict[Any, np.ndarray]:
+    block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
+    reader.fill(snapshot, ids, block)
+    tensors: list[Any] = [torch.from_numpy(array) for array in block.arrays]
+    if hasattr(reader, "present"):
+        return dict(zip(reader.paths, reader.present(tensors), strict=True))
+    return dict(zip([leaf.path for leaf in reader.leaves], tensors, strict=True))
+
+
+@given(snapshots(), st.integers(1, 4), st.sampled_from(STACKS), st.sampled_from(FIELDS), st.integers(0, 2**32 - 1))
+def test_batches_are_those_of_the_plain_reader(
+    snapshot: Snapshot, n_step: int, stack: Any, fields: Any, seed: int
+) -> None:
+    view = Transitions(n_step=n_step, frame_stack=stack, gamma=0.9)
+    plain = view.reader(snapshot.schema, fields)
+    later = StacksLater.of(view, snapshot.schema, plain)
+    there = sorted(snapshot.sampleable(n_step))
+    if later is None or not there:
+        return
+    ids = np.random.default_rng(seed).choice(np.array(there, np.int64), 15)
+    want, found = shown(plain, snapshot, ids), shown(later, snapshot, ids)
+    assert list(want) == list(found)
+    for path, tensor in want.items():
+        assert tensor.dtype == found[path].dtype
+        assert torch.equal(tensor.nan_to_num(7.5), found[path].nan_to_num(7.5)), path
+
+
+SCHEMA = dr.Schema(obs=dr.Field((84, 84), "uint8"), action=dr.Field((), "int64"))
+
+
+def nbytes(reader: Any) -> int:
+    return sum(leaf.nbytes for leaf in reader.leaves)
+
+
+@pytest.mark.parametrize(("n_step", "frames"), [(1, 5), (3, 7)])
+def test_fewer_bytes_travel(n_step: int, frames: int) -> None:
+    view = Transitions(n_step=n_step, frame_stack=4)
+    later = StacksLater.of(view, SCHEMA, view.reader(SCHEMA))
+    assert later is not None
+    assert frames * 7056 < nbytes(later) < (frames + 0.1) * 7056
+
+
+@pytest.mark.parametrize(
+    ("view", "fields"),
+    [
+        (Transitions(n_step=4, frame_stack=4), None),
+        (Transitions(n_step=None, frame_stack=4), None),
+        (Transitions(n_step=1), None),
+        (Transitions(n_step=1, frame_stack=4), ("obs", "action")),
+        (dr.Sequences(length=4, overlap=2, frame_stack=4), None),
+    ],
+    ids=str,
+)
+def test_where_no_frame_would_be_saved_stacks_are_made_before(view: Any, fields: Any) -> None:
+    assert StacksLater.of(view, SCHEMA, view.reader(SCHEMA, fields)) is None
+
+
+def test_an_id_that_cannot_be_sampled_is_refused() -> None:
+    view = Transitions(n_step=1, frame_stack=2)
+
+    @given(snapshots())
+    def check(snapshot: Snapshot) -> None:
+        later = StacksLater.of(view, snapshot.schema, view.reader(snapshot.schema))
+        assert later is not None
+        for use in (lambda ids: shown(later, snapshot, ids), lambda ids: later.check(snapshot, ids)):
+            with pytest.raises(dr.InvalidIndex, match=f"^id {1 << 62} "):
+                use(np.array([1 << 62]))
+
+    check()
