@@ -1,0 +1,70 @@
+"""Hours by hand: mutate a small store, guided by the lines of ours that a mutation reaches.
+
+    pip install -e ".[test,fuzz]"
+    python -m tests.format.fuzz --seconds 3600 --corpus some/folder
+
+The mutations and the checks are those of `test_hostile`; libFuzzer, through atheris, makes the choices that hypothesis
+draws there at random. Kernels run compiled, and are not looked into. The run ends at the first finding, with exit code
+77: its traceback is printed, what it drew is kept in the corpus' folder as crash-..., and it belongs into the tests.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+from hypothesis import HealthCheck, given, settings
+
+# Not `kernels`: numba compiles their bytecode, which may not be changed.
+LOOKED_INTO = [f"diskreplay.{package}" for package in ("errors", "format", "store", "views", "sampling", "loading")]
+
+with atheris.instrument_imports(include=LOOKED_INTO):
+    import diskreplay as dr
+    from diskreplay.format import commit, verify_root, verify_segment
+    from tests.format.hostile import changes
+    from tests.format.test_hostile import make_original, use_mutated
+
+MOST_S = 60  # for one mutated store, which takes a tenth of a second
+MOST_MIB = 3 << 10
+
+
+def _refused(call: Callable[[], None]) -> bool:
+    message = ""
+    try:
+        call()
+    except (dr.FormatError, dr.StoreNotFound) as error:
+        message = str(error)
+    assert "\n" not in message
+    return bool(message)
+
+
+def fuzz(seconds: int, corpus: Path) -> None:
+    """Try mutations for so long; does not return."""
+    verify_root._PAUSE_S = verify_segment._PAUSE_S = 0
+    commit._RETRIES = 2
+    folder = tempfile.mkdtemp(prefix="diskreplay-fuzz-")
+    original = make_original(Path(folder) / "store")
+
+    @settings(database=None, suppress_health_check=list(HealthCheck))
+    @given(changes(original))
+    def mutated(planned: list[tuple]) -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as copies:
+            use_mutated(Path(copies), original, planned, _refused)
+
+    corpus.mkdir(parents=True, exist_ok=True)
+    limits = [f"-max_total_time={seconds}", f"-timeout={MOST_S}", f"-rss_limit_mb={MOST_MIB}", "-max_len=4096"]
+    files = [f"-artifact_prefix={corpus}/", str(corpus)]
+    atheris.Setup(
+        [sys.argv[0], *limits, "-len_control=0", "-print_final_stats=1", *files], mutated.hypothesis.fuzz_one_input
+    )
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Mutate a store, guided by coverage.")
+    parser.add_argument("--seconds", type=int, default=3600)
+    parser.add_argument("--corpus", type=Path, required=True, help="where mutations that reached new lines are kept")
+    given_ = parser.parse_args()
+    fuzz(given_.seconds, given_.corpus)
