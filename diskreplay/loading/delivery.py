@@ -24,8 +24,8 @@ class Delivery:
     """Makes the batches of one view. One thread at a time: a sampler's, under its lock.
 
     What is made ahead is made in the order of its plans, and no more of it is in memory than there are plans. There are
-    two threads, which start with the first large batch: one has the disk read what a plan needs as soon as there is the
-    plan, the other waits for that and copies.
+    two threads for it, which start with the first large batch: one has the disk read what a plan needs as soon as there
+    is the plan, the other waits for that and copies. A third copies half of what is large and was not made ahead.
 
     Parameters
     ----------

@@ -142,7 +142,8 @@ class Bundle:
             line[kernel.SHIFT], line[kernel.BASES] = shift.ctypes.data, bases.ctypes.data
             line[kernel.SLOTS] = min(len(first_chunk), len(chunks), len(shift))
             line[kernel.BASES_SIZE], line[kernel.ROW_BYTES] = len(bases), table.row_bytes
-        self._split = None
+        for share in self._shares.values():
+            share.plan[:, : kernel.ROW_WINDOW] = self._plan[:, : kernel.ROW_WINDOW]
         return held
 
 

@@ -2,24 +2,67 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from threading import Lock
 
 SHARED = 1 << 20
 """Bytes from which on it is worth it: the other thread takes a tenth of a millisecond to wake up."""
 
 
-def in_halves(helper: Executor, size: int, work: Callable[[int, int], int]) -> int:
-    """Do the items 0 to below `size`, half of them in another thread.
+class _Job:
+    """A call that another thread makes, if it gets to it before this one takes it back."""
 
-    ``work(first, stop)`` returns the first item that it could not do, or -1; so does this.
+    def __init__(self, call: Callable[[], int]) -> None:
+        self._call = call
+        self._lock = Lock()
+        self._done = self._taken_back = False
+        self._error: BaseException | None = None
+        self._found = -1
+
+    def run(self) -> None:
+        """Make the call, in the other thread."""
+        with self._lock:
+            if self._taken_back:
+                return
+            try:
+                self._found = self._call()
+            except BaseException as error:
+                self._error = error
+            self._done = True
+
+    def take_back(self) -> None:
+        """Return when the call is not being made, and never will be by another thread, whatever interrupts."""
+        interrupt: BaseException | None = None
+        while not self._taken_back:
+            try:
+                with self._lock:
+                    self._taken_back = True
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def found(self) -> int:
+        """Return what the call returned; make it now if nobody has."""
+        if self._error is not None:
+            raise self._error
+        return self._found if self._done else self._call()
+
+
+def in_halves(helper: Executor, size: int, work: Callable[[int, int], int]) -> int:
+    """Do the items 0 to below `size`, half of them in another thread where it has time.
+
+    ``work(first, stop)`` returns the first item that it could not do, or -1; so does this. When it returns or raises,
+    nobody works any more: not after an interrupt, and not where the thread could not be started.
     """
     half = size // 2
+    job = _Job(partial(work, half, size))
     try:
-        other = helper.submit(work, half, size)
-    except RuntimeError:  # the interpreter is shutting down
-        bad = work(0, half)
-        return bad if bad >= 0 else work(half, size)
-    try:
+        with suppress(RuntimeError):  # there can be no more threads, or the interpreter is shutting down
+            helper.submit(job.run)
         bad = work(0, half)
     finally:
-        bad_of_other = other.result()  # whatever happens: nobody may use the memory before
+        job.take_back()
+    bad_of_other = job.found()
     return bad if bad >= 0 else bad_of_other

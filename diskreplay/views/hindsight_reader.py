@@ -1,6 +1,7 @@
 """How transitions are relabelled: gather them as they are, then replace goals and rewards in the batch."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,15 @@ class HindsightReader:
         recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)
         self._reward = place.get(("reward",), -1) if recomputed else -1
         self._entropy: int | None = None
+
+    @property
+    def helper(self) -> Executor | None:
+        """A thread that does half of large batches; see `TransitionsReader`."""
+        return self._plain.helper
+
+    @helper.setter
+    def helper(self, helper: Executor | None) -> None:
+        self._plain.helper = helper
 
     def seed(self, entropy: int | None) -> None:
         """Say what the next `fill`, and no later one, draws goals from; None: it relabels nothing."""

@@ -101,7 +101,8 @@ class TransitionsReader:
         self._find(snapshot, ids, windows)
         for copy in self.copies:
             row, stop = (windows.table[bound] for bound in _bounds(copy))
-            windows.gather(snapshot, copy.source, row, stop, 1 - copy.stack, copy.stack, block.raw[copy.target])
+            raw = block.raw[copy.target]
+            windows.gather(snapshot, copy.source, row, stop, 1 - copy.stack, copy.stack, raw, self.helper)
         if self._sums:
             self._sum(snapshot, windows, block)
         block.arrays[self._index][:] = ids

@@ -66,7 +66,19 @@ def test_what_threads_make_is_what_the_caller_would_have_made(store: Any, view: 
             assert all(contents(old) == was for old, was in held)
             if number == 10:
                 plain.gather(expected.index), made_ahead.gather(expected.index)
-        assert threads() == {"diskreplay-gather", "diskreplay-read"}
+        assert threads() - {"diskreplay-copy"} == {"diskreplay-gather", "diskreplay-read"}
+    assert threads() == set()
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+@pytest.mark.parametrize(("processors", "helps"), [(2, True), (1, False)])
+def test_a_second_thread_copies_where_there_is_a_processor_for_it(
+    store: Any, view: Any, processors: int, helps: bool, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(processors)))
+    with dr.Sampler(store, view, batch_size=256, seed=0) as sampler:
+        sampler.sample()
+        assert ("diskreplay-copy" in threads()) == helps
     assert threads() == set()
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 import diskreplay as dr
 from diskreplay.views import windows
 from diskreplay.views.episodes import Episodes
+from diskreplay.views.halves import in_halves
 from diskreplay.views.sequences import Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode
@@ -146,10 +147,13 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
 def test_two_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
     ids = offered(view, snapshot) * 2
     alone = gathered(view, snapshot, ids)
+    halves = []
     with ThreadPoolExecutor(1) as helper, pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "SHARED", 0)
+        patch.setattr(windows, "in_halves", lambda *given: halves.append(given) or in_halves(*given))
         for name, array in gathered(view, snapshot, ids, helper=helper).items():
             np.testing.assert_array_equal(array, alone[name])
+    assert halves or not ids
 
 
 def candidates(snapshot: Snapshot) -> set[int]:

@@ -1,6 +1,11 @@
-"""The limit of a gather: the same bytes copied from the same mappings, by one call of C's memcpy a run."""
+"""The limit of a gather: the same bytes copied from the same mappings, by one call of C's memcpy a run.
 
+With as many threads as a sampler has: two where it may use two processors.
+"""
+
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -9,6 +14,7 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.gather import row_address
+from diskreplay.views.halves import SHARED, in_halves
 from diskreplay.views.windows import Windows
 
 if jit.COMPILED:
@@ -80,8 +86,19 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
         zip(batches, cycle([target.ctypes.data + -target.ctypes.data % 64 for target in targets]), strict=False)
     )
 
+    helper = ThreadPoolExecutor(1) if len(os.sched_getaffinity(0)) > 1 else None
+    kernel = jit.ready(_copy)
+
     def copy(keep: object = targets) -> None:
         batch, target = next(pairs)
-        jit.ready(_copy)(*batch, target, int(streamed))
+
+        def work(first: int, stop: int) -> int:
+            kernel(*(column[first:stop] for column in batch), target, int(streamed))
+            return -1
+
+        if helper is None or batch.nbytes < SHARED:
+            work(0, len(batch.sources))
+        else:
+            in_halves(helper, len(batch.sources), work)
 
     return copy

@@ -128,9 +128,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [*faster(seconds, wanted), bandwidth(seconds, OURS, limits.COPY, LEAST_BANDWIDTH)],
         [
             f"{size.steps:,} steps of (84, 84) uint8 frames in episodes of {size.shortest} to {size.longest} steps, "
-            f"{size.batches} batches in a round; no prefetching; one thread each, but torch uses its default number. "
-            f"Everything is in the page cache, and {size.warm} batches came before, after which nearly all pages are "
-            "mapped: the first touch of each costs a fault.",
+            f"{size.batches} batches in a round; no prefetching. Ours and the copies have two threads, cpprb has one, "
+            f"torch its default number. Everything is in the page cache, and {size.warm} batches came before, after "
+            "which nearly all pages are mapped: the first touch of each costs a fault.",
             "The limit copies the frames of batches drawn like ours out of the same mappings, one memcpy a run, and "
             "does nothing else. A memcpy of a few frames reads each line of its target before it overwrites it; ours "
             "stores past the caches, so it can be faster, and the second limit does that too.",

@@ -126,7 +126,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     caveats = [
         f"{size.steps:,} steps of (84, 84) uint8 frames in episodes of {size.shortest} to {size.longest} steps, "
         f"windows of {size.length} that overlap by {size.overlap}, {size.batches} batches in a round; no prefetching; "
-        "one thread each, but torch uses its default number. Everything is in the page cache, and "
+        "ours and the copies have two threads, torch its default number. Everything is in the page cache, and "
         f"{size.warm} batches came before, after which nearly all pages are mapped.",
         "A batch of ours holds one frame more a window, for next_obs. Prioritized batches are followed by an update "
         "with an error for each step.",
