@@ -109,7 +109,11 @@ class Gatherer:
         if self._shows_arrays:
             fields = slot.by_name.copy()
             if weights is not None:
-                fields["weight"] = weights
+                ones = fields["weight"]
+                if type(weights) is np.ndarray and weights.dtype == ones.dtype and weights.shape == ones.shape:
+                    fields["weight"] = weights
+                else:
+                    ones[:] = weights
             return Batch(fields)
         if weights is not None:
             arrays[self._weight][:] = weights

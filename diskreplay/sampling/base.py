@@ -43,7 +43,8 @@ class Distribution(Protocol):
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, or None where all weigh 1.
 
-        `beta` None is the distribution's own; `batches` were delivered before this one.
+        `beta` None is the distribution's own; `batches` were delivered before this one. The array becomes the batch's,
+        so it is a new one each time.
         """
 
 

@@ -1,8 +1,8 @@
 """Transitions whose stacks of frames are made where a batch ends up: on the way there, each frame of an item is once.
 
 The stacks of obs and next_obs, n steps apart, share frames where n is less than their depth: together they show n +
-depth different ones, not two times depth. The frames of an item are gathered as one run; obs is a view of it, next_obs
-is picked out of it.
+depth different ones, not two times depth. The frames of an item are gathered as one run, and both stacks are picked
+out of it.
 """
 
 from collections.abc import Sequence
@@ -90,13 +90,14 @@ class StacksLater:
         """Return the fields of a batch, in the order of `paths`, wherever these tensors of the leaves are."""
         at, count = len(self._rest.leaves), len(self._stacks)
         shown = dict(zip((leaf.path for leaf in self._rest.leaves), tensors, strict=False))
-        unknown = ~tensors[at]
+        known = tensors[at]
         for number, stacks in enumerate(self._stacks, at + 1):
             places, frames = tensors[number], tensors[number + count]
-            shown[stacks.obs] = frames[:, : stacks.depth]
+            shown[stacks.obs] = frames[:, : stacks.depth].contiguous()
             picked = frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
             # There is no observation behind the last step of some episodes.
-            shown[stacks.next_obs] = picked.masked_fill_(unknown.view(-1, *[1] * (picked.dim() - 1)), 0)
+            each = known.view(-1, *[1] * (picked.dim() - 1))
+            shown[stacks.next_obs] = picked.where(each, picked.new_zeros(()))
         return [shown[path] for path in self.paths]
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:

@@ -296,8 +296,41 @@ def test_stats_count_batches_and_steps(store: Store) -> None:
 
 
 def test_a_device_gets_copies(store: Store) -> None:
-    sampler = Sampler(store, Transitions(), batch_size=4, device="meta")
-    assert sampler.sample().obs.device.type == "meta"
+    for view in (Transitions(), Transitions(frame_stack=3)):
+        with (
+            Sampler(store, view, batch_size=4, seed=0, device="meta") as elsewhere,
+            Sampler(store, view, batch_size=4, seed=0) as here,
+        ):
+            batch, like = elsewhere.sample(), here.sample()
+            assert list(batch) == list(like)
+            for name in like:
+                assert batch[name].device.type == "meta"
+                assert (batch[name].shape, batch[name].dtype) == (like[name].shape, like[name].dtype)
+                assert batch[name].is_contiguous()
+
+
+class Weighing(dr.Uniform):
+    """Weighs with whatever it is given."""
+
+    weighted = True
+
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+    def weigh(self, draw: Any, beta: Any, batches: int = 0) -> Any:
+        return self.weights
+
+
+@pytest.mark.parametrize("weights", [np.arange(4.0), [0, 1, 2, 3], np.arange(4, dtype=np.float32)], ids=repr)
+def test_weights_of_any_sort_become_float32(store: Any, weights: Any) -> None:
+    batch = Sampler(store, Transitions(), Weighing(weights), batch_size=4).sample()
+    assert batch.weight.dtype == torch.float32
+    assert batch.weight.tolist() == [0, 1, 2, 3]
+
+
+def test_weights_that_are_too_few_are_refused(store: Any) -> None:
+    with pytest.raises(ValueError, match="could not broadcast"):
+        Sampler(store, Transitions(), Weighing(np.ones(3, np.float32)), batch_size=4).sample()
 
 
 def test_a_closed_sampler_refuses_and_its_batches_stay(store: Store) -> None:

@@ -45,6 +45,22 @@ def test_batches_are_those_of_the_plain_reader(
         assert torch.equal(tensor.nan_to_num(7.5), found[path].nan_to_num(7.5)), path
 
 
+DEPTHS = dr.Schema(obs=dr.Field((3,), "uint16"), action=dr.Field((), "int64"))
+
+
+@given(snapshots(DEPTHS))
+def test_frames_of_a_dtype_with_few_operations(snapshot: Snapshot) -> None:
+    view = Transitions(n_step=1, frame_stack=2)
+    plain = view.reader(DEPTHS)
+    later = StacksLater.of(view, DEPTHS, plain)
+    there = sorted(snapshot.sampleable(1))
+    if not there:
+        return
+    want, found = (shown(reader, snapshot, np.array(there, np.int64)) for reader in (plain, later))
+    for path, tensor in want.items():
+        np.testing.assert_array_equal(tensor.numpy(), found[path].numpy())
+
+
 SCHEMA = dr.Schema(obs=dr.Field((84, 84), "uint8"), action=dr.Field((), "int64"))
 
 
