@@ -219,8 +219,10 @@ class _Mender:
                 problems = [] if self._dry_run else self._look(number)
             if problems:
                 name = problems[0].where.removeprefix(f"{where}/")
+                rows = _rows_with_flags(self._root / where)
                 self._set_aside(where, problems[0].detail if name == where else f"{name} {problems[0].detail}")
-                if info is not None and info.steps and not self._dry_run:
+                # A document that claims more than there is room for is not believed.
+                if info is not None and info.steps and info.steps <= rows and not self._dry_run:
                     add_evicted(self._root, info.steps)
         finally:
             if lock is not None:
@@ -348,3 +350,10 @@ class _Mender:
             for info in unsealed:
                 if not may_seal(info) and (lock := try_lock(info.lock_path)) is not None:
                     sealer.submit(info, lock)
+
+
+def _rows_with_flags(segment: Path) -> int:
+    """Return for how many rows a segment has files; a flag is a byte."""
+    with suppress(OSError):
+        return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
+    return 0
