@@ -86,8 +86,11 @@ def test_a_killed_writer_loses_nothing_it_committed(store, lanes, steps):
             serials = np.concatenate([e["serial"] for e in episodes])
             assert len(serials) >= told
             assert serials.tolist() == list(range(len(serials)))
-            assert all(len(e.obs) == len(e) + 1 and e.obs[-1][0] == e["serial"][-1] + 1 for e in episodes)
             assert all(e.terminated != e.cut for e in episodes)
+            # A step is published before the observation behind it: the writer may have been killed in between.
+            if len(episodes[-1].obs) == len(episodes[-1]):
+                assert episodes.pop().cut
+            assert all(len(e.obs) == len(e) + 1 and e.obs[-1][0] == e["serial"][-1] + 1 for e in episodes)
 
 
 def test_a_reader_of_mode_r_leaves_a_dead_writers_segment_alone(store):
