@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import diskreplay as dr
+from diskreplay.testing.coded import coded_step, make_codes
 from tests.testing.support import REPOSITORY
 from tools.soaks.__main__ import page
 from tools.soaks.account import Plan, Soak
@@ -57,3 +60,16 @@ def test_a_process_that_grows_is_told(tmp_path, late, wrong):
     rows, told = growth(tmp_path / "store")
     assert told == wrong
     assert ["write-0", "mappings", "1,000", f"{late:,}"] in rows
+
+
+@pytest.mark.parametrize(("others", "told"), [(40, 0), (5, 1)])
+def test_only_a_full_store_may_show_nothing_of_a_dead_writer(tmp_path, others, told):
+    soak = Soak(Plan(seconds=0, writers=0, samplers=0, capacity=20), tmp_path)
+    soak.run()
+    for number, steps in ((4, 0), (6, others)):
+        with dr.open(tmp_path / "store", "a") as store, store.writer() as writer:
+            for count in range(steps):
+                writer.append(**coded_step(make_codes(number, 0, count)))
+    soak._board.counts[4, 0] = 10
+    soak._note_end(SimpleNamespace(number=4, since=0))
+    assert len(soak.account.problems) == told
