@@ -69,7 +69,7 @@ def test_only_a_full_store_may_show_nothing_of_a_dead_writer(tmp_path, others, t
     for number, steps in ((4, 0), (6, others)):
         with dr.open(tmp_path / "store", "a") as store, store.writer() as writer:
             for count in range(steps):
-                writer.append(**coded_step(make_codes(number, 0, count)))
+                writer.append(**coded_step(make_codes(number, 0, count)), terminated=False)
     soak._board.counts[4, 0] = 10
     soak._note_end(SimpleNamespace(number=4, since=0))
     assert len(soak.account.problems) == told
