@@ -82,6 +82,7 @@ class Report:
 def in_turn(contestants: Sequence[Contestant], rounds: int) -> dict[str, list[Seconds]]:
     """Run all contestants once for nothing, then `rounds` times, in the opposite order every other time."""
     seconds: dict[str, list[Seconds]] = {contestant.name: [] for contestant in contestants}
+    os.sync()  # or else the system writes in the background, for half a minute, what was made for this
     for number_ in range(-1, rounds):
         for contestant in contestants if number_ % 2 else reversed(contestants):
             # Garbage of one contestant must not be collected in the time of the next.
