@@ -16,7 +16,6 @@ from diskreplay.loading.rollouts import torch_values
 from diskreplay.views.base import Reader, View, nested
 from diskreplay.views.pages import Pages
 from diskreplay.views.rollouts import Rollouts
-from diskreplay.views.stacks_later import StacksLater
 
 
 class Gathered(NamedTuple):
@@ -62,6 +61,9 @@ class Gatherer:
         if isinstance(view, Rollouts) and view.value_fn is not None:
             self.reader.evaluate = torch_values(view.value_fn, device)  # type: ignore[attr-defined]
         if device.type != "cpu":
+            # Here and not above: it brings kernels that other views do not need, and that would be compiled.
+            from diskreplay.views.stacks_later import StacksLater
+
             self.reader = StacksLater.of(view, schema, self.reader) or self.reader
         self._device, self._ring, self._courier = device, destination.ring, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]

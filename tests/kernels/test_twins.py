@@ -200,6 +200,14 @@ def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     assert run_python(code) == "[]"
 
 
+def test_a_sampler_of_sequences_loads_no_kernels_of_transitions() -> None:
+    code = (
+        "import sys, diskreplay.loading.sampler, diskreplay.views.sequences_reader; "
+        "print('diskreplay.kernels.transitions' in sys.modules)"
+    )
+    assert run_python(code) == "False"
+
+
 def test_the_environment_chooses_the_plain_kernels() -> None:
     code = (
         "import sys; from diskreplay.kernels import table; "
