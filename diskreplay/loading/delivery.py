@@ -1,6 +1,5 @@
 """Batches of planned ids: made when they are asked for, or before, large ones in a thread."""
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +13,7 @@ from diskreplay.loading.batch import Batch
 from diskreplay.loading.gatherer import Destination, Gathered, Gatherer
 from diskreplay.loading.planner import Plan
 from diskreplay.views.base import View, offsets
+from diskreplay.views.halves import helping_thread
 from diskreplay.views.pages import Pages
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it.
@@ -48,10 +48,10 @@ class Delivery:
         if ahead:
             self._later = Gatherer(view, schema, fields, destination)
         self.reader = self._now.reader
-        self._copying = ThreadPoolExecutor(1, "diskreplay-copy")
-        if hasattr(self.reader, "helper") and len(os.sched_getaffinity(0)) > 1:
+        self._copying: ThreadPoolExecutor | None = None
+        if hasattr(self.reader, "helper"):
             # Not for batches made ahead: the trainer has use for the other processor meanwhile.
-            self.reader.helper = self._copying
+            self.reader.helper = self._copying = helping_thread()
         self._in_thread = destination.courier is not None or hasattr(self.reader, "leaves_for")
         self._asking = ThreadPoolExecutor(1, "diskreplay-read")
         self._making = ThreadPoolExecutor(1, "diskreplay-gather")
@@ -108,7 +108,8 @@ class Delivery:
     def close(self) -> None:
         """End the threads; what they have not begun is dropped."""
         for thread in (self._asking, self._making, self._copying):
-            thread.shutdown(wait=True, cancel_futures=True)
+            if thread is not None:
+                thread.shutdown(wait=True, cancel_futures=True)
 
 
 def _make(

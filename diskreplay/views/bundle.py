@@ -90,11 +90,11 @@ class Bundle:
         held: list[Any] = [table.holder for table in self._tables]
         if any(map(is_not, [table.bases for table in self._tables], self._seen_bases)):
             held.append(self._look())
-        split = helper is not None and len(ids) > 1 and block.nbytes >= SHARED
-        if self._split != (len(ids), split):
-            self._prepare(block, split)
-        work = partial(self._gather, ids, block)
-        return (in_halves(helper, len(ids), work) if split and helper else work(0, len(ids))) < 0
+        if len(ids) < 2 or block.nbytes < SHARED:
+            helper = None
+        if self._split != (len(ids), helper is not None):
+            self._prepare(block, helper is not None)
+        return in_halves(helper, len(ids), partial(self._gather, ids, block)) < 0
 
     def _gather(self, ids: Ints, block: Block, first: int, stop: int) -> int:
         share = self._shares[first]

@@ -1,13 +1,19 @@
 """Two threads for what takes one of them long: each copies half of a large batch. Kernels let go of Python's lock."""
 
+import os
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from threading import Lock
 
 SHARED = 1 << 20
 """Bytes from which on it is worth it: the other thread takes a tenth of a millisecond to wake up."""
+
+
+def helping_thread() -> ThreadPoolExecutor | None:
+    """Return a thread for halves, None where the process may use one processor only."""
+    return ThreadPoolExecutor(1, "diskreplay-copy") if len(os.sched_getaffinity(0)) > 1 else None
 
 
 class _Job:
@@ -50,12 +56,14 @@ class _Job:
         return self._found if self._done else self._call()
 
 
-def in_halves(helper: Executor, size: int, work: Callable[[int, int], int]) -> int:
-    """Do the items 0 to below `size`, half of them in another thread where it has time.
+def in_halves(helper: Executor | None, size: int, work: Callable[[int, int], int]) -> int:
+    """Do the items 0 to below `size`, half of them in another thread where there is one and it has time.
 
     ``work(first, stop)`` returns the first item that it could not do, or -1; so does this. When it returns or raises,
     nobody works any more: not after an interrupt, and not where the thread could not be started.
     """
+    if helper is None:
+        return work(0, size)
     half = size // 2
     job = _Job(partial(work, half, size))
     try:

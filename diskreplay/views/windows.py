@@ -67,7 +67,7 @@ class Windows:
         """
         table: LeafTable = snapshot.leaf(leaf)
         work = partial(self._gather, table, snapshot.lanes, row, stop, offset, length, out)
-        bad = in_halves(helper, len(row), work) if helper and out.nbytes >= SHARED else work(0, len(row))
+        bad = in_halves(helper if out.nbytes >= SHARED else None, len(row), work)
         for _ in range(ATTEMPTS):
             if bad < 0:
                 return

@@ -3,9 +3,7 @@
 With as many threads as a sampler has: two where it may use two processors.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.gather import row_address
-from diskreplay.views.halves import SHARED, in_halves
+from diskreplay.views.halves import SHARED, helping_thread, in_halves
 from diskreplay.views.windows import Windows
 
 if jit.COMPILED:
@@ -86,8 +84,7 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
         zip(batches, cycle([target.ctypes.data + -target.ctypes.data % 64 for target in targets]), strict=False)
     )
 
-    helper = ThreadPoolExecutor(1) if len(os.sched_getaffinity(0)) > 1 else None
-    kernel = jit.ready(_copy)
+    helper, kernel = helping_thread(), jit.ready(_copy)
 
     def copy(keep: object = targets) -> None:
         batch, target = next(pairs)
@@ -96,9 +93,6 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
             kernel(*(column[first:stop] for column in batch), target, int(streamed))
             return -1
 
-        if helper is None or batch.nbytes < SHARED:
-            work(0, len(batch.sources))
-        else:
-            in_halves(helper, len(batch.sources), work)
+        in_halves(helper if batch.nbytes >= SHARED else None, len(batch.sources), work)
 
     return copy
