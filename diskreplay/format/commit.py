@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.format.layout import COUNTER_WORDS, FIRST_LIVE, MAX_SEGMENTS, MOST_COUNTED, NEXT_SEGMENT
+from diskreplay.format.layout import COUNTER_WORDS, FIRST_LIVE, MAX_SEGMENTS, MOST_COUNTED, NEXT_SEGMENT, STEPS_EVICTED
 from diskreplay.format.mapping import map_file, open_regular
 
 _RETRIES = 200
@@ -71,6 +71,10 @@ class StoreCounters:
     def peek(self, word: int) -> int:
         """Return one word without the check against its complement; good for a hint."""
         return int(self._words[word])
+
+    def evicted_after(self, steps: int) -> int:
+        """Return how many steps are evicted when so many more are; where the word ends, it counts no further."""
+        return min(int(self.read()[STEPS_EVICTED]) + steps, MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
         """Store a word and its complement. The caller holds the store lock; a word never goes back."""

@@ -188,5 +188,4 @@ def _hidden_entries(root: Path) -> int:
 def add_evicted(root: Path, steps: int) -> None:
     """Count steps as evicted: what limiters count must not shrink. The caller holds the store lock."""
     counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
-    evicted = int(counters.read()[layout.STEPS_EVICTED]) + steps  # what a damaged segment says of itself
-    counters.set(layout.STEPS_EVICTED, min(evicted, layout.MOST_COUNTED))
+    counters.set(layout.STEPS_EVICTED, counters.evicted_after(steps))

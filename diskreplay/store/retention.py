@@ -197,7 +197,7 @@ class Retention:
         for number, steps in self._ledger.leaving(_AT_ONCE, again=again):
             if not gone:
                 self._finish_removals()
-            evicted = min(int(self._counters.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
+            evicted = self._counters.evicted_after(steps)
             gone.append(take_out(self._root, number, evicted))
             self._counters.set(layout.STEPS_EVICTED, evicted)
         destroy(self._root, gone)
