@@ -35,8 +35,8 @@ class StacksLater:
     `leaves` are what is gathered, `paths` and `present` say what a batch shows: just what it does with `reader`.
     """
 
-    def __init__(self, view: Transitions, schema: Any, reader: TransitionsReader) -> None:
-        self._view, self._reader, self._stacks = view, reader, _shared(view, reader)
+    def __init__(self, view: Transitions, schema: Any, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
+        self._view, self._reader, self._stacks = view, reader, stacks
         self.paths: Sequence[Path] = [leaf.path for leaf in reader.leaves]
         later = {path for stacks in self._stacks for path in (stacks.obs, stacks.next_obs)}
         self._rest = TransitionsReader(view, schema, ["/".join(path) for path in self.paths if path not in later])
@@ -53,7 +53,8 @@ class StacksLater:
     @classmethod
     def of(cls, view: Any, schema: Any, reader: Any) -> "StacksLater | None":
         """Return one for a view's reader, None where no stacks share frames."""
-        return cls(view, schema, reader) if type(reader) is TransitionsReader and _shared(view, reader) else None
+        stacks = _shared(view, reader) if type(reader) is TransitionsReader else []
+        return cls(view, schema, reader, stacks) if stacks else None
 
     @property
     def _steps(self) -> int:
