@@ -81,19 +81,26 @@ def draw(store, view):
         assert sampler.update_priorities(batch.index, batch.weight) == 0
 
 
-def refused(call):
-    """Run a call: it works, or says in one line what is wrong with the store, in little memory; return that line."""
+def said(call):
+    """Run a call: it works, or says in one line what is wrong with the store; return that line."""
     message = ""
-    tracemalloc.start()
     try:
         call()
     except (dr.FormatError, dr.StoreNotFound) as error:
         message = str(error)
+    assert "\n" not in message
+    return message
+
+
+def refused(call):
+    """Return what a call has `said`, in little memory."""
+    tracemalloc.start()
+    try:
+        message = said(call)
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 3 * MOST_BYTES
-    assert "\n" not in message
     return message
 
 
