@@ -91,9 +91,9 @@ def test_after_an_interrupt_nobody_works_any_more(helper: Any, times: int) -> No
             return -1
         begun.set()
         for _ in range(times):
-            time.sleep(0.05)
+            time.sleep(0.05)  # until the caller waits: a signal that comes before meets it elsewhere
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        time.sleep(0.1)
+        time.sleep(0.1)  # time for an interrupt to be raised too early
         ended.append(stop)
         return -1
 
@@ -117,7 +117,7 @@ def test_an_error_is_raised_when_nobody_works_any_more(helper: Any) -> None:
             assert begun.wait(60)
             raise KeyboardInterrupt
         begun.set()
-        time.sleep(0.05)
+        time.sleep(0.05)  # time for the error to be raised too early
         ended.append(stop)
         return -1
 
