@@ -11,16 +11,9 @@ Floats = NDArray[np.float64]
 
 @jit.kernel("none", "floats", "float", "int", "int", "ints", "ints", "ints", "out_ints", "out_ints")
 def pick(
-    positions: Floats,
-    scale: float,
-    low: int,
-    high: int,
-    before: Ints,
-    first: Ints,
-    stride: Ints,
-    wanted: Ints,
-    out: Ints,
-) -> None:
+    positions: Floats, scale: float, low: int, high: int, before: Ints, first: Ints, stride: Ints,
+    wanted: Ints, out: Ints,
+) -> None:  # fmt: skip
     """Write the id at the whole part of each position times `scale`.
 
     Runs `low` to `high` count, and run i starts at position before[i] - before[low].
@@ -44,16 +37,9 @@ def pick(
 
 
 def pick_plain(
-    positions: Floats,
-    scale: float,
-    low: int,
-    high: int,
-    before: Ints,
-    first: Ints,
-    stride: Ints,
-    wanted: Ints,
-    out: Ints,
-) -> None:
+    positions: Floats, scale: float, low: int, high: int, before: Ints, first: Ints, stride: Ints,
+    wanted: Ints, out: Ints,
+) -> None:  # fmt: skip
     """Do what `pick` does."""
     at = (positions * scale).astype(np.int64) + before[low]
     run = np.searchsorted(before[low:high], at, side="right") - 1 + low
