@@ -46,7 +46,6 @@ def gather(
 
     `streamed`: long runs are copied past the caches.
     """
-    # No helper takes arrays here: numba would count references to each of them in every round.
     out_address = out.ctypes.data
     for ahead in range(slot.size + AHEAD):
         if ahead < slot.size and 0 <= slot[ahead] < chunks.size:

@@ -73,7 +73,6 @@ def scan(
     episode, bit 2 of a truncated or cut one. Returns the first id that has no such window or whose flags are not
     mapped, or -1.
     """
-    # No helper takes arrays here: numba would count references to each of them in every round.
     located = 0
     while located < ids.size:
         slot = (ids[located] >> SEGMENT_SHIFT) - origin

@@ -33,7 +33,6 @@ def spans(
     Rows that retention hides count: windows stay where they are in the true episode. Returns the first item with flags
     that are not mapped or show no start, or -1.
     """
-    # No helper takes arrays here: numba would count references to each of them in every round.
     for i in range(slot.size):
         s = slot[i]
         if s < 0 or s >= chunks.size or lane[i] < 0 or lane[i] >= lanes[s] or row[i] < 0:
