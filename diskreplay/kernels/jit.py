@@ -214,8 +214,8 @@ def kernel(
             return function
         # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
         options: dict[str, Any] = {"nogil": True, "error_model": "python" if checked else "numpy"}
-        # No kernel makes an array or keeps one. Counting references would cost a twentieth of a microsecond for each array
-        # of a call, and a fourteenth of the time to compile; one that does make an array is not compiled.
+        # No kernel makes an array or keeps one (one that does is not compiled): counting references would cost a tenth
+        # of the time of a small batch, and as much of compiling.
         options["_nrt"] = False
         # Each wrapper takes its time to compile: nobody calls kernels from C, nor inner ones from Python.
         options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner}

@@ -1,4 +1,4 @@
-"""Prioritized replay, one call a batch: ids drawn in proportion, and their priorities set.
+"""Prioritized replay, one call a batch: ids drawn in proportion to their masses, and shown or hidden.
 
 Ids have places, the leaves of a sum tree. `owner` says to which extent a place belongs: a line of a table that says
 what its id is. `locate` goes the other way.
@@ -8,20 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.extents import BASE, FIRST, HIGH, KNOWN, LOW, STRIDE, locate, locate_plain
+from diskreplay.kernels.extents import BASE, FIRST, KNOWN, STRIDE
 from diskreplay.kernels.powers import powers, powers_plain
-from diskreplay.kernels.sumtree import FAN_OUT, sumtree_find, sumtree_find_plain, sumtree_set, sumtree_set_plain
+from diskreplay.kernels.sumtree import sumtree_find, sumtree_find_plain, sumtree_set, sumtree_set_plain
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 if jit.COMPILED:
-    _locate, _powers, _sumtree_find, _sumtree_set = map(jit.apart, (locate, powers, sumtree_find, sumtree_set))
+    _powers, _sumtree_find, _sumtree_set = map(jit.apart, (powers, sumtree_find, sumtree_set))
 
 # Masses lie between two to these: sums of 1e17 of them are finite, and none is lost to denormal numbers.
 SMALLEST, LARGEST = -963.0, 963.0
-_FINITE = np.finfo(np.float64).max
 
 
 @jit.kernel(
@@ -62,92 +61,6 @@ def draw_plain(
     chances /= total
 
 
-@jit.kernel("int", "ints", "ints", inner=True)
-def _same(some: Ints, others: Ints) -> int:
-    """Tell whether two arrays hold the same numbers."""
-    if some.size != others.size:
-        return 0
-    differences = np.int64(0)
-    for i in range(some.size):
-        differences |= some[i] ^ others[i]
-    return int(differences == 0)
-
-
-@jit.kernel(
-    "int", "ints", "floats", "float", "float", "ints", "ints", "int", "ints", "ints", "ints", "ints", "ints", "ints2",
-    "ints", "out_floats", "out_floats", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2",
-)  # fmt: skip
-def update(
-    ids: Ints, errors: Floats, eps: float, alpha: float, drawn: Ints, drawn_places: Ints, origin: int, lanes: Ints,
-    keys: Ints, at: Ints, more_keys: Ints, more_at: Ints, table: Ints,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, ints: Ints, floats: Floats,
-) -> int:  # fmt: skip
-    """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds by either index.
-
-    Where the ids are those `drawn`, their places are known.
-    The last error counts where an id is named twice; largest[0] becomes the largest raw priority if that is larger.
-    Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
-    `ints` and `floats` are scratch memory, (4, n) and (3, n).
-    """
-    for i in range(ids.size):
-        if not abs(errors[i]) <= _FINITE:
-            return -1 - i
-    place, extent, key, position = ints[0], ints[1], ints[2], ints[3]
-    values, numbers, masses = floats[0], floats[1], floats[2]
-    found = np.int64(0)
-    if _same(ids, drawn):
-        for i in range(ids.size):
-            place[i] = drawn_places[i]
-            values[i] = abs(errors[i]) + eps
-        found += ids.size
-    else:
-        for i in range(ids.size):
-            extent[i], place[i] = -1, 0
-        _locate(ids, origin, lanes, keys, at, table, LOW, HIGH, key, position, extent, place)
-        if more_keys.size:
-            _locate(ids, origin, lanes, more_keys, more_at, table, LOW, HIGH, key, position, extent, place)
-        for i in range(ids.size):
-            here = np.uint64(found)
-            place[here] = place[i] + table[np.uint64(max(extent[i], 0)), BASE]
-            values[here] = abs(errors[i]) + eps
-            found += np.int64(extent[i] >= 0)
-    place, values, numbers, masses = place[:found], values[:found], numbers[:found], masses[:found]
-    # What is changed, and what is added up with it, is on its way while the powers are computed.
-    leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
-    for i in range(found):
-        jit.prefetch(raw.ctypes.data + 8 * place[i])
-        jit.prefetch(leaf + 8 * place[i])
-        jit.prefetch(node + (place[i] // FAN_OUT) * 8)
-    _powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
-    for i in range(found):
-        raw[np.uint64(place[i])] = values[i]
-        largest[0] = max(largest[0], values[i])
-    _sumtree_set(place, masses, starts, tree, sums, least, key)
-    return int(ids.size - found)
-
-
-def update_plain(
-    ids: Ints, errors: Floats, eps: float, alpha: float, drawn: Ints, drawn_places: Ints, origin: int, lanes: Ints,
-    keys: Ints, at: Ints, more_keys: Ints, more_at: Ints, table: Ints,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, ints: Ints, floats: Floats,
-) -> int:  # fmt: skip
-    """Do what `update` does."""
-    values = np.abs(errors)
-    if not np.isfinite(values).all():
-        return -1 - int(np.flatnonzero(~np.isfinite(values))[0])
-    extent, number = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
-    for index in ((keys, at), (more_keys, more_at)):
-        locate_plain(ids, origin, lanes, *index, table, LOW, HIGH, ints[2], ints[3], extent, number)
-    found = extent >= 0
-    place, values = number[found] + table[extent[found], BASE], values[found] + eps
-    raw[place] = values
-    largest[0] = max(largest[0], values.max(initial=0.0))
-    masses = np.empty(len(place))
-    powers_plain(values, alpha, SMALLEST, LARGEST, floats[1], masses)
-    sumtree_set_plain(place, masses, starts, tree, sums, least, ints[2])
-    return len(ids) - len(place)
-
-
 @jit.kernel(
     "none", "ints", "ints", "ints", "int", "float", "ints2", "out_ints32", "out_floats", "float",
     "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2",
@@ -163,36 +76,30 @@ def show(
     """
     places, changed = ints[0], ints[1]
     values, numbers, masses = floats[0], floats[1], floats[2]
-    block = places.size
     if not shown:
-        for i in range(block):
+        for i in range(masses.size):
             masses[i] = 0.0
-    used = np.int64(0)
-    for i in range(extent.size):
-        base, known, end = table[extent[i], BASE], table[extent[i], KNOWN], start[i] + count[i]
-        j = start[i]
-        while j < end:
-            until = min(end, j + block - used)
-            for number in range(j, until):
-                place = base + number
-                places[np.uint64(used)] = place
-                used += 1
+    which, number = 0, start[0] if start.size else 0
+    while which < extent.size:
+        used = 0
+        while which < extent.size and used < places.size:
+            base, known, end = table[extent[which], BASE], table[extent[which], KNOWN], start[which] + count[which]
+            until = min(end, number + places.size - used)
+            for i in range(number, until):
+                place, here = base + i, np.uint64(used + i - number)
+                places[here] = place
                 if shown:
-                    owner[place] = extent[i]
-                    if number >= known:
+                    owner[place] = extent[which]
+                    if i >= known:
                         raw[place] = new
-                    values[np.uint64(used - 1)] = raw[place]
-            j = until
-            if used == block:
-                if shown:
-                    _powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
-                _sumtree_set(places, masses, starts, tree, sums, least, changed)
-                used = np.int64(0)
-    if used > 0:
-        places, masses = places[:used], masses[:used]
+                    values[here] = raw[place]
+            used, number = used + until - number, until
+            if number == end:
+                which += 1
+                number = start[which] if which < start.size else 0
         if shown:
-            _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses)
-        _sumtree_set(places, masses, starts, tree, sums, least, changed)
+            _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
+        _sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
 
 
 def show_plain(

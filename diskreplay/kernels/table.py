@@ -32,7 +32,7 @@ _MODULES = {
     "sumtree_find": "sumtree",
     "sumtree_set": "sumtree",
     "transitions": "transitions",
-    "update": "prioritized",
+    "update": "update",
     "weights": "powers",
 }
 

@@ -54,7 +54,8 @@ class PriorityTable:
         from diskreplay.kernels.table import chosen
 
         self._powers, self._show_or_hide = chosen("powers"), chosen("show")
-        self._draw, self._update = chosen("draw"), chosen("update")
+        self._draw = chosen("draw")
+        self._update: Any = None  # a kernel, once there is something to update
         self._limits = prioritized.SMALLEST, prioritized.LARGEST
         self._alpha, self._least = alpha, least
         self._extents = Extents()
@@ -298,6 +299,10 @@ class PriorityTable:
         """
         if self._batch[0].shape[1] != len(ids):
             self._batch = np.empty((4, len(ids)), np.int64), np.empty((3, len(ids)))
+        if self._update is None:
+            from diskreplay.kernels.table import chosen
+
+            self._update = chosen("update")
         skipped: int = self._update(ids, errors, eps, self._alpha, *self._drawn, *self._for_update, *self._batch)
         return skipped
 
