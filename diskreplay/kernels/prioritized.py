@@ -79,24 +79,23 @@ def show(
     if not shown:
         for i in range(masses.size):
             masses[i] = 0.0
-    which, number = 0, start[0] if start.size else 0
+    which, done = 0, 0  # extents, and numbers of the one that is next
     while which < extent.size:
         used = 0
         while which < extent.size and used < places.size:
-            base, known, end = table[extent[which], BASE], table[extent[which], KNOWN], start[which] + count[which]
-            until = min(end, number + places.size - used)
-            for i in range(number, until):
-                place, here = base + i, np.uint64(used + i - number)
+            base, known, number = table[extent[which], BASE], table[extent[which], KNOWN], start[which] + done
+            some = min(count[which] - done, places.size - used)
+            for i in range(some):
+                place, here = base + number + i, np.uint64(used + i)
                 places[here] = place
                 if shown:
                     owner[place] = extent[which]
-                    if i >= known:
+                    if number + i >= known:
                         raw[place] = new
                     values[here] = raw[place]
-            used, number = used + until - number, until
-            if number == end:
-                which += 1
-                number = start[which] if which < start.size else 0
+            used, done = used + some, done + some
+            if done == count[which]:
+                which, done = which + 1, 0
         if shown:
             _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
         _sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
