@@ -1,15 +1,13 @@
 """Every kernel beside its plain twin. The twin is the oracle in tests, and the fallback where numba is missing.
 
-A kernel is compiled, or loaded, when it is first asked for: nobody waits for those that a view and a distribution do
-not need.
+A kernel is compiled, or loaded, when it is first asked for, and numba is imported with the first: nobody waits for what
+a view and a distribution do not need.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
-
-from diskreplay.kernels import jit
 
 Kernel = Callable[..., Any]
 
@@ -41,6 +39,7 @@ class _Kernels(Mapping[str, tuple[Kernel, Kernel]]):
     """Pairs of a kernel and its twin by name."""
 
     def __getitem__(self, name: str) -> tuple[Kernel, Kernel]:
+        jit = _jit()
         module = import_module(f"diskreplay.kernels.{_MODULES[name]}")
         kernel = getattr(module, name)
         return jit.ready(kernel) if jit.COMPILED else kernel, getattr(module, f"{name}_plain")
@@ -58,4 +57,10 @@ KERNELS = _Kernels()
 @cache
 def chosen(name: str) -> Kernel:
     """Return the compiled kernel, or its twin where nothing is compiled."""
-    return KERNELS[name][0 if jit.COMPILED else 1]
+    return KERNELS[name][0 if _jit().COMPILED else 1]
+
+
+def _jit() -> Any:
+    from diskreplay.kernels import jit
+
+    return jit

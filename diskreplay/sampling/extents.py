@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels.runs import IdRuns
+from diskreplay.kernels.table import chosen
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +51,6 @@ class Extents:
     def __init__(self) -> None:
         # Here and not above: it loads numba, which nobody needs to make a distribution.
         from diskreplay.kernels import extents
-        from diskreplay.kernels.table import chosen
 
         self._locate, self._columns = chosen("locate"), extents.COLUMNS
         self._shown, self._known = (extents.LOW, extents.HIGH), (extents.ZERO, extents.KNOWN)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels.runs import IdRuns, after_frontier, joined, keep, lane_keys
+from diskreplay.kernels.table import chosen
 from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.columns import Columns
 
@@ -112,7 +113,6 @@ class Population:
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = kind
         self.epoch = self.version = 0
-        self._pick: Any = None  # a kernel
         self._scratch = np.empty(0, np.int64)
         self._clear()
 
@@ -234,16 +234,11 @@ class Population:
         return self._ids(fractions, self.size)
 
     def _ids(self, positions: Floats, scale: float) -> Ints:
-        if self._pick is None:
-            # Here and not above: it loads numba, and not all distributions need it.
-            from diskreplay.kernels.table import chosen
-
-            self._pick = chosen("pick")
         count, block = len(positions), self._block
         out = np.empty(count, np.int64)
         if len(self._scratch) != count:
             self._scratch = np.empty(count, np.int64)
-        self._pick(
+        chosen("pick")(
             positions, scale, self._hidden, self._end, block.before, block.runs.first, block.runs.stride,
             self._scratch, out,
         )  # fmt: skip

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels.runs import IdRuns, keep, lane_keys
+from diskreplay.kernels.table import chosen
 from diskreplay.sampling.extents import Extents, ragged, room_for
 from diskreplay.sampling.memory import zeros
 from diskreplay.sampling.population import Changes, Mark, Population
@@ -51,11 +52,9 @@ class PriorityTable:
     def __init__(self, alpha: float, least: bool = False) -> None:
         # Here and not above: it loads numba, which nobody needs to make a distribution.
         from diskreplay.kernels import prioritized, sumtree
-        from diskreplay.kernels.table import chosen
 
         self._powers, self._show_or_hide = chosen("powers"), chosen("show")
         self._draw = chosen("draw")
-        self._update: Any = None  # a kernel, once there is something to update
         self._limits = prioritized.SMALLEST, prioritized.LARGEST
         self._alpha, self._least = alpha, least
         self._extents = Extents()
@@ -299,11 +298,7 @@ class PriorityTable:
         """
         if self._batch[0].shape[1] != len(ids):
             self._batch = np.empty((4, len(ids)), np.int64), np.empty((3, len(ids)))
-        if self._update is None:
-            from diskreplay.kernels.table import chosen
-
-            self._update = chosen("update")
-        skipped: int = self._update(ids, errors, eps, self._alpha, *self._drawn, *self._for_update, *self._batch)
+        skipped: int = chosen("update")(ids, errors, eps, self._alpha, *self._drawn, *self._for_update, *self._batch)
         return skipped
 
     # --- saving ------------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
@@ -167,7 +167,7 @@ class Prioritized(Owned):
         if self._scratch.shape[1] != len(chances):
             self._scratch = np.empty((3, len(chances)))
         # N cancels against the largest weight, which is that of the smallest chance.
-        _kernel("weights")(chances, draw.least if self._normalize == "store" else 0.0, exponent, self._scratch, weights)
+        chosen("weights")(chances, draw.least if self._normalize == "store" else 0.0, exponent, self._scratch, weights)
         return weights
 
     def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
@@ -261,14 +261,6 @@ def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
     mean = error.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
     found: Floats = eta * largest + (1.0 - eta) * mean
     return found
-
-
-@cache
-def _kernel(name: str) -> Any:
-    # Here and not above: it loads numba, which nobody needs to make a distribution.
-    from diskreplay.kernels.table import chosen
-
-    return chosen(name)
 
 
 def _kind(text: str) -> tuple[Any, ...]:

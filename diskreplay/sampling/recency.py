@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels.runs import SEGMENT_SHIFT, IdRuns, joined, keep, lane_keys
+from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.population import Mark, Population
 from diskreplay.sampling.schedule import Schedule, number
@@ -99,9 +100,6 @@ class _Ages:
     """
 
     def __init__(self) -> None:
-        # Here and not above: it loads numba, which nobody needs to make a distribution.
-        from diskreplay.kernels.table import chosen
-
         self._newest, self._count_newer = chosen("newest"), chosen("count_newer")
         self._version = 0
         self._mark: Mark | None = None

@@ -5,6 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.kernels.table import chosen
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -33,9 +35,8 @@ class SumTree:
     smallest: Floats
 
     def __init__(self, capacity: int, least: bool = False, memory: Floats | None = None) -> None:
-        # Here and not above: they load numba, which nobody needs to make a distribution.
+        # Here and not above: it loads numba, which nobody needs to make a distribution.
         from diskreplay.kernels.sumtree import FAN_OUT, TOP, tree_arrays
-        from diskreplay.kernels.table import chosen
 
         self._set, self._fan_out = chosen("sumtree_set"), FAN_OUT
         self.capacity = capacity
