@@ -28,18 +28,19 @@ SMALLEST, LARGEST = -963.0, 963.0
     "out_ints", "out_ints", "out_floats",
 )  # fmt: skip
 def draw(
-    fractions: Floats, stratified: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
+    fractions: Floats, strata: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
     some: Floats, places: Ints, ids: Ints, chances: Floats,
 ) -> None:  # fmt: skip
     """Write the place and id at each fraction of the total, 0 to below 1, and its share of the total, which is not 0.
 
-    Stratified: the total is cut into as many equal parts as there are fractions, and fraction i is one of part i.
-    `some` is scratch memory for `sumtree.SOME` numbers.
+    The total is cut into `strata` equal parts: the first fraction is one of the first part, and so on, from the first
+    part again behind the last. `some` is scratch memory for `sumtree.SOME` numbers.
     """
     total = sums[sums.size - 1]
-    part = total / fractions.size if stratified else total
+    part, stratum = total / strata, 0
     for i in range(fractions.size):
-        chances[i] = (fractions[i] + i if stratified else fractions[i]) * part
+        chances[i] = (fractions[i] + stratum) * part
+        stratum = stratum + 1 if stratum + 1 < strata else 0
     _sumtree_find(starts, tree, sums, owner, chances, places, some)
     for i in range(fractions.size):
         place = places[i]
@@ -49,12 +50,12 @@ def draw(
 
 
 def draw_plain(
-    fractions: Floats, stratified: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
+    fractions: Floats, strata: int, starts: Ints, tree: Floats, sums: Floats, owner: Ints32, table: Ints,
     some: Floats, places: Ints, ids: Ints, chances: Floats,
 ) -> None:  # fmt: skip
     """Do what `draw` does."""
-    size, total = len(fractions), sums[-1]
-    chances[:] = (fractions + np.arange(size)) * (total / size) if stratified else fractions * total
+    total = sums[-1]
+    chances[:] = (fractions + np.arange(len(fractions)) % strata) * (total / strata)
     sumtree_find_plain(starts, tree, sums, owner, chances, places, some)
     line = table[owner[places]]
     ids[:] = line[:, FIRST] + (places - line[:, BASE]) * line[:, STRIDE]

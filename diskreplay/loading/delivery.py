@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
@@ -15,9 +16,12 @@ from diskreplay.loading.planner import Plan
 from diskreplay.views.base import View, offsets
 from diskreplay.views.halves import helping_thread
 from diskreplay.views.pages import Pages
+from diskreplay.views.rollouts import Rollouts
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it.
 LEAST_FOR_A_THREAD = 256 << 10
+# Batches that are made ahead are made in one go where they take no more than this: so much stays in a core's caches.
+MOST_TOGETHER = 512 << 10
 
 
 class Delivery:
@@ -31,8 +35,15 @@ class Delivery:
     ----------
     view, schema, fields, destination
         See `Gatherer`.
-    ahead : bool
-        Whether `begin` will be called.
+    size : int
+        Items of a batch that is made ahead.
+    ahead : int
+        How many batches are made ahead at most; 0: `begin` will not be called.
+
+    Attributes
+    ----------
+    together : bool
+        Whether batches that are drawn together are made together: small ones.
     """
 
     def __init__(
@@ -41,7 +52,8 @@ class Delivery:
         schema: Any,
         fields: Sequence[str] | None,
         destination: Destination,
-        ahead: bool,
+        size: int,
+        ahead: int,
     ) -> None:
         # Readers are not thread-safe: the one serves the caller, the other the thread.
         self._now = self._later = Gatherer(view, schema, fields, destination)
@@ -53,15 +65,31 @@ class Delivery:
             # Not for batches made ahead: the trainer has use for the other processor meanwhile.
             self.reader.helper = self._copying = helping_thread()
         self._in_thread = destination.courier is not None or hasattr(self.reader, "leaves_for")
+        small = offsets(self.reader.leaves, size * (ahead + 1))[1] <= MOST_TOGETHER
+        # Rollouts are given in turn and not drawn; what is relabeled depends on random numbers of each batch's own.
+        only_ids = not isinstance(view, Rollouts) and getattr(view, "relabel", None) is None
+        self.together = ahead > 0 and small and only_ids and not self._in_thread
         self._asking = ThreadPoolExecutor(1, "diskreplay-read")
         self._making = ThreadPoolExecutor(1, "diskreplay-gather")
         self.seconds_waiting = 0.0
 
-    def begin(self, plans: Iterable[Plan]) -> None:
-        """Make the batches of these plans ahead, where that was not begun."""
-        for plan in plans:
-            if plan.gathered is None:
-                plan.gathered = self._begin(plan)
+    def begin(self, due: Plan, later: Iterable[Plan]) -> None:
+        """Make ahead what comes behind the batch that is due, where that was not begun; or all, if they are small."""
+        if not self.together:
+            for plan in later:
+                if plan.gathered is None:
+                    plan.gathered = self._begin(plan)
+        elif due.gathered is None:
+            self._make_together([due, *later])
+
+    def _make_together(self, plans: Sequence[Plan]) -> None:
+        """Make the batches of as many plans as are alike: those behind them wait until one of them is due."""
+        snapshot, size = plans[0].snapshot, len(plans[0].draw.ids)
+        alike = list(takewhile(lambda plan: plan.snapshot is snapshot and len(plan.draw.ids) == size, plans))
+        ids = np.concatenate([plan.draw.ids for plan in alike])
+        with suppress(Exception):  # which is raised again when the batch is due
+            for plan, made in zip(alike, self._now.gather_together(snapshot, ids, len(alike)), strict=True):
+                plan.gathered = made
 
     def _begin(self, plan: Plan) -> Future[Gathered] | Gathered | None:
         ids = plan.draw.ids

@@ -16,7 +16,7 @@ from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
-from diskreplay.sampling.share import draw_share
+from diskreplay.sampling.share import draw_batches, draw_share
 from diskreplay.store.episodes import Episode
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.views.base import Block, View, offsets
@@ -109,10 +109,21 @@ class Planner:
             self._priorities = distribution
         return distribution
 
-    def next(self, size: int, ahead: int, refresh: bool) -> Plan:
-        """Return the next batch's plan, after drawing so many that `ahead` are left."""
+    def next(self, size: int, ahead: int, refresh: bool, together: bool = False) -> Plan:
+        """Return the next batch's plan, after drawing so many that `ahead` are left.
+
+        Together: that is done when none is left, in one go; for views that draw nothing but ids.
+        """
         if not ahead and not self.queue:
             return self.draw(size, refresh)
+        if together:
+            # The store is followed in every call: a sampler that goes on from this one's state will have, too.
+            snapshot = self._follow_store(refresh)
+            if not self.queue:
+                self._need_ids(snapshot)
+                draws = draw_batches(self.distribution, self.population, size, ahead + 1, self.rng, *self._share)
+                self.queue.extend([Plan(snapshot, draw) for draw in draws])
+            return self.queue.popleft()
         while len(self.queue) <= ahead:
             try:
                 plan = self.draw(size, refresh)
@@ -130,18 +141,23 @@ class Planner:
         if self.cursor is not None:
             snapshot, ids = self.cursor.plan(refresh)
             return Plan(snapshot, Draw(ids))
+        snapshot = self._follow_store(refresh)
+        self._need_ids(snapshot)
+        draw = draw_share(self.distribution, self.population, size, self.rng, *self._share)
+        return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._relabels else None)
+
+    def _follow_store(self, refresh: bool) -> Any:
+        """Return the store's snapshot, after bringing the population up to it."""
         if refresh:
             self._store.refresh()
-        population = self.population
         snapshot = self._store.snapshot
-        if snapshot is not population.snapshot:
-            snapshot = self._look()
-        if not population.size:
+        return snapshot if snapshot is self.population.snapshot else self._look()
+
+    def _need_ids(self, snapshot: Any) -> None:
+        if not self.population.size:
             raise NotEnoughData(
                 f"the store has {len(snapshot)} steps, 0 of them sampleable as {self._view}; 1 is needed"
             )
-        draw = draw_share(self.distribution, population, size, self.rng, *self._share)
-        return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._relabels else None)
 
     def delivered(self, plan: Plan) -> None:
         """Count a plan's batch as delivered."""

@@ -52,9 +52,9 @@ class Sampler:
     device : torch.device or str or None
         Where batches are delivered; None is the CPU.
     prefetch : int
-        Batches that are made ahead: large ones by threads, which read what they need from disk together, while the
-        trainer computes. Batch i is drawn inside the call that delivers batch i - prefetch, so it holds what the store
-        held then, and priorities that were updated since count from the batches behind it on.
+        Batches made ahead: large ones by threads, which read from disk together, while the trainer computes; small ones
+        on the CPU (prefetch + 1 in 512 KiB) in one go when none is left. Batch i is drawn in the call that delivers
+        batch i - prefetch or in a later one: it holds what the store held then, and knows no priorities updated since.
     seed : int or None
         Makes the draws a function of the seed and the calls; None is different each time.
     fields : sequence of str or None
@@ -122,7 +122,7 @@ class Sampler:
         _logger.info("%s", self)
 
     def _delivery_of(self, view: View) -> Delivery:
-        return Delivery(view, self._store.schema, self._fields, self._destination, ahead=self._prefetch > 0)
+        return Delivery(view, self._store.schema, self._fields, self._destination, self._batch_size, self._prefetch)
 
     def __repr__(self) -> str:
         return str(self.view) if self._planner.cursor is not None else f"{self.distribution} over {self.view}"
@@ -188,9 +188,7 @@ class Sampler:
             if planner.cursor is None:
                 self._pay(size)
             if size == self._batch_size:
-                plan = planner.next(size, self._prefetch, self._refresh)
-                if planner.queue and planner.cursor is None:
-                    self._delivery.begin(planner.queue)
+                plan = planner.next(size, self._prefetch, self._refresh, self._delivery.together)
             else:
                 plan = planner.draw(size, self._refresh)
             drawn = len(plan.draw.ids)
@@ -203,6 +201,8 @@ class Sampler:
                     planner.failed()
                     raise
             planned = perf_counter()
+            if planner.queue and planner.cursor is None:
+                self._delivery.begin(plan, planner.queue)
             batch = self._deliver(plan, size, beta)
             self._paid = 0
             self._statistics.count(drawn, started, planned, perf_counter())

@@ -23,6 +23,13 @@ class Draw(NamedTuple):
     size: int = 0
     least: float = 0.0
 
+    def split(self, size: int) -> "list[Draw]":
+        """Return draws of `size` ids each, one behind the other."""
+        chances, starts = self.chances, range(0, len(self.ids), size)
+        if chances is None:
+            return [Draw(self.ids[i : i + size], None, self.size, self.least) for i in starts]
+        return [Draw(self.ids[i : i + size], chances[i : i + size], self.size, self.least) for i in starts]
+
 
 class Distribution(Protocol):
     """Which ids are drawn. Not thread-safe unless it says so: a sampler calls it under its lock.
@@ -32,7 +39,8 @@ class Distribution(Protocol):
 
     Some have more: `Prioritized` and `Sweep` have state, with `claim`, `state_dict` and `load_state_dict`; a `Sweep`
     deals a rank its share by `draw_share`, where others are thinned out; those that a `Mixture` may weigh tell the
-    `chances` of any ids.
+    `chances` of any ids. ``draw_batches(population, size, batches, rng)`` draws the ids of several batches at once, one
+    behind the other, as so many calls of `draw` would.
     """
 
     weighted: bool

@@ -124,7 +124,7 @@ class PriorityTable:
     def _prepare(self, population: Population) -> None:
         """Gather what the kernels take beside a batch: no array is replaced but by following."""
         tree, extents = self.tree, self._extents
-        self._drawn = _NOTHING_DRAWN  # places may have changed
+        self._drawn: dict[int, tuple[Ints, Ints]] = {}  # by their first ids; places may have changed
         self._for_draw = (tree.starts, tree.tree, tree.sums, self._owner, extents.table, self._some)
         arrays = tree.starts, tree.tree, tree.sums, tree.smallest, self._raw, self._largest
         self._for_update = (*population.segments, *extents.indexes, extents.table, *arrays)
@@ -279,16 +279,17 @@ class PriorityTable:
         ids: Ints = extents.first[owner] + (places - extents.base[owner]) * extents.stride[owner]
         return ids
 
-    def draw(self, fractions: Floats, stratified: bool) -> tuple[Ints, Floats]:
+    def draw(self, fractions: Floats, strata: int, batch: int) -> tuple[Ints, Floats]:
         """Return the ids at random fractions of the total, each 0 to below 1, and the chance of each.
 
-        Stratified: the total is cut into equal parts, and each fraction is one of its own part.
+        The total is cut into `strata` equal parts: the first fraction is one of the first part, and so on, from the
+        first part again behind the last. Of each `batch` ids the places are remembered for their update.
         """
         size = len(fractions)
         places, ids, chances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
-        self._draw(fractions, stratified, *self._for_draw, places, ids, chances)
-        # Most often the next update is of these.
-        self._drawn = ids, places
+        self._draw(fractions, strata, *self._for_draw, places, ids, chances)
+        starts = range(0, size, batch)
+        self._drawn = {int(ids[i]): (ids[i : i + batch], places[i : i + batch]) for i in starts}
         return ids, chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
@@ -298,7 +299,8 @@ class PriorityTable:
         """
         if self._batch[0].shape[1] != len(ids):
             self._batch = np.empty((4, len(ids)), np.int64), np.empty((3, len(ids)))
-        skipped: int = chosen("update")(ids, errors, eps, self._alpha, *self._drawn, *self._for_update, *self._batch)
+        drawn = self._drawn.get(int(ids[0]), _NOTHING_DRAWN) if len(ids) else _NOTHING_DRAWN
+        skipped: int = chosen("update")(ids, errors, eps, self._alpha, *drawn, *self._for_update, *self._batch)
         return skipped
 
     # --- saving ------------------------------------------------------------------------------------------------------

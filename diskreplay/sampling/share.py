@@ -59,6 +59,28 @@ def draw_share(
     return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
 
 
+def draw_batches(
+    distribution: Distribution,
+    population: Population,
+    size: int,
+    batches: int,
+    rng: np.random.Generator,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[Draw]:
+    """Draw as so many calls of `draw_share` would; those behind the end of a distribution are left out."""
+    if world_size == 1 and hasattr(distribution, "draw_batches"):
+        together: Draw = distribution.draw_batches(population, size, batches, rng)
+        return together.split(size)
+    draws: list[Draw] = []
+    for _ in range(batches):
+        draw = draw_share(distribution, population, size, rng, rank, world_size)
+        if draws and not len(draw.ids):
+            break
+        draws.append(draw)
+    return draws
+
+
 def _has_any(population: Population, rank: int, world_size: int, block: int = 1 << 16) -> bool:
     """Search the whole population for an id of the rank."""
     for start in range(0, population.size, block):

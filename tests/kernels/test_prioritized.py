@@ -62,11 +62,12 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, l
         population.refresh(store.snapshot())
         if not population.size:
             continue
-        fractions, stratified = rng.random(int(rng.integers(1, 60))), bool(rng.random() < 0.5)
+        batch, batches = int(rng.integers(1, 60)), int(rng.integers(1, 4))
+        fractions, strata = rng.random(batch * batches), batch if rng.random() < 0.5 else 1
         ids = rng.choice([*everything(population), -1, 1 << 50, store.frontier - 1], int(rng.integers(0, 40)))
-        # Those of the last draw have places that are known, unless something has been followed since.
-        which = rng.integers(3)
-        ids = (ids, before if len(before) else ids, np.zeros(len(fractions), np.int64))[which]
+        # Those of a batch of the last draw have places that are known, unless something has been followed since.
+        which, drawn_batch = rng.integers(3), slice(start := batch * int(rng.integers(batches)), start + batch)
+        ids = (ids, before if len(before) else ids, np.zeros(batch, np.int64))[which]
         errors = rng.standard_normal(len(ids)) * 10.0 ** rng.integers(-5, 5)
         if len(ids) and rng.random() < 0.1:
             errors[rng.integers(len(ids))] = rng.choice((np.nan, np.inf, -np.inf))
@@ -74,10 +75,11 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, l
         for kind, table in enumerate(tables):
             with kernels(kind):
                 table.follow(population)
-                drawn = table.draw(fractions, stratified)
-                found.append((*drawn, table.update(drawn[0] if which == 2 else ids, errors, 1e-6), arrays(table)))
+                drawn = table.draw(fractions, strata, batch)
+                updated = drawn[0][drawn_batch] if which == 2 else ids
+                found.append((*drawn, table.update(updated, errors, 1e-6), arrays(table)))
         fast, plain = found
-        before = fast[0]
+        before = fast[0][drawn_batch]
         for one, other in zip(fast[:3], plain[:3], strict=True):
             np.testing.assert_array_equal(one, other)
         for name, array in fast[3].items():
@@ -105,7 +107,7 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
         table.follow(population)
         assert table.tree.total == 4725 - 1001 + 2
         assert table.tree.least == 1.0
-        ids, chances = table.draw(np.linspace(0, 0.999999, 5000), stratified=False)
+        ids, chances = table.draw(np.linspace(0, 0.999999, 5000), 1, 5000)
         assert sorted(set(ids.tolist())) == everything(population).tolist()
         assert chances.max() == 3.0 / table.tree.total
 
@@ -121,7 +123,7 @@ def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
     with kernels(kind):
         table = PriorityTable(1.0)
         table.follow(population)
-        ids, _ = table.draw(np.linspace(0, 0.999, 100), stratified=False)
+        ids, _ = table.draw(np.linspace(0, 0.999, 100), 1, 100)
         assert table.update(ids, np.full(100, 2.0), 0.0) == 0
         store.frontier = int(ids[40])
         population.refresh(store.snapshot())

@@ -13,6 +13,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.loading import delivery, disk
 from diskreplay.loading.disk import WARM_BATCHES
+from diskreplay.store.snapshot import SegmentGone
 from tests.testing.support import resident_pages, run_python
 
 SCHEMA = dr.Schema(
@@ -68,6 +69,98 @@ def test_what_threads_make_is_what_the_caller_would_have_made(store: Any, view: 
                 plain.gather(expected.index), made_ahead.gather(expected.index)
         assert threads() - {"diskreplay-copy"} == {"diskreplay-gather", "diskreplay-read"}
     assert threads() == set()
+
+
+DISTRIBUTIONS = (
+    dr.Uniform, dr.Prioritized, lambda: dr.Prioritized(normalize="store", stratified=False), lambda: dr.Recency(100),
+    dr.Sweep, lambda: dr.Mixture([(dr.Sweep(), 0.5), (dr.Prioritized(), 0.5)]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("view", [dr.Transitions(2), dr.Sequences(length=5, overlap=2)], ids=str)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda make: repr(make()))
+@pytest.mark.parametrize("share", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
+def test_what_is_made_together_is_what_would_have_been_made_one_by_one(
+    store: Any, view: Any, distribution: Any, share: dict[str, int]
+) -> None:
+    kwargs: Any = {"batch_size": 5, "seed": 3, "fields": ("obs/number", "action", "reward"), **share}
+    with (
+        dr.Sampler(store, view, distribution(), **kwargs) as plain,
+        dr.Sampler(store, view, distribution(), prefetch=3, debug=True, **kwargs) as together,
+    ):
+        assert together._delivery.together
+        held = []
+        for number in range(30):
+            expected, batch = plain.sample(), together.sample()
+            assert contents(expected) == contents(batch)
+            held = [*held[-5:], (batch, contents(batch))]
+            assert all(contents(old) == was for old, was in held)
+            if number % 7 == 0:
+                assert contents(plain.gather(expected.index)) == contents(together.gather(expected.index))
+        assert threads() - {"diskreplay-copy"} == set()
+
+
+def test_priorities_count_from_the_next_batches_that_are_drawn_together(store: Any) -> None:
+    with dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=8, prefetch=3, seed=0) as sampler:
+        batches = [sampler.sample()]
+        only = batches[0].index[:1]
+        everything = sampler._planner.population.take(np.arange(sampler._planner.population.size))
+        sampler.update_priorities(everything, np.zeros(len(everything)))
+        sampler.update_priorities(only, np.array([1e6]))
+        batches += [sampler.sample() for _ in range(5)]
+        alike = [set(batch.index.tolist()) == set(only.tolist()) for batch in batches]
+        assert alike == [False] * 4 + [True] * 2
+
+
+def test_updates_of_batches_drawn_together_are_those_of_batches_drawn_apart(store: Any) -> None:
+    """Their places are remembered batch by batch; an id's place found anew is the same."""
+    found = []
+    for shuffled in (False, True):
+        errors = np.random.default_rng(0)
+        with dr.Sampler(store, dr.Transitions(), dr.Prioritized(), batch_size=16, prefetch=3, seed=0) as sampler:
+            batches = []
+            for _ in range(12):
+                index, error = sampler.sample().index.numpy(), errors.standard_normal(16)
+                last = np.array([np.flatnonzero(index == one)[-1] for one in index])  # what counts of an id named twice
+                order = np.roll(np.arange(16), 5) if shuffled else np.arange(16)
+                assert sampler.update_priorities(index[order], error[last][order]) == 0
+                batches.append(index.tolist())
+            found.append(batches)
+    assert found[0] == found[1]
+
+
+def test_a_segment_that_is_gone_costs_no_batch_that_was_drawn_together(store: Any, monkeypatch: Any) -> None:
+    with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
+        fill, gone = sampler._delivery.reader.fill, []
+
+        def fill_what_is_there(snapshot: Any, ids: Any, block: Any) -> None:
+            if len(ids) > 8:
+                gone.append(len(ids))
+                raise SegmentGone("gone")
+            fill(snapshot, ids, block)
+
+        monkeypatch.setattr(sampler._delivery.reader, "fill", fill_what_is_there)
+        with dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as plain:
+            for _ in range(8):
+                assert contents(sampler.sample()) == contents(plain.sample())
+        assert gone == [32, 24, 16, 32, 24, 16]
+
+
+def test_memory_of_batches_made_together_is_used_again_when_all_are_gone(store: Any) -> None:
+    with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
+        for _ in range(40):
+            sampler.sample()
+        assert len(sampler._destination.ring) <= 2
+        kept = [sampler.sample().obs["number"][2:4] for _ in range(40)]
+        was = [part.tolist() for part in kept]
+        for _ in range(40):
+            sampler.sample()
+        assert [part.tolist() for part in kept] == was
+        assert len(sampler._destination.ring) >= 10
+        del kept
+        for _ in range(40):
+            sampler.sample()
+        assert len(sampler._destination.ring) <= 3 + 2 + 1
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)

@@ -97,6 +97,27 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
     assert len(ring) == 3
 
 
+def test_batches_that_share_memory_keep_it_until_the_last_is_gone() -> None:
+    ring = Ring()
+    shares = ring.take_together(LEAVES, 8, 3)
+    slot = shares[0].slot
+    slot.block.arrays[0][:] = np.arange(72).reshape(24, 3)
+    obs = [torch.from_numpy(share.by_name["obs"]) for share in shares]
+    assert [part.shape for part in obs] == [(8, 3)] * 3
+    assert torch.cat(obs).tolist() == slot.block.arrays[0].tolist()
+    del shares
+    while obs:
+        assert not slot.free
+        assert ring.take_together(LEAVES, 8, 3)[0].slot is not slot
+        view = obs.pop().view(-1)[3:]
+        assert not slot.free
+        del view
+    assert slot.free
+    assert ring.take_together(LEAVES, 8, 3)[0].slot is slot
+    assert [share.arrays[0].shape for share in ring.take_together(LEAVES, 6, 4)] == [(6, 3)] * 4
+    assert slot.layout == (6, 4)
+
+
 def test_memory_serves_another_layout_of_about_its_size_only() -> None:
     ring = Ring()
     large = ring.take(LEAVES, 1000).slot

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import diskreplay as dr
+from diskreplay.loading import delivery
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.uniform import Uniform
@@ -189,18 +190,23 @@ def test_ranks_share_the_steps(store: Store) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_a_batch_is_what_it_was_planned_from(prefetch: int) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_batch_is_what_it_was_planned_from(prefetch: int, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not together:
+        monkeypatch.setattr(delivery, "MOST_TOGETHER", 0)
     rng = np.random.default_rng(0)
     growing = [episode(FLAT_SCHEMA, 5 * (i + 1), "open", True, rng) for i in range(12)]
     snapshots = [Snapshot(FLAT_SCHEMA, [Segment([[made]])]) for made in growing]
     store = Store(snapshots[0], snapshots[1:])
-    sampler = Sampler(store, Transitions(), batch_size=2000, prefetch=prefetch, seed=0)
-    for i in range(6):
+    sampler = Sampler(store, Transitions(), batch_size=1000, prefetch=prefetch, seed=0)
+    for i in range(8):
         batch = sampler.sample()
-        assert store.snapshot is snapshots[1 + i + prefetch]
-        # Batch i was drawn after refresh i, and holds what the store held then.
-        assert batch.index.max() == (2 << 35) + 5 * (i + 2) - 1
-        assert set(batch.action.tolist()) == {int(step.action["action"]) for step in growing[i + 1].steps}
+        # Together: in the first of so many calls, each of which looks for new steps. Else batch i after refresh i.
+        drawn = i - i % (prefetch + 1) if together else i
+        assert store.snapshot is snapshots[1 + i + (0 if together else prefetch)]
+        # It holds what the store held then.
+        assert batch.index.max() == (2 << 35) + 5 * (drawn + 2) - 1
+        assert set(batch.action.tolist()) == {int(step.action["action"]) for step in growing[drawn + 1].steps}
 
 
 def test_prefetching_changes_no_draw(store: Store) -> None:

@@ -185,6 +185,12 @@ def test_every_distribution_goes_on_as_if_nothing_had_happened(
     check(tmp_store, "transitions", distribution, prefetch)
 
 
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("before", [17, 18, 23, 24])
+def test_batches_drawn_together_go_on_wherever_they_were(tmp_store: Path, distribution: str, before: int) -> None:
+    check(tmp_store, "transitions", distribution, 3, before)  # with 3, 2, 1 and none of four left
+
+
 @pytest.mark.parametrize(("distribution", "prefetch"), [("uniform", 3), ("prioritized", 0)])
 @pytest.mark.parametrize("view", ["hindsight", "sequences", "moved back", "episodes"])
 def test_every_view_goes_on_as_if_nothing_had_happened(
@@ -505,7 +511,7 @@ def test_what_is_no_state_is_refused_and_changes_nothing(tmp_store: Path, distri
             dr.Sampler(store, VIEWS["transitions"](), DISTRIBUTIONS[distribution](), batch_size=16, seed=0, prefetch=3)
             for _ in range(2)
         )
-        compare([one, other], 10, lambda _: collector.grow(2))
+        compare([one, other], 9, lambda _: collector.grow(2))  # with which three are left that were drawn ahead
         states = list(broken(one.state_dict()))
         for number, bad in enumerate(states):
             with pytest.raises(ValueError, match="state"):
