@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import takewhile
+from itertools import islice, takewhile
 from time import perf_counter
 from typing import Any
 
@@ -16,20 +16,20 @@ from diskreplay.loading.planner import Plan
 from diskreplay.views.base import View, offsets
 from diskreplay.views.halves import helping_thread
 from diskreplay.views.pages import Pages
-from diskreplay.views.rollouts import Rollouts
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it.
 LEAST_FOR_A_THREAD = 256 << 10
-# Batches that are made ahead are made in one go where they take no more than this: so much stays in a core's caches.
-MOST_TOGETHER = 512 << 10
+# Small batches that are made ahead are made as many in one go as take no more than this: it stays in a core's caches.
+MOST_AT_ONCE = 512 << 10
 
 
 class Delivery:
     """Makes the batches of one view. One thread at a time: a sampler's, under its lock.
 
-    What is made ahead is made in the order of its plans, and no more of it is in memory than there are plans. There are
-    two threads for it, which start with the first large batch: one has the disk read what a plan needs as soon as there
-    is the plan, the other waits for that and copies. A third copies half of what is large and was not made ahead.
+    What is made ahead is made in the order of its plans, and no more of it is in memory than there are plans. Small
+    batches are made by the caller, several at once. For large ones there are two threads, which start with the first:
+    one has the disk read what a plan needs as soon as there is the plan, the other waits for that and copies. A third
+    copies half of what is large and was not made ahead.
 
     Parameters
     ----------
@@ -38,12 +38,12 @@ class Delivery:
     size : int
         Items of a batch that is made ahead.
     ahead : int
-        How many batches are made ahead at most; 0: `begin` will not be called.
+        How many batches are made ahead at most; 0: `begin` must not be called.
 
     Attributes
     ----------
-    together : bool
-        Whether batches that are drawn together are made together: small ones.
+    at_once : int
+        How many batches are made in one go, where they hold nothing that is drawn beside their ids; 1: large ones.
     """
 
     def __init__(
@@ -62,33 +62,32 @@ class Delivery:
         self.reader = self._now.reader
         self._copying: ThreadPoolExecutor | None = None
         if hasattr(self.reader, "helper"):
-            # Not for batches made ahead: the trainer has use for the other processor meanwhile.
+            # Not for what a thread makes ahead: the trainer has use for the other processor meanwhile.
             self.reader.helper = self._copying = helping_thread()
         self._in_thread = destination.courier is not None or hasattr(self.reader, "leaves_for")
-        small = offsets(self.reader.leaves, size * (ahead + 1))[1] <= MOST_TOGETHER
-        # Rollouts are given in turn and not drawn; what is relabeled depends on random numbers of each batch's own.
-        only_ids = not isinstance(view, Rollouts) and getattr(view, "relabel", None) is None
-        self.together = ahead > 0 and small and only_ids and not self._in_thread
+        nbytes = offsets(self.reader.leaves, size)[1]
+        in_caches = 1 if self._in_thread or destination.device.type != "cpu" else MOST_AT_ONCE // max(nbytes, 1)
+        self.at_once = max(1, min(ahead + 1, in_caches))
         self._asking = ThreadPoolExecutor(1, "diskreplay-read")
         self._making = ThreadPoolExecutor(1, "diskreplay-gather")
         self.seconds_waiting = 0.0
 
     def begin(self, due: Plan, later: Iterable[Plan]) -> None:
-        """Make ahead what comes behind the batch that is due, where that was not begun; or all, if they are small."""
-        if not self.together:
+        """Make ahead what comes behind the batch that is due, where that was not begun; small ones with that batch."""
+        if self.at_once == 1 or due.entropy is not None:
             for plan in later:
                 if plan.gathered is None:
                     plan.gathered = self._begin(plan)
         elif due.gathered is None:
-            self._make_together([due, *later])
+            self._make_at_once(list(islice(later, self.at_once - 1)), due)
 
-    def _make_together(self, plans: Sequence[Plan]) -> None:
-        """Make the batches of as many plans as are alike: those behind them wait until one of them is due."""
-        snapshot, size = plans[0].snapshot, len(plans[0].draw.ids)
-        alike = list(takewhile(lambda plan: plan.snapshot is snapshot and len(plan.draw.ids) == size, plans))
+    def _make_at_once(self, later: list[Plan], due: Plan) -> None:
+        """Make the batch that is due and those behind it that are as large; all have been planned from one snapshot."""
+        size = len(due.draw.ids)
+        alike = [due, *takewhile(lambda plan: len(plan.draw.ids) == size, later)]
         ids = np.concatenate([plan.draw.ids for plan in alike])
         with suppress(Exception):  # which is raised again when the batch is due
-            for plan, made in zip(alike, self._now.gather_together(snapshot, ids, len(alike)), strict=True):
+            for plan, made in zip(alike, self._now.gather_batches(due.snapshot, ids, len(alike)), strict=True):
                 plan.gathered = made
 
     def _begin(self, plan: Plan) -> Future[Gathered] | Gathered | None:

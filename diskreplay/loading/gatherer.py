@@ -105,14 +105,14 @@ class Gatherer:
             self.disk.end(begun)
         return Gathered(taken, sent)
 
-    def gather_together(self, snapshot: Any, ids: NDArray[np.int64], batches: int) -> list[Gathered]:
+    def gather_batches(self, snapshot: Any, ids: NDArray[np.int64], batches: int) -> list[Gathered]:
         """Gather so many batches of one size at once, whose ids stand one behind the other; see `gather`.
 
         Not for a CUDA device, nor where leaves depend on a batch's ids.
         """
         begun = self.disk.begin(snapshot, ids, None) if self.disk.wide else 0
         started = perf_counter()
-        taken = self._ring.take_together(self.reader.leaves, len(ids) // batches, batches)
+        taken = self._ring.take_batches(self.reader.leaves, len(ids) // batches, batches)
         self.reader.fill(snapshot, ids, taken[0].slot.block)
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:

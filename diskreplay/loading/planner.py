@@ -109,20 +109,18 @@ class Planner:
             self._priorities = distribution
         return distribution
 
-    def next(self, size: int, ahead: int, refresh: bool, together: bool = False) -> Plan:
+    def next(self, size: int, ahead: int, refresh: bool, at_once: int = 1) -> Plan:
         """Return the next batch's plan, after drawing so many that `ahead` are left.
 
-        Together: that is done when none is left, in one go; for views that draw nothing but ids.
+        Where `at_once` is more than 1, so many are drawn in one go, when none is left.
         """
         if not ahead and not self.queue:
             return self.draw(size, refresh)
-        if together:
+        if at_once > 1 and self.cursor is None and not self._relabels:
             # The store is followed in every call: a sampler that goes on from this one's state will have, too.
             snapshot = self._follow_store(refresh)
             if not self.queue:
-                self._need_ids(snapshot)
-                draws = draw_batches(self.distribution, self.population, size, ahead + 1, self.rng, *self._share)
-                self.queue.extend([Plan(snapshot, draw) for draw in draws])
+                self._draw_at_once(snapshot, size, at_once)
             return self.queue.popleft()
         while len(self.queue) <= ahead:
             try:
@@ -135,6 +133,13 @@ class Planner:
                 break
             self.queue.append(plan)
         return self.queue.popleft()
+
+    def _draw_at_once(self, snapshot: Any, size: int, batches: int) -> None:
+        self._need_ids(snapshot)
+        for draw in draw_batches(self.distribution, self.population, size, batches, self.rng, *self._share):
+            if not len(draw.ids) and self.queue:
+                break
+            self.queue.append(Plan(snapshot, draw))
 
     def draw(self, size: int, refresh: bool) -> Plan:
         """Draw one batch from the store's snapshot."""

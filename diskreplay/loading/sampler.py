@@ -53,7 +53,7 @@ class Sampler:
         Where batches are delivered; None is the CPU.
     prefetch : int
         Batches made ahead: large ones by threads, which read from disk together, while the trainer computes; small ones
-        on the CPU (prefetch + 1 in 512 KiB) in one go when none is left. Batch i is drawn in the call that delivers
+        on the CPU, as many as fill 512 KiB, in one go when none is left. Batch i is drawn in the call that delivers
         batch i - prefetch or in a later one: it holds what the store held then, and knows no priorities updated since.
     seed : int or None
         Makes the draws a function of the seed and the calls; None is different each time.
@@ -188,7 +188,7 @@ class Sampler:
             if planner.cursor is None:
                 self._pay(size)
             if size == self._batch_size:
-                plan = planner.next(size, self._prefetch, self._refresh, self._delivery.together)
+                plan = planner.next(size, self._prefetch, self._refresh, self._delivery.at_once)
             else:
                 plan = planner.draw(size, self._refresh)
             drawn = len(plan.draw.ids)
@@ -201,7 +201,7 @@ class Sampler:
                     planner.failed()
                     raise
             planned = perf_counter()
-            if planner.queue and planner.cursor is None:
+            if self._prefetch and size == self._batch_size and planner.cursor is None:
                 self._delivery.begin(plan, planner.queue)
             batch = self._deliver(plan, size, beta)
             self._paid = 0

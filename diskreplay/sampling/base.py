@@ -39,8 +39,8 @@ class Distribution(Protocol):
 
     Some have more: `Prioritized` and `Sweep` have state, with `claim`, `state_dict` and `load_state_dict`; a `Sweep`
     deals a rank its share by `draw_share`, where others are thinned out; those that a `Mixture` may weigh tell the
-    `chances` of any ids. ``draw_batches(population, size, batches, rng)`` draws the ids of several batches at once, one
-    behind the other, as so many calls of `draw` would.
+    `chances` of any ids. Those without an end may have ``draw_batches(population, size, batches, rng)`` beside `draw`:
+    it draws the ids of several batches at once, one behind the other, as so many calls of `draw` would.
     """
 
     weighted: bool

@@ -288,7 +288,7 @@ class PriorityTable:
         size = len(fractions)
         places, ids, chances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
         self._draw(fractions, strata, *self._for_draw, places, ids, chances)
-        starts = range(0, size, batch)
+        starts = range(0, size, max(batch, 1))
         self._drawn = {int(ids[i]): (ids[i : i + batch], places[i : i + batch]) for i in starts}
         return ids, chances
 

@@ -1,5 +1,7 @@
 """One trainer's share of a distribution: the ids that belong to its rank."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,18 +69,20 @@ def draw_batches(
     rng: np.random.Generator,
     rank: int = 0,
     world_size: int = 1,
-) -> list[Draw]:
-    """Draw as so many calls of `draw_share` would; those behind the end of a distribution are left out."""
-    if world_size == 1 and hasattr(distribution, "draw_batches"):
-        together: Draw = distribution.draw_batches(population, size, batches, rng)
-        return together.split(size)
-    draws: list[Draw] = []
+) -> Iterator[Draw]:
+    """Draw what so many calls of `draw_share` would; an interrupt loses none that was yielded."""
+    if world_size == 1 and _draws_batches(distribution):
+        together: Draw = distribution.draw_batches(population, size, batches, rng)  # type: ignore[attr-defined]
+        yield from together.split(size)
+        return
     for _ in range(batches):
-        draw = draw_share(distribution, population, size, rng, rank, world_size)
-        if draws and not len(draw.ids):
-            break
-        draws.append(draw)
-    return draws
+        yield draw_share(distribution, population, size, rng, rank, world_size)
+
+
+def _draws_batches(distribution: Distribution) -> bool:
+    """Tell whether it has a `draw_batches` that belongs to its `draw`: a subclass may have another `draw` alone."""
+    kinds = type(distribution).__mro__
+    return next(("draw_batches" in vars(kind) for kind in kinds if "draw" in vars(kind)), False)
 
 
 def _has_any(population: Population, rank: int, world_size: int, block: int = 1 << 16) -> bool:

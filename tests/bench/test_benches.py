@@ -81,7 +81,7 @@ def test_full_sizes_are_those_that_the_targets_speak_of():
     assert module_of("uniform").FULL.steps == module_of("open").FULL.steps == 10**6
     assert [case[:2] for case in module_of("memory").FULL.cases[:2]] == [("Prioritized", n * 10**5) for n in (10, 11)]
     assert module_of("uniform").FULL.batch_size == module_of("pixels").FULL.batch_size == 256
-    assert module_of("prioritized").FULL.beside[:3] == (10**6, 500, 256)
+    assert module_of("prioritized").FULL.beside[:3] == (10**6, 504, 256)
     assert module_of("prioritized").FULL.grown[::2] == (10**5, 10**7)
     assert module_of("pixels").FULL.steps == module_of("sequences").FULL.steps == 200_000
     assert module_of("sequences").FULL[4:7] == (64, 80, 40)

@@ -13,6 +13,8 @@ import pytest
 import diskreplay as dr
 from diskreplay.loading import delivery, disk
 from diskreplay.loading.disk import WARM_BATCHES
+from diskreplay.sampling import share
+from diskreplay.sampling.base import Draw
 from diskreplay.store.snapshot import SegmentGone
 from tests.testing.support import resident_pages, run_python
 
@@ -77,30 +79,105 @@ DISTRIBUTIONS = (
 )  # fmt: skip
 
 
+def counting(sampler: dr.Sampler, monkeypatch: Any) -> list[int]:
+    """Return a list that gets the number of items of each block that is filled."""
+    filled: list[int] = []
+    fill = sampler._delivery.reader.fill
+    monkeypatch.setattr(
+        sampler._delivery.reader,
+        "fill",
+        lambda snapshot, ids, block: (filled.append(len(ids)), fill(snapshot, ids, block)),
+    )
+    return filled
+
+
 @pytest.mark.parametrize("view", [dr.Transitions(2), dr.Sequences(length=5, overlap=2)], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda make: repr(make()))
-@pytest.mark.parametrize("share", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
-def test_what_is_made_together_is_what_would_have_been_made_one_by_one(
-    store: Any, view: Any, distribution: Any, share: dict[str, int]
+@pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
+def test_what_is_made_at_once_is_what_would_have_been_made_one_by_one(
+    store: Any, view: Any, distribution: Any, rank: dict[str, int], monkeypatch: Any
 ) -> None:
-    kwargs: Any = {"batch_size": 5, "seed": 3, "fields": ("obs/number", "action", "reward"), **share}
+    kwargs: Any = {"batch_size": 5, "seed": 3, "fields": ("obs/number", "action", "reward"), **rank}
     with (
         dr.Sampler(store, view, distribution(), **kwargs) as plain,
-        dr.Sampler(store, view, distribution(), prefetch=3, debug=True, **kwargs) as together,
+        dr.Sampler(store, view, distribution(), prefetch=3, debug=True, **kwargs) as at_once,
     ):
-        assert together._delivery.together
-        held = []
+        if plain.distribution.weighted:
+            for sampler in (plain, at_once):  # before anything is drawn: weights differ
+                sampler._planner._follow_store(True)
+                ids = sampler._planner.population.take(np.arange(sampler._planner.population.size))
+                sampler.update_priorities(ids, np.random.default_rng(0).standard_normal(len(ids)))
+        filled, held = counting(at_once, monkeypatch), []
         for number in range(30):
-            expected, batch = plain.sample(), together.sample()
+            expected, batch = plain.sample(), at_once.sample()
             assert contents(expected) == contents(batch)
             held = [*held[-5:], (batch, contents(batch))]
             assert all(contents(old) == was for old, was in held)
-            if number % 7 == 0:
-                assert contents(plain.gather(expected.index)) == contents(together.gather(expected.index))
+            if number % 7 == 6:
+                assert contents(plain.gather(expected.index)) == contents(at_once.gather(expected.index))
+        assert len(set(expected.weight.tolist())) > 1 or not plain.distribution.weighted
+        assert filled == [20, 20, 5, 20, 20, 5, 20, 20, 5, 20, 5, 20]
         assert threads() - {"diskreplay-copy"} == set()
 
 
-def test_priorities_count_from_the_next_batches_that_are_drawn_together(store: Any) -> None:
+def test_the_last_batch_of_a_sweep_is_short_and_made_by_itself(store: Any, monkeypatch: Any) -> None:
+    store.refresh()
+    size = (len(store) - 1) // 6
+    last = len(store) - 6 * size
+    assert 0 < last < size
+    kwargs: Any = {"batch_size": size, "fields": ("obs/number",), "prefetch": 3, "seed": 0}
+    with dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1), **kwargs) as sampler:
+        filled = counting(sampler, monkeypatch)
+        assert [len(batch) for batch in sampler] == [size] * 6 + [last]
+        assert filled == [4 * size, 2 * size, last]
+
+
+def test_an_interrupt_while_batches_are_drawn_loses_none_of_them(store: Any, monkeypatch: Any) -> None:
+    draws = iter([None, None, KeyboardInterrupt, *([None] * 1000)])
+    draw_share = share.draw_share
+
+    def interrupted(*args: Any) -> Any:
+        if error := next(draws):
+            raise error
+        return draw_share(*args)
+
+    monkeypatch.setattr(share, "draw_share", interrupted)
+    seen: list[int] = []
+    with dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1), batch_size=10, prefetch=3, seed=0) as sampler:
+        with pytest.raises(KeyboardInterrupt):
+            sampler.sample()
+        for batch in sampler:
+            seen += batch.index.tolist()
+    assert len(seen) == len(set(seen)) == len(store)
+
+
+def test_a_subclass_that_draws_otherwise_is_asked_for_each_batch(store: Any) -> None:
+    class Newest(dr.Uniform):
+        def draw(self, population: Any, size: int, rng: Any) -> Any:
+            return Draw(population.take(np.arange(population.size - size, population.size)))
+
+    with dr.Sampler(store, dr.Transitions(), Newest(), batch_size=8, prefetch=3) as sampler:
+        one, *others = (sampler.sample().index.tolist() for _ in range(6))
+        assert one == sorted(one)
+        assert others == [one] * 5
+
+
+@pytest.mark.parametrize("size", [8, 1024])
+def test_what_was_drawn_ahead_is_delivered_by_a_sampler_that_draws_nothing_ahead(store: Any, size: int) -> None:
+    with (
+        dr.Sampler(store, dr.Transitions(), batch_size=size, prefetch=8, seed=0) as ahead,
+        dr.Sampler(store, dr.Transitions(), batch_size=size, seed=1) as plain,
+    ):
+        ahead.sample()
+        plain.load_state_dict(ahead.state_dict())
+        for _ in range(12):
+            assert contents(plain.sample()) == contents(ahead.sample())
+        assert threads() - {"diskreplay-copy"} == (set() if size == 8 else {"diskreplay-gather", "diskreplay-read"})
+        ahead.close()
+        assert threads() - {"diskreplay-copy"} == set()
+
+
+def test_priorities_count_from_the_next_batches_that_are_drawn_at_once(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=8, prefetch=3, seed=0) as sampler:
         batches = [sampler.sample()]
         only = batches[0].index[:1]
@@ -112,7 +189,7 @@ def test_priorities_count_from_the_next_batches_that_are_drawn_together(store: A
         assert alike == [False] * 4 + [True] * 2
 
 
-def test_updates_of_batches_drawn_together_are_those_of_batches_drawn_apart(store: Any) -> None:
+def test_updates_of_batches_drawn_at_once_are_those_of_batches_drawn_apart(store: Any) -> None:
     """Their places are remembered batch by batch; an id's place found anew is the same."""
     found = []
     for shuffled in (False, True):
@@ -129,7 +206,7 @@ def test_updates_of_batches_drawn_together_are_those_of_batches_drawn_apart(stor
     assert found[0] == found[1]
 
 
-def test_a_segment_that_is_gone_costs_no_batch_that_was_drawn_together(store: Any, monkeypatch: Any) -> None:
+def test_a_segment_that_is_gone_costs_no_batch_that_was_drawn_at_once(store: Any, monkeypatch: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
         fill, gone = sampler._delivery.reader.fill, []
 
@@ -146,7 +223,7 @@ def test_a_segment_that_is_gone_costs_no_batch_that_was_drawn_together(store: An
         assert gone == [32, 24, 16, 32, 24, 16]
 
 
-def test_memory_of_batches_made_together_is_used_again_when_all_are_gone(store: Any) -> None:
+def test_memory_of_batches_made_at_once_is_used_again_when_all_are_gone(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
         for _ in range(40):
             sampler.sample()
@@ -160,7 +237,7 @@ def test_memory_of_batches_made_together_is_used_again_when_all_are_gone(store: 
         del kept
         for _ in range(40):
             sampler.sample()
-        assert len(sampler._destination.ring) <= 3 + 2 + 1
+        assert len(sampler._destination.ring) <= 3  # two that are spare hold eight batches, and five are asked for
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)

@@ -99,7 +99,7 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
 
 def test_batches_that_share_memory_keep_it_until_the_last_is_gone() -> None:
     ring = Ring()
-    shares = ring.take_together(LEAVES, 8, 3)
+    shares = ring.take_batches(LEAVES, 8, 3)
     slot = shares[0].slot
     slot.block.arrays[0][:] = np.arange(72).reshape(24, 3)
     obs = [torch.from_numpy(share.by_name["obs"]) for share in shares]
@@ -108,13 +108,13 @@ def test_batches_that_share_memory_keep_it_until_the_last_is_gone() -> None:
     del shares
     while obs:
         assert not slot.free
-        assert ring.take_together(LEAVES, 8, 3)[0].slot is not slot
+        assert ring.take_batches(LEAVES, 8, 3)[0].slot is not slot
         view = obs.pop().view(-1)[3:]
         assert not slot.free
         del view
     assert slot.free
-    assert ring.take_together(LEAVES, 8, 3)[0].slot is slot
-    assert [share.arrays[0].shape for share in ring.take_together(LEAVES, 6, 4)] == [(6, 3)] * 4
+    assert ring.take_batches(LEAVES, 8, 3)[0].slot is slot
+    assert [share.arrays[0].shape for share in ring.take_batches(LEAVES, 6, 4)] == [(6, 3)] * 4
     assert slot.layout == (6, 4)
 
 

@@ -189,11 +189,9 @@ def test_ranks_share_the_steps(store: Store) -> None:
     assert sum(map(len, seen)) == len(store.snapshot.model)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("together", [False, True])
-def test_a_batch_is_what_it_was_planned_from(prefetch: int, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not together:
-        monkeypatch.setattr(delivery, "MOST_TOGETHER", 0)
+@pytest.mark.parametrize(("prefetch", "at_once"), [(0, 1), (1, 1), (3, 1), (1, 2), (3, 4), (5, 2)])
+def test_a_batch_is_what_it_was_planned_from(prefetch: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MOST_AT_ONCE", at_once * 75_000)  # a batch takes 70 kB
     rng = np.random.default_rng(0)
     growing = [episode(FLAT_SCHEMA, 5 * (i + 1), "open", True, rng) for i in range(12)]
     snapshots = [Snapshot(FLAT_SCHEMA, [Segment([[made]])]) for made in growing]
@@ -201,9 +199,9 @@ def test_a_batch_is_what_it_was_planned_from(prefetch: int, together: bool, monk
     sampler = Sampler(store, Transitions(), batch_size=1000, prefetch=prefetch, seed=0)
     for i in range(8):
         batch = sampler.sample()
-        # Together: in the first of so many calls, each of which looks for new steps. Else batch i after refresh i.
-        drawn = i - i % (prefetch + 1) if together else i
-        assert store.snapshot is snapshots[1 + i + (0 if together else prefetch)]
+        # At once: in the first of so many calls, each of which looks for new steps. Else batch i after refresh i.
+        drawn = i - i % at_once
+        assert store.snapshot is snapshots[1 + i + (prefetch if at_once == 1 else 0)]
         # It holds what the store held then.
         assert batch.index.max() == (2 << 35) + 5 * (drawn + 2) - 1
         assert set(batch.action.tolist()) == {int(step.action["action"]) for step in growing[drawn + 1].steps}

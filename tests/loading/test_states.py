@@ -187,8 +187,8 @@ def test_every_distribution_goes_on_as_if_nothing_had_happened(
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("before", [17, 18, 23, 24])
-def test_batches_drawn_together_go_on_wherever_they_were(tmp_store: Path, distribution: str, before: int) -> None:
-    check(tmp_store, "transitions", distribution, 3, before)  # with 3, 2, 1 and none of four left
+def test_batches_drawn_at_once_go_on_wherever_they_were(tmp_store: Path, distribution: str, before: int) -> None:
+    check(tmp_store, "transitions", distribution, 3, before, every=1)  # with 3, 2, 1 and none of four left
 
 
 @pytest.mark.parametrize(("distribution", "prefetch"), [("uniform", 3), ("prioritized", 0)])

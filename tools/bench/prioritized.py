@@ -36,7 +36,8 @@ class Sizes(NamedTuple):
     grown: tuple[int, ...]
 
 
-FULL = Sizes(Size(1_000_000, 500), (100_000, 1_000_000, 10_000_000))
+# As many batches as are drawn ahead at once, a whole number of times.
+FULL = Sizes(Size(1_000_000, 504), (100_000, 1_000_000, 10_000_000))
 TINY = Sizes(Size(300, 5, 16, 3, 20), (100, 300))
 
 ALPHA, BETA = 0.6, 0.4

@@ -110,7 +110,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "Five tensors of ours and of TorchRL's are taken from the batch by name.",
             'Nested keys are those that TorchRL\'s own losses read: ("next", "reward") and so on.',
             "A batch of ours also holds terminated, truncated, n_steps, index and weight, and each call looks for new "
-            f"steps first. {share:.0%} of its time went into looking and drawing, the rest into gathering.",
+            f"steps first. Without prefetch {share:.0%} of its time went into looking and drawing, the rest into "
+            "gathering.",
             "torch uses its default number of threads; ours gathers with one.",
             ram_peers.MISSING_ARE_LEFT_OUT,
         ],
