@@ -289,7 +289,7 @@ class PriorityTable:
         places, ids, chances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
         self._draw(fractions, strata, *self._for_draw, places, ids, chances)
         starts = range(0, size, max(batch, 1))
-        self._drawn = {int(ids[i]): (ids[i : i + batch], places[i : i + batch]) for i in starts}
+        self._drawn = {ids.item(i): (ids[i : i + batch], places[i : i + batch]) for i in starts}
         return ids, chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
@@ -299,7 +299,7 @@ class PriorityTable:
         """
         if self._batch[0].shape[1] != len(ids):
             self._batch = np.empty((4, len(ids)), np.int64), np.empty((3, len(ids)))
-        drawn = self._drawn.get(int(ids[0]), _NOTHING_DRAWN) if len(ids) else _NOTHING_DRAWN
+        drawn = self._drawn.get(ids.item(0), _NOTHING_DRAWN) if len(ids) else _NOTHING_DRAWN
         skipped: int = chosen("update")(ids, errors, eps, self._alpha, *drawn, *self._for_update, *self._batch)
         return skipped
 
