@@ -149,7 +149,8 @@ def run(size: Sizes, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"{one.steps:,} steps of CartPole's shape in episodes of {one.shortest} to {one.longest}, "
             f"{one.batches:,} batches in a round. The stores of several sizes take turns like contestants.",
-            f"{DRAWN_AHEAD} They do not know the priorities that are updated in between; the peers' batches do.",
+            f"{DRAWN_AHEAD} What is drawn ahead does not know the priorities that are updated in between; the peers' "
+            "batches do.",
             READ_BACK,
             "Ours gives torch tensors, six of which are taken from the batch by name; cpprb gives numpy arrays.",
             f"cpprb has an easier job: its rows were made {N_STEP}-step ones before they were stored. Ours holds "
