@@ -92,32 +92,33 @@ class Gatherer:
         SegmentGone
             A segment has been evicted since the snapshot.
         """
+        return self.gather_batches(snapshot, ids, 1, entropy, pages)[0]
+
+    def gather_batches(
+        self,
+        snapshot: Any,
+        ids: NDArray[np.int64],
+        batches: int,
+        entropy: int | None = None,
+        pages: Pages | None = None,
+    ) -> list[Gathered]:
+        """Gather so many batches of one size at once, whose ids stand one behind the other; see `gather`.
+
+        More than one only on the CPU, and where leaves do not depend on a batch's ids.
+        """
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
         leaves = self.reader.leaves if self._leaves_for is None else self._leaves_for(snapshot, ids)
-        taken = self._ring.take(leaves, len(ids))
+        taken = self._ring.take(leaves, len(ids) // batches, batches)
+        slot = taken[0].slot
         if entropy is not None:
             self.reader.seed(entropy)  # type: ignore[attr-defined]
-        self.reader.fill(snapshot, ids, taken.slot.block)
-        sent = None if self._courier is None else self._courier.send(taken.slot)
+        self.reader.fill(snapshot, ids, slot.block)
+        sent = None if self._courier is None else self._courier.send(slot)
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:
             self.disk.end(begun)
-        return Gathered(taken, sent)
-
-    def gather_batches(self, snapshot: Any, ids: NDArray[np.int64], batches: int) -> list[Gathered]:
-        """Gather so many batches of one size at once, whose ids stand one behind the other; see `gather`.
-
-        Not for a CUDA device, nor where leaves depend on a batch's ids.
-        """
-        begun = self.disk.begin(snapshot, ids, None) if self.disk.wide else 0
-        started = perf_counter()
-        taken = self._ring.take_batches(self.reader.leaves, len(ids) // batches, batches)
-        self.reader.fill(snapshot, ids, taken[0].slot.block)
-        self.seconds_gathering += perf_counter() - started
-        if self.disk.wide:
-            self.disk.end(begun)
-        return [Gathered(part, None) for part in taken]
+        return [Gathered(share, sent) for share in taken]
 
     def show(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
         """Return the batch, with these weights if they are not all 1."""

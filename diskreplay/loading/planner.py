@@ -136,7 +136,7 @@ class Planner:
 
     def _draw_at_once(self, snapshot: Any, size: int, batches: int) -> None:
         self._need_ids(snapshot)
-        for draw in draw_batches(self.distribution, self.population, size, batches, self.rng, *self._share):
+        for draw in draw_batches(self.distribution, self.population, size, batches, self.rng, self._share):
             if not len(draw.ids) and self.queue:
                 break
             self.queue.append(Plan(snapshot, draw))

@@ -99,12 +99,8 @@ class Ring:
         """Count the slots, lent and free."""
         return len(self._slots)
 
-    def take(self, leaves: Sequence[Leaf], size: int) -> Taken:
-        """Return a free slot laid out for `size` items; its contents are arbitrary."""
-        return self.take_batches(leaves, size, 1)[0]
-
-    def take_batches(self, leaves: Sequence[Leaf], size: int, batches: int) -> list[Taken]:
-        """Return a free slot laid out for so many batches of `size` items, as the share of each."""
+    def take(self, leaves: Sequence[Leaf], size: int, batches: int = 1) -> list[Taken]:
+        """Return a free slot laid out for batches of `size` items, as the share of each; its contents are arbitrary."""
         with self._lock:
             slot = self._free_slot(leaves, (size, batches))
             return [Taken(slot, tuple(arrays), by_name) for arrays, by_name in slot.parts]

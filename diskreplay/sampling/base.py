@@ -25,10 +25,9 @@ class Draw(NamedTuple):
 
     def split(self, size: int) -> "list[Draw]":
         """Return draws of `size` ids each, one behind the other."""
-        chances, starts = self.chances, range(0, len(self.ids), size)
-        if chances is None:
-            return [Draw(self.ids[i : i + size], None, self.size, self.least) for i in starts]
-        return [Draw(self.ids[i : i + size], chances[i : i + size], self.size, self.least) for i in starts]
+        parts = [slice(start, start + size) for start in range(0, len(self.ids), size)]
+        chances = self.chances
+        return [Draw(self.ids[i], None if chances is None else chances[i], self.size, self.least) for i in parts]
 
 
 class Distribution(Protocol):

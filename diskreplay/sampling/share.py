@@ -1,6 +1,7 @@
 """One trainer's share of a distribution: the ids that belong to its rank."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,21 +63,17 @@ def draw_share(
 
 
 def draw_batches(
-    distribution: Distribution,
-    population: Population,
-    size: int,
-    batches: int,
-    rng: np.random.Generator,
-    rank: int = 0,
-    world_size: int = 1,
+    distribution: Any, population: Population, size: int, batches: int, rng: np.random.Generator, share: tuple[int, int]
 ) -> Iterator[Draw]:
-    """Draw what so many calls of `draw_share` would; an interrupt loses none that was yielded."""
-    if world_size == 1 and _draws_batches(distribution):
-        together: Draw = distribution.draw_batches(population, size, batches, rng)  # type: ignore[attr-defined]
-        yield from together.split(size)
+    """Draw what so many calls of `draw_share` would; an interrupt loses none that was yielded.
+
+    `share` is the rank and the world size.
+    """
+    if share[1] == 1 and _draws_batches(distribution):
+        yield from distribution.draw_batches(population, size, batches, rng).split(size)
         return
     for _ in range(batches):
-        yield draw_share(distribution, population, size, rng, rank, world_size)
+        yield draw_share(distribution, population, size, rng, *share)
 
 
 def _draws_batches(distribution: Distribution) -> bool:
