@@ -1,4 +1,4 @@
-"""The counters that publish data: the store's sixteen words, and three numbers a lane in every segment.
+"""The counters that publish data: the store's words, and three numbers a lane in every segment.
 
 Data first, commit second: a row is written in full before the counter that shows it is stored. One aligned 8-byte
 store is atomic, and x86-64 keeps the order of stores, so a reader that sees the counter sees the row.
@@ -27,7 +27,9 @@ class StoreCounters:
 
     def __init__(self, path: str, *, writable: bool = False) -> None:
         self.path = path
-        self._words: NDArray[np.int64] = map_file(path, self.nbytes, writable=writable).array("<i8", (16,))
+        self._words: NDArray[np.int64] = map_file(path, self.nbytes, writable=writable).array(
+            "<i8", (2 * COUNTER_WORDS,)
+        )
 
     @staticmethod
     def fresh() -> bytes:
@@ -36,7 +38,7 @@ class StoreCounters:
         return np.concatenate([zeros, ~zeros]).tobytes()
 
     def read(self) -> NDArray[np.int64]:
-        """Return the eight words, ``(8,)`` int64.
+        """Return the words, ``(COUNTER_WORDS,)`` int64.
 
         Raises
         ------

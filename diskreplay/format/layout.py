@@ -30,14 +30,18 @@ END_MARKER = 32
 EPISODE_VALUES = 64
 KNOWN_FLAGS = 127
 
-# --- the store's counters: words of counters/, each with its complement 8 words on ----------------------------------
+# --- the store's counters: words of counters/, each with its complement 16 words on ----------------------------------
 NEXT_SEGMENT = 0
 FIRST_LIVE = 1
 HORIZON = 2
 STEPS_EVICTED = 3
 HIDDEN_ENTRIES = 4
 FRONTIER = 5
-COUNTER_WORDS = 8
+RESERVED = 6  # segment numbers below it may have been used, also where the counter of the next one was lost to power
+CHANGES = 7  # how often a segment was set aside, brought back or replaced: readers then look again at all of them
+BOOT = 8  # which boot and which disk the next number belongs to; 0: none yet
+COUNTER_WORDS = 16
+RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
 
 # --- ids -------------------------------------------------------------------------------------------------------------

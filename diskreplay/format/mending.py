@@ -158,6 +158,10 @@ def _choose(values: list[int], others: list[int], numbers: list[int], hidden: in
             choice = max((v for v in able if v <= most), default=0)
         elif word == layout.STEPS_EVICTED:
             choice = high if high - low <= _MOST_STEPS else low
+        elif word == layout.RESERVED:
+            choice = high if high - low <= layout.RESERVED_AT_ONCE else low
+        elif word == layout.CHANGES:
+            choice = high if high - low == 1 else low
         elif word == layout.HIDDEN_ENTRIES:
             choice = max((v for v in able if v <= hidden), default=0)
         else:

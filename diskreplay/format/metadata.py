@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from diskreplay.errors import FormatError
-from diskreplay.format.layout import COMMITTED, DONE, DURABLE, METADATA, OBSERVED, chunk_key
+from diskreplay.format.layout import COMMITTED, COUNTER_WORDS, DONE, DURABLE, METADATA, OBSERVED, chunk_key
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.schema import Schema
 
@@ -56,7 +56,7 @@ def make_root_documents() -> dict[str, Document]:
 
     memory = MemoryStore()
     group = zarr.create_group(memory, zarr_format=3)
-    _create_array(group, "counters", (16,), "int64", ["word"])
+    _create_array(group, "counters", (2 * COUNTER_WORDS,), "int64", ["word"])
     _create_array(group, "hidden", (0, 2), "int64", ["entry", "id_and_steps"], chunks=(4096, 2))
     for name in ("limiters", "samplers", "segments"):
         group.create_group(name)

@@ -148,6 +148,6 @@ def _change_counter(path: Path, outside: Path, at: int, number: int) -> None:
     if not len(data):
         return
     data[at % len(data)] = number
-    if len(data) == 16:
-        data[(at % 8) + 8] = ~np.int64(number)
+    if len(data) == 32:
+        data[(at % 16) + 16] = ~np.int64(number)
     data.tofile(path)

@@ -191,10 +191,21 @@ def replace_bytes(path, at, data):
 
 
 def set_words(path, **words):
-    names = ["next_segment", "first_live", "horizon", "evicted", "hidden", "frontier", "unused"]
+    names = [
+        "next_segment",
+        "first_live",
+        "horizon",
+        "evicted",
+        "hidden",
+        "frontier",
+        "reserved",
+        "changes",
+        "boot",
+        "unused",
+    ]
     data = np.fromfile(path / "counters/c.0", "<i8")
     for name, value in words.items():
-        data[names.index(name)], data[8 + names.index(name)] = value, ~value
+        data[names.index(name)], data[16 + names.index(name)] = value, ~value
     data.tofile(path / "counters/c.0")
 
 
@@ -292,7 +303,7 @@ DAMAGE = {
     "a document of counters": (truncate("counters/zarr.json", 10), "metadata", "counters/zarr.json"),
     "counters that are a folder": (as_folder("counters/c.0"), "type", "counters/c.0"),
     "a document that is a folder": (as_folder(f"{SEGMENT}/done/zarr.json"), "type", f"{SEGMENT}/done/zarr.json"),
-    "short counters": (truncate("counters/c.0", 127), "size", "counters/c.0"),
+    "short counters": (truncate("counters/c.0", 255), "size", "counters/c.0"),
     "a torn counter": (lambda path: replace_bytes(path / "counters/c.0", 0, b"\x09"), "counters", "counters/c.0"),
     "impossible counters": (lambda path: set_words(path, first_live=9), "counters", "counters/c.0"),
     "a counter without end": (lambda path: set_words(path, evicted=(1 << 63) - 1), "counters", "counters/c.0"),

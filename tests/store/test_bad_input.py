@@ -598,7 +598,7 @@ def test_a_counter_whose_writer_died_before_it_stored_the_complement_counts(fill
 def test_store_counters_that_cannot_be_are_an_error_and_no_crash(filled, word, value):
     path = filled / "counters" / "c.0"
     data = np.fromfile(path, "<i8")
-    data[word], data[8 + word] = value, ~value
+    data[word], data[16 + word] = value, ~value
     path.write_bytes(data.tobytes())
 
     answer = run_python(READ_IN_LITTLE_MEMORY, filled, timeout_s=60).split()[0]
