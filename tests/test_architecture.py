@@ -32,7 +32,7 @@ LAYERS = {
 # modules that may import less than their part
 STRICTER = {"store.verify": {"errors", "format"}}
 # what the independent reader shares with the rest: constants, the schema, and which boot this is
-SHARED_WITH_VERIFY = {"errors", "format", "format.durable", "format.layout", "format.schema"}
+SHARED_WITH_VERIFY = {"errors", "format", "format.durable", "format.layout", "format.schema", "format.volume"}
 # parts whose imports of diskreplay are public names only: adapters must work as a user's own would
 PUBLIC_NAMES_ONLY = {"interop"}
 

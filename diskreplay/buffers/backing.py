@@ -15,6 +15,7 @@ from diskreplay.buffers.values import Given
 from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
 from diskreplay.loading.arguments import int_argument
+from diskreplay.store.marker import DEFAULT_DURABILITY_S
 from diskreplay.store.store import PathLike, Store, create, open as open_store
 
 
@@ -38,6 +39,11 @@ class Backing:
         if self._path is not None:
             with suppress(StoreNotFound):
                 self.store = open_store(self._path, "a")
+
+    @property
+    def durability(self) -> str | float:
+        """The durability of the buffer's writer: a temporary folder has nothing to outlive."""
+        return "none" if self._path is None else DEFAULT_DURABILITY_S
 
     def make(self, schema: Schema, **options: Any) -> Store:
         """Make the store; see `create`."""

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.format.layout import COUNTER_WORDS, FIRST_LIVE, MAX_SEGMENTS, MOST_COUNTED, NEXT_SEGMENT, STEPS_EVICTED
+from diskreplay.format.layout import (
+    BOOT,
+    COUNTER_WORDS,
+    FIRST_LIVE,
+    MAX_SEGMENTS,
+    MOST_COUNTED,
+    NEXT_SEGMENT,
+    STEPS_EVICTED,
+)
 from diskreplay.format.mapping import map_file, open_regular
 
 _RETRIES = 200
@@ -48,6 +56,7 @@ class StoreCounters:
         for attempt in range(_RETRIES):
             words = self._words.copy()
             values, before = words[:COUNTER_WORDS], ~words[COUNTER_WORDS:]
+            before[BOOT] = values[BOOT]  # which of the two is newer does not matter: another one only costs numbers
             changed = np.flatnonzero(values != before)
             # A process is between the two stores of one word, or died there: the word is what counts. The older first
             # segment is as good, and no flipped bit can hide segments in it.
@@ -85,6 +94,11 @@ class StoreCounters:
         self._words[word] = value
         self._words[COUNTER_WORDS + word] = ~value
 
+    def set_boot(self, value: int) -> None:
+        """Store which boot, and which file, numbers are given in. The caller holds the store lock."""
+        self._words[BOOT] = value
+        self._words[COUNTER_WORDS + BOOT] = ~value
+
     def close(self) -> None:
         """Unmap the file; the words stay as they were read last."""
         self._words = self._words.copy()
@@ -110,9 +124,9 @@ def map_lane_counter(folder: str, lanes: int, *, writable: bool = False) -> NDAr
     return array
 
 
-def read_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
+def read_lane_counter(folder: str, lanes: int, name: str = "c.0") -> NDArray[np.int64]:
     """Return what one of a segment's arrays of a number a lane holds now, ``(lanes,)`` int64."""
-    fd = open_regular(f"{folder}/c.0", lanes * 8)
+    fd = open_regular(f"{folder}/{name}", lanes * 8)
     try:
         return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
     finally:

@@ -237,8 +237,8 @@ def _first_line(paths: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return an id that changes when this machine boots."""
-    return _first_line(["/proc/sys/kernel/random/boot_id"]) or "unknown"
+    """Return an id that changes when this machine boots; empty, and equal to none, where it cannot be read."""
+    return _first_line(["/proc/sys/kernel/random/boot_id"])
 
 
 @lru_cache(maxsize=1)

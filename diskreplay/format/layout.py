@@ -18,6 +18,7 @@ OBSERVED = "observed"
 DURABLE = "durable"
 LANE_COUNTERS = (COMMITTED, OBSERVED, DURABLE)
 METADATA = "zarr.json"
+MARKS = "marks"  # the log beside the counter of durable rows
 LOCK = "lock"
 
 # --- bits of one row of `done` (CF flags) ---------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from diskreplay.format.durable import held_lock, storage_error, sync_folder, syn
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.mapping import map_file
 from diskreplay.format.metadata import dump
+from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.trust import map_trusted
 
 SLOTS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -135,7 +137,7 @@ class StepCounter:
                     self._sealed[number] = info.steps
                     self._growing.pop(number, None)
                 elif number not in self._growing:
-                    self._growing[number] = _Growing(info)
+                    self._growing[number] = _Growing(self._root, info)
             except FileNotFoundError:
                 self._growing.pop(number, None)
         self._next = end
@@ -150,10 +152,10 @@ class StepCounter:
 class _Growing:
     """A segment that is not sealed, and how far its flags were read."""
 
-    def __init__(self, info: SegmentInfo) -> None:
+    def __init__(self, root: Root, info: SegmentInfo) -> None:
         self._folder, self._lanes = info.path / layout.DONE, len(info.lanes)
         self._chunk_rows = info.chunk_rows[layout.DONE]
-        _, self._committed = info.map_trusted()
+        _, self._committed = map_trusted(root, info)
         self._rows = np.zeros(self._lanes, np.int64)
         self._steps = 0
         self._flags: dict[int, NDArray[np.uint8]] = {}

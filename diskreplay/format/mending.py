@@ -162,6 +162,8 @@ def _choose(values: list[int], others: list[int], numbers: list[int], hidden: in
             choice = high if high - low <= layout.RESERVED_AT_ONCE else low
         elif word == layout.CHANGES:
             choice = high if high - low == 1 else low
+        elif word == layout.BOOT:
+            choice = low if low == high else 0
         elif word == layout.HIDDEN_ENTRIES:
             choice = max((v for v in able if v <= hidden), default=0)
         else:

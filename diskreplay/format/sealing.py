@@ -7,8 +7,9 @@ waiting for each takes ten times as long. Only the background thread waits.
 
 import dataclasses
 import os
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,13 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter, read_lane_counter, write_lane_counter
+from diskreplay.format.copies import WRITE_BITS, open_protected
 from diskreplay.format.durable import (
     boot_id,
     machine_id,
     punch_hole,
     read_file,
     storage_error,
-    sync_file,
     sync_file_system,
     write_atomic,
     write_file,
@@ -37,12 +38,15 @@ from diskreplay.format.segment import (
     SegmentInfo,
     chunk_nbytes,
     chunk_path,
-    open_chunk,
     refuse_links,
     row_bytes,
     rows_document,
     unfinished_chunk_path,
 )
+from diskreplay.format.trust import map_trusted, shows_live_rows
+from diskreplay.format.unproven import forget_claims, settle_unproven
+
+Salvaged = Mapping[int, NDArray[np.int64]]
 
 _BLOCK = bytes(1 << 20)
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
@@ -53,13 +57,23 @@ class _Settled:
     """A segment whose files are as they will stay, but for ``durable`` and its own attributes."""
 
     info: SegmentInfo
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64]  # of each lane, what is data
+    kept: NDArray[np.int64]  # and what is kept behind it, though nothing proves that it is whole
     checksums: dict[str, int]
     steps: int = 0
+    unproven_steps: int = 0
+
+    @property
+    def claimed(self) -> tuple[int, ...] | None:
+        """The rows that are kept, where these are more than the data."""
+        return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
 
 
-def seal_segments(root: Root, infos: Sequence[SegmentInfo]) -> None:
+def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged | None = None) -> None:
     """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet.
+
+    Of one that has to prove its rows, those count that its marks prove, or that ``salvaged`` names by the segment's
+    number. What its counters had claimed beyond them is kept in place.
 
     Raises
     ------
@@ -69,13 +83,15 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo]) -> None:
         The system's. What the disk holds is unknown after a sync that failed, also when a later one does not.
     """
     with _in_need_of_room(root):
-        settled = [_settle(root, info) for info in infos]
+        settled = [_settle(root, info, (salvaged or {}).get(info.number)) for info in infos]
     sync_file_system(root.path)
     with _in_need_of_room(root):
         for segment in settled:
             _write_sealed_beside(root, segment)
     sync_file_system(root.path)
     with _in_need_of_room(root):
+        for segment in settled:
+            forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
             os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
     sync_file_system(root.path)
@@ -91,9 +107,13 @@ def _in_need_of_room(root: Root) -> Iterator[None]:
         raise full from error
 
 
-def _settle(root: Root, info: SegmentInfo) -> _Settled:
+def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Settled:
     refuse_links(info.path, root.blueprint.paths)
-    segment = _Settled(info, *_settle_counters(root, info))
+    if shows_live_rows(info):
+        rows = kept = _settle_counters(root, info)
+    else:
+        rows, kept = settle_unproven(root, info, salvaged)
+    segment = _Settled(info, rows, kept, _counter_sums(info, rows))
     for path, document in root.blueprint.documents(len(info.lanes), info.chunk_rows, None):
         if array := root.blueprint.arrays.get(path):
             _trim(root, segment, array)
@@ -112,34 +132,41 @@ def _beside(info: SegmentInfo) -> str:
 
 
 def _write_sealed_beside(root: Root, segment: _Settled) -> None:
-    """All rows are on the platter: say so in ``durable``, and prepare the sealed attributes."""
+    """All rows are durable: say so in the counter of that name, and prepare the sealed attributes."""
     info = segment.info
     write_lane_counter(f"{info.path}/{layout.DURABLE}", segment.rows)
     sealed = dataclasses.replace(
-        info, sealed=True, steps=segment.steps, checksums=segment.checksums, sealed_at=round(time.time(), 3)
+        info,
+        sealed=True,
+        steps=segment.steps,
+        checksums=segment.checksums,
+        sealed_at=round(time.time(), 3),
+        claimed=segment.claimed,
+        unproven_steps=segment.unproven_steps,
     )
     write_file(_beside(info), root.blueprint.segment_document(sealed.attributes()))
 
 
-def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], dict[str, int]]:
-    """Fix what is data: all that was committed, and the last observation of an episode that nobody ended.
+def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
+    """Fix what is data of a segment whose memory can be trusted; return the rows of each lane.
 
-    Return the rows, and the checksums of the counters as they will be.
+    That is all that was committed, and the last observation of an episode that nobody ended.
     """
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
-    if not info.shows_live_rows or (observed > committed).any():
+    if (observed > committed).any():
         committed, observed = (map_lane_counter(f"{info.path}/{name}", lanes, writable=True) for name in _PUBLISHING)
-        if not info.shows_live_rows:
-            # The machine booted, or this is a copy: rows beyond `durable` may be torn.
-            committed[:] = observed[:] = read_lane_counter(f"{info.path}/{layout.DURABLE}", lanes)
-            for name in _PUBLISHING:
-                sync_file(info.path / name / "c.0")
         for lane in np.flatnonzero(observed > committed).tolist():
             _end_with_observation(root, info, lane, int(committed[lane]))
             committed[lane] += 1
-    ends = {layout.COMMITTED: committed, layout.OBSERVED: observed, layout.DURABLE: committed}
-    return committed.copy(), {f"{name}/c.0": google_crc32c.value(end.tobytes()) for name, end in ends.items()}
+    return committed.copy()
+
+
+def _counter_sums(info: SegmentInfo, rows: NDArray[np.int64]) -> dict[str, int]:
+    """Return the checksums of the counters of lanes as they will be."""
+    observed = read_lane_counter(f"{info.path}/{layout.OBSERVED}", len(info.lanes))
+    ends = {layout.COMMITTED: rows, layout.OBSERVED: observed, layout.DURABLE: rows}
+    return {f"{name}/c.0": google_crc32c.value(end.tobytes()) for name, end in ends.items()}
 
 
 def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:
@@ -151,7 +178,7 @@ def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) ->
         nbytes = row_bytes(root, leaf)
         flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
         data = bytes([flags]) if leaf == layout.DONE else bytes(nbytes)
-        fd = open_chunk(root, info, leaf, chunk)
+        fd = open_protected(chunk_path(root, info, leaf, chunk))
         try:
             os.pwrite(fd, data, (lane * info.chunk_rows[leaf] + at) * nbytes)
         finally:
@@ -161,25 +188,29 @@ def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) ->
 def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
     """Punch out what lies past each lane's rows, delete chunks past the longest lane, and make the shape exact.
 
-    Takes the checksums of what stays, and counts the steps.
+    Takes the checksums of what stays, counts the steps, and takes away the permission to write: a chunk that was copied
+    before it was sealed is told from one that was copied afterwards by that.
     """
-    info, rows, sums = segment.info, segment.rows, segment.checksums
-    per_chunk, longest = info.chunk_rows[array.path], int(rows.max())
-    chunks = -(-longest // per_chunk)
+    info, sums = segment.info, segment.checksums
+    per_chunk, longest = info.chunk_rows[array.path], int(segment.rows.max())
+    chunks = -(-int(segment.kept.max()) // per_chunk)
     for chunk in range(chunks):
-        kept = _rows_inside(rows, chunk, per_chunk)
-        fd = os.open(chunk_path(root, info, array.path, chunk), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        kept = _rows_inside(segment.kept, chunk, per_chunk)
+        fd = open_protected(chunk_path(root, info, array.path, chunk))
         try:
             for start, stop in _gaps(kept, per_chunk):
                 punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
             sums[f"{array.path}/{array.chunk_key(chunk)}"] = _checksum(fd)
             if array.path == layout.DONE:
-                segment.steps += _count_in_chunk(fd, kept, per_chunk)
+                steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
+                segment.steps += steps
+                segment.unproven_steps += _count_in_chunk(fd, kept, per_chunk) - steps
+            os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITE_BITS)
         finally:
             os.close(fd)
     name = f"{array.path}/{layout.METADATA}"
     document = rows_document(root, info, array.path, longest)
-    if not info.shows_live_rows:
+    if not shows_live_rows(info):
         _remove_unknown(info, array, chunks)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
     if read_file(f"{info.path}/{name}") != document:
@@ -229,7 +260,11 @@ def _gaps(kept: list[int], per_chunk: int) -> Iterator[tuple[int, int]]:
 
 def count_steps(root: Root, info: SegmentInfo) -> int:
     """Count the steps of a segment that can be trusted: its rows without observations and markers."""
-    rows = info.map_trusted()[1].copy()
+    return count_steps_in(root, info, map_trusted(root, info)[1].copy())
+
+
+def count_steps_in(root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> int:
+    """Count the steps in the first rows of each lane of a segment."""
     per_chunk, nbytes = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
@@ -282,4 +317,4 @@ def _update_zeros(crc: Any, count: int) -> None:
 
 def may_seal(info: SegmentInfo) -> bool:
     """Whether this machine may seal a dead writer's segment: it was written here, or by an earlier boot of this one."""
-    return info.machine == machine_id() or info.boot == boot_id()
+    return info.machine == machine_id() or (bool(info.boot) and info.boot == boot_id())

@@ -11,12 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from diskreplay.errors import FormatError
 from diskreplay.format import layout, metadata
-from diskreplay.format.commit import map_lane_counter
+from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import (
     Lock,
     boot_id,
@@ -28,11 +25,8 @@ from diskreplay.format.durable import (
 )
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.root import Root
-from diskreplay.format.unwritten import NeverWritten, is_never_written, map_durable
-
-# So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow
-# writer or none at all (hostile counters), would cost more than listing the folder.
-_FEW = 256
+from diskreplay.format.unwritten import NeverWritten, is_never_written
+from diskreplay.format.volume import Volume, volume_of
 
 # What is read, or locked, of a segment as soon as it is seen.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
@@ -55,26 +49,25 @@ class SegmentInfo:
     machine: str
     boot: str
     inode: int
+    volume: Volume
     created: str
     sealed: bool
     steps: int | None
     checksums: dict[str, int]
     sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
+    # Where sealing found more rows than the marks prove: how many of each lane the counters had claimed.
+    claimed: tuple[int, ...] | None = None
+    unproven_steps: int = 0  # in those rows, at most
 
     @property
-    def shows_live_rows(self) -> bool:
-        """Whether rows that are only in the page cache of this boot can be trusted; sealed ones always can."""
-        return self.sealed or (self.boot == boot_id() and self.inode == counter_inode(str(self.path)))
+    def is_in_place(self) -> bool:
+        """Whether these are the files that were written, and no copy, move or snapshot of them."""
+        return self.has_its_inode and self.volume.may_be(volume_of(str(self.path)))
 
-    def map_trusted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Map the rows of each lane whose observation, and that as a whole, can be trusted: ``(lanes,)`` each."""
-        if not self.shows_live_rows:
-            durable = map_durable(str(self.path), len(self.lanes))
-            return durable, durable
-        observed, committed = (
-            map_lane_counter(f"{self.path}/{name}", len(self.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
-        )
-        return observed, committed
+    @property
+    def has_its_inode(self) -> bool:
+        """Whether the files are no copies; a snapshot of the volume may be one all the same."""
+        return self.inode == counter_inode(str(self.path))
 
     @property
     def lock_path(self) -> str:
@@ -83,7 +76,11 @@ class SegmentInfo:
 
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json."""
-        sealed = {"steps": self.steps, "sealed_at": self.sealed_at, "checksums": self.checksums} if self.sealed else {}
+        sealed: dict[str, Any] = {}
+        if self.sealed:
+            sealed = {"steps": self.steps, "sealed_at": self.sealed_at, "checksums": self.checksums}
+        if self.claimed is not None:
+            sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
         return {
             "requires": [],
             "writer": self.writer,
@@ -92,6 +89,7 @@ class SegmentInfo:
             "machine_id": self.machine,
             "boot_id": self.boot,
             "inode": self.inode,
+            "volume": list(self.volume),
             "created": self.created,
             "sealed": self.sealed,
             **sealed,
@@ -165,6 +163,7 @@ def draft_segment(root: Root, building: str, writer: int, lanes: Sequence[int], 
             machine=machine_id(),
             boot=boot_id(),
             inode=counter_inode(building),
+            volume=volume_of(building),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             sealed=False,
             steps=None,
@@ -270,28 +269,6 @@ def chunk_nbytes(root: Root, info: SegmentInfo, leaf: str) -> int:
     return len(info.lanes) * info.chunk_rows[leaf] * row_bytes(root, leaf)
 
 
-def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
-    """Return the numbers from ``start`` to ``end`` that may have a segment: for many, those that have one.
-
-    The time and memory it takes are bounded by what is there, whatever the store's counters say.
-    """
-    if end - start <= _FEW:
-        return range(start, end)
-    return sorted(number for number in _listed(root) if start <= number < end)
-
-
-def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
-    """Return those of the numbers, and perhaps others, that have a segment."""
-    if len(numbers) > _FEW:
-        return _listed(root)
-    return [number for number in numbers if os.path.exists(root.segment_path(number))]
-
-
-def _listed(root: Root) -> list[int]:
-    names = os.listdir(root.segments_folder)
-    return [int(name) for name in names if name.isdecimal() and len(name) < 10]
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -323,11 +300,21 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
     refuse_links(path, _READ_AT_ONCE)
     try:
         metadata.check_requires(attributes or {}, document_path)
-        return _parse_segment(root, number, path, attributes)
+        return _as_copied(root, _parse_segment(root, number, path, attributes))
     except FormatError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{document_path}: unusable attributes ({error!r}); restore this file") from None
+
+
+def _as_copied(root: Root, info: SegmentInfo) -> SegmentInfo:
+    """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows."""
+    try:
+        if not info.sealed or info.has_its_inode or is_whole_copy(root, str(info.path), info.checksums):
+            return info
+    except FileNotFoundError:
+        return info  # a counter is missing: whoever reads it says so
+    return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, boot="")
 
 
 def refuse_links(segment: Path, names: Iterable[str]) -> None:
@@ -366,12 +353,24 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         machine=str(attributes["machine_id"]),
         boot=str(attributes["boot_id"]),
         inode=_whole(attributes["inode"]),
+        volume=Volume(*map(_whole, attributes["volume"])),
         created=str(attributes["created"]),
         sealed=sealed,
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
+        claimed=_parse_claimed(attributes, len(lanes)) if sealed else None,
+        unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
     )
+
+
+def _parse_claimed(attributes: Any, lanes: int) -> tuple[int, ...] | None:
+    if (rows := attributes.get("claimed")) is None:
+        return None
+    claimed = tuple(map(_whole, rows))
+    if len(claimed) != lanes or max(claimed) > layout.POSITION_MASK // lanes:
+        raise ValueError("claimed")
+    return claimed
 
 
 def _whole(value: Any) -> int:

@@ -1,6 +1,7 @@
 """Writing rows of one segment: reserve, put, publish."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping as Named, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
-from diskreplay.format.durable import Lock, storage_error, sync_file, sync_folder
+from diskreplay.format.durable import Lock, storage_error
 from diskreplay.format.layout import WIDE_ROW_BYTES
 from diskreplay.format.mapping import MADV_RANDOM, Mapping
+from diskreplay.format.marking import DurableRows
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
@@ -226,16 +228,8 @@ class SegmentWriter:
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
         self.stretch: Stretch | None = None
-        self._synced_folders = False
-        self._durable: NDArray[np.int64] | None = None
-
-    @property
-    def durable(self) -> NDArray[np.int64]:
-        """The rows known to be on the platter; mapped when first asked for, as many a segment is never flushed."""
-        if self._durable is None:
-            path = f"{self.info.path}/{layout.DURABLE}"
-            self._durable = map_lane_counter(path, len(self.info.lanes), writable=True)
-        return self._durable
+        self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
+        self._durable: DurableRows | None = None
 
     def reserve(self, lane: int, row: int) -> None:
         """Make sure that ``row`` of a lane can be written in every field.
@@ -346,44 +340,20 @@ class SegmentWriter:
             found = Stretch(self, row, limit) if row + 1 < min(limit, self.reserved[0]) else None
             self.stretch = found if found is not None and row <= found.last else None
 
-    def flush(self) -> None:
-        """Put everything published on the platter, then say so in ``durable``."""
-        upto = self.committed.copy()
-        if self._synced_folders and (upto == self.durable).all():
-            return
-        path = self.info.path
-        changed = self._chunks_since(self.durable, upto)
-        for leaf, chunks in changed.items():
-            for chunk in chunks:
-                sync_file(chunk_path(self.root, self.info, leaf, chunk))
-            sync_file(path / leaf / layout.METADATA)
-            sync_folder(path / leaf)
-        if not self._synced_folders:
-            self._sync_new_segment()
-        self.durable[:] = upto
-        sync_file(path / layout.DURABLE / "c.0")
+    def mark(self) -> None:
+        """Bring everything published to the disk, and say so in the segment's log of marks.
 
-    def _chunks_since(self, before: NDArray[np.int64], upto: NDArray[np.int64]) -> dict[str, set[int]]:
-        spans = [(int(a), int(b)) for a, b in zip(before, upto, strict=True) if a < b]
-        return {
-            leaf: {chunk for a, b in spans for chunk in range(a >> c.shift, ((b - 1) >> c.shift) + 1)}
-            for leaf, c in self.columns.items()
-        }
+        Concurrency: any thread of the process, also while another one appends.
 
-    def _sync_new_segment(self) -> None:
-        path = self.info.path
-        for folder in {path / leaf for leaf in self.columns} | {path / n for n in layout.LANE_COUNTERS}:
-            for part in (folder, *folder.parents):
-                sync_file(part / layout.METADATA)
-                sync_folder(part)
-                if part == path:
-                    break
-        for name in layout.LANE_COUNTERS:
-            sync_file(path / name / "c.0")
-        for folder in (path.parent, self.root.counters_folder, self.root.path):
-            sync_folder(folder)
-        sync_file(self.root.counters_folder / "c.0")
-        self._synced_folders = True
+        Raises
+        ------
+        OSError
+            The system's. What the disk holds is unknown from then on, except after ENOSPC.
+        """
+        with self._marking:
+            if self._durable is None:
+                self._durable = DurableRows(self.root, self.info)
+            self._durable.mark(self.committed.copy())
 
     def place(self, info: SegmentInfo) -> None:
         """Take the number and the folder that the segment got, after it was opened as a draft."""

@@ -3,53 +3,31 @@
 import os
 import stat
 
-import numpy as np
-from numpy.typing import NDArray
-
 from diskreplay.format import layout
-from diskreplay.format.commit import map_lane_counter
 
 # What a disk writes as a whole, and the most that is looked at of a file.
 _SECTOR, _MOST_BYTES = 512, 64 << 20
 
 
 class NeverWritten(FileNotFoundError):
-    """A segment's own document was not on the platter when the power went, and so none of its rows is durable."""
+    """A segment's own document was not durable when the power went, and so none of its rows is."""
 
 
 def is_never_written(segment: str) -> bool:
-    """Whether a segment's document, which cannot be read, was lost to the power and no row of it is durable.
+    """Whether a segment's document, which cannot be read, was lost to the power before any of its rows was durable.
 
-    A document without a checksum that fits may also be damaged. But rows are durable only after their segment's
-    document is; and a document has no zeros.
+    A document without a checksum that fits may also be damaged. But rows are marked only after their segment's document
+    is durable; and a document has no zeros.
     """
-    return _is_blank(f"{segment}/{layout.METADATA}") and has_no_durable_row(segment)
+    return _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
 
 
-def has_no_durable_row(segment: str) -> bool:
-    """Whether ``durable`` says of no lane that a row is on the platter, or never got there itself."""
+def has_no_mark(segment: str) -> bool:
+    """Whether nothing says that any row of a segment was brought to the disk: no mark, and no durable row."""
     if os.path.islink(f"{segment}/{layout.DURABLE}"):
         return False
-    data = _read(f"{segment}/{layout.DURABLE}/c.0")
-    return data is not None and not data.strip(b"\0")
-
-
-def map_durable(segment: str, lanes: int) -> NDArray[np.int64]:
-    """Map the rows of each lane that are on the platter, ``(lanes,)``: none where that counter never got there itself.
-
-    Raises
-    ------
-    FileNotFoundError
-        The segment was evicted.
-    FormatError
-        The counter is damaged.
-    """
-    try:
-        if os.stat(f"{segment}/{layout.DURABLE}/c.0").st_size:
-            return map_lane_counter(f"{segment}/{layout.DURABLE}", lanes)
-    except FileNotFoundError:
-        os.stat(segment)
-    return np.zeros(lanes, np.int64)
+    found = [_read(f"{segment}/{layout.DURABLE}/{name}") for name in (layout.MARKS, "c.0")]
+    return all(data is not None and not data.strip(b"\0") for data in found)
 
 
 def _is_blank(path: str) -> bool:

@@ -41,6 +41,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     """Check a group's folder, or that of a counter of lanes."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     counter = path in layout.LANE_COUNTERS
+    own = ("c.0", layout.LOCK, layout.MARKS) if path == layout.DURABLE else ("c.0", layout.LOCK)
     if counter and layout.LOCK in names:
         files.check_lock(f"{base}/{layout.LOCK}")
     known = {p.rsplit("/", 1)[-1] for p in segment.plan.folders if (p.rsplit("/", 1)[0] if "/" in p else "") == path}
@@ -53,7 +54,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
                 "c.0",
             ):  # these are reported where they are read
                 files.report("type", where, "is a symbolic link" if kind == "link" else "is no file or folder")
-        elif name == layout.METADATA or (counter and name in ("c.0", layout.LOCK)) or name.startswith("."):
+        elif name in (layout.METADATA, *(own if counter else ())) or name.startswith("."):
             continue
         elif name not in known and (counter or kind == "file" or not _is_node(files, where)):
             files.report("unexpected", where, "has no place in a store")
@@ -111,6 +112,8 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
     if document != shaped(template, [lanes, length, *array.shape], [lanes, rows, *array.shape]):
         told = array_mismatch(document, array, 2)
         return told or f"is not that of {lanes} lanes, {longest} rows and chunks of {rows}"
+    # Behind the rows there may be others that nothing proves.
+    chunks = set() if segment.attributes.claimed or not segment.attributes.in_place else chunks
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     return f"has {length} rows, and its chunks {covered}" if length < covered else None
 
@@ -131,7 +134,10 @@ def check_chunks(segment: Segment, present: dict[str, set[int]]) -> bool:
         nbytes = segment.attributes.lanes * rows * array.row_bytes
         for chunk in sorted(chunks):
             name = segment.inside(f"{path}/c.0.{chunk}{key}")
-            if chunk >= needed and segment.attributes.sealed:
+            if (
+                chunk >= max(needed, -(-max(segment.attributes.claimed, default=0) // rows))
+                and segment.attributes.sealed
+            ):
                 files.report("unexpected", name, f"lies behind the {longest} rows of a sealed segment")
                 continue
             _check_size(files, name, nbytes)

@@ -20,6 +20,7 @@ from diskreplay.format.verify_documents import (
     parse,
 )
 from diskreplay.format.verify_files import Files
+from diskreplay.format.volume import Volume, volume_of
 
 _SECTOR = 512  # what a disk writes as a whole
 
@@ -30,11 +31,12 @@ class Attributes:
 
     lanes: int
     chunk_rows: dict[str, int]
-    boot: str
-    inode: int
+    in_place: bool
     sealed: bool
     steps: int
     checksums: dict[str, int]
+    claimed: tuple[int, ...] = ()
+    unproven_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Segment:
     def longest(self) -> int:
         """The rows of its longest lane."""
         return int(self.rows.max())
+
+    @property
+    def kept_rows(self) -> int:
+        """The rows of its longest lane with those that are kept although nothing proves them."""
+        return max(self.longest, *self.attributes.claimed) if self.attributes.claimed else self.longest
 
     def inside(self, name: str) -> str:
         """Return the name of a file of the segment, relative to the store."""
@@ -76,14 +83,15 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
     try:
         if not is_group(document):
             raise ValueError("this is no group")
-        return _parse_attributes(document["attributes"], plan)
+        given = document["attributes"]
+        return _parse_attributes(given, plan, _is_in_place(files, folder, given))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         text = f"no {error}" if isinstance(error, KeyError) else str(error)
         files.report("metadata", where, f"unusable attributes: {text[:120]}")
         return None
 
 
-def _parse_attributes(given: Any, plan: Plan) -> Attributes:
+def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     if given.get("requires"):
         raise ValueError(f"needs {given['requires']!r:.80}, which this release does not know")
     lanes, chunk_rows, checksums = given["lanes"], given["chunk_rows"], {}
@@ -111,11 +119,20 @@ def _parse_attributes(given: Any, plan: Plan) -> Attributes:
     for name in ("machine_id", "boot_id", "created"):
         if not isinstance(given[name], str):
             raise ValueError(f"{name} is {given[name]!r:.40}")
+    volume = given["volume"]
+    if not isinstance(volume, list) or len(volume) != 3 or not all(map(is_whole, volume)):
+        raise ValueError(f"volume is {volume!r:.40}")
+    claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
+    if not isinstance(claimed, list) or not all(map(is_whole, claimed)) or len(claimed) not in (0, len(lanes)):
+        raise ValueError("claimed is no list of rows")
+    if not is_whole(unproven):
+        raise ValueError(f"unproven_steps is {unproven!r:.40}")
     return Attributes(
         lanes=len(lanes),
         chunk_rows={path: chunk_rows[path] for path in plan.arrays},
-        boot=given["boot_id"],
-        inode=given["inode"],
+        in_place=in_place,
+        claimed=tuple(claimed),
+        unproven_steps=unproven,
         sealed=given["sealed"],
         steps=given["steps"] if given["sealed"] else 0,
         checksums=checksums,
@@ -123,23 +140,31 @@ def _parse_attributes(given: Any, plan: Plan) -> Attributes:
 
 
 def was_lost(files: Files, folder: str) -> bool:
-    """Whether a segment is one whose machine went down before any row of it was safe, or a copy of such a one.
-
-    No lane has durable rows then, and the segment's document was never written, or tells of an earlier boot.
-    """
+    """Whether a segment is one whose machine went down before its own document was on the disk; no mark is there."""
     scratch = Files(files.root)
-    if not scratch.is_folder(folder) or _contents(scratch, f"{folder}/{layout.DURABLE}/c.0").strip(b"\0"):
+    if not scratch.is_folder(folder) or has_marks(scratch, folder):
         return False
     data = _contents(scratch, f"{folder}/{layout.METADATA}")
     if scratch.problems:
         return False  # what is a link, or cannot be read, is another matter
-    if not data or any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR)):
-        return True
-    document = parse(scratch, folder, data) if fits_itself(data) else None
-    attributes = document.get("attributes") if document else None
-    if not isinstance(attributes, dict) or attributes.get("sealed") is not False:
+    return not data or any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR))
+
+
+def has_marks(files: Files, folder: str) -> bool:
+    """Whether anything says that rows of a segment were brought to the disk: a mark, or a durable row."""
+    return any(_contents(files, f"{folder}/{layout.DURABLE}/{name}").strip(b"\0") for name in (layout.MARKS, "c.0"))
+
+
+def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
+    """Whether a segment is where it was written, in the same boot: what is in memory counts then."""
+    volume = attributes.get("volume")
+    if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
         return False
-    return attributes.get("boot_id") != boot_id() or attributes.get("inode") != _inode(scratch, folder)
+    try:
+        here = volume_of(files.path(folder))
+    except OSError:
+        return False
+    return attributes.get("inode") == _inode(files, folder) and here.may_be(Volume(*volume))
 
 
 def _contents(files: Files, where: str) -> bytes:
@@ -150,7 +175,7 @@ def _contents(files: Files, where: str) -> bytes:
 
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
-    """Return the rows of each lane that count, or None where a counter has to be reported."""
+    """Return the rows of each lane that are committed, or None where a counter has to be reported."""
     lanes, values, before = attributes.lanes, {}, len(files.problems)
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
@@ -166,24 +191,23 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
     if len(files.problems) > before:
         return None
     committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
-    exact = attributes.sealed or (attributes.boot == boot_id() and _inode(files, folder) == attributes.inode)
     most = layout.POSITION_MASK // lanes
     wrong: dict[str, str] = {}
     for name, value in values.items():
         if (value < 0).any() or (value > most).any():
             wrong[name] = "a lane has a number of rows that cannot be"
-    if not wrong and exact:
+    if not attributes.sealed and not attributes.in_place:
+        return committed  # whatever they are, nothing but marks counts here
+    if not wrong:
         if (observed > committed + 1).any() or (attributes.sealed and (observed > committed).any()):
             wrong[layout.OBSERVED] = "a lane has more observations than its rows allow"
         if (durable > committed).any() or (attributes.sealed and (durable != committed).any()):
             wrong[layout.DURABLE] = "a lane has other rows than are committed"
-    elif layout.DURABLE not in wrong and not exact:
-        wrong.clear()  # after a power cut the other two are whatever they are
     for name, detail in wrong.items():
         files.report("counters", f"{folder}/{name}/c.0", detail)
     if wrong:
         return None
-    return committed if exact else durable
+    return committed
 
 
 def _inode(files: Files, folder: str) -> int:

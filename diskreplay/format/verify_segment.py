@@ -3,11 +3,22 @@
 import os
 import time
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diskreplay.format import layout
 from diskreplay.format.verify_arrays import check_chunks, check_folders
-from diskreplay.format.verify_attributes import Segment, read_attributes, read_counters, was_lost
+from diskreplay.format.verify_attributes import (
+    Attributes,
+    Segment,
+    has_marks,
+    read_attributes,
+    read_counters,
+    was_lost,
+)
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
+from diskreplay.format.verify_marks import Rows, count_unproven, proven_rows
 from diskreplay.format.verify_rows import check_flags, check_hidden
 from diskreplay.format.verify_sums import check_sums
 
@@ -47,13 +58,20 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
     if not files.is_folder(where):
         return None
     if was_lost(files, where):
-        return False  # the machine went down before any of it was safe: no file has to be whole
+        return False  # the machine went down before anything was durable: no file has to be whole
     attributes = read_attributes(files, where, plan)
     if attributes is None:
         return None
+    if not attributes.sealed and not attributes.in_place and not has_marks(Files(files.root), where):
+        _prove(files, where, plan, attributes)
+        return False  # nothing was brought to the disk before: no file has to be whole
     counters = read_counters(files, where, attributes)
     if counters is None:
         return attributes.sealed
+    if not attributes.sealed and not attributes.in_place:
+        counters = _prove(files, where, plan, attributes)
+    elif attributes.claimed:
+        _report_unproven(files, where, attributes.unproven_steps)
     segment = Segment(files, where, plan, attributes, counters)
     present = check_folders(segment)
     if check_chunks(segment, present):
@@ -62,3 +80,17 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
     if attributes.sealed:
         check_sums(segment, present, deep=deep)
     return attributes.sealed
+
+
+def _prove(files: Files, where: str, plan: Plan, attributes: Attributes) -> NDArray[np.int64]:
+    """Return the rows that the marks prove, and report how many steps are behind them."""
+    rows = Rows(files, where, plan, attributes.lanes, attributes.chunk_rows)
+    proven = proven_rows(rows)
+    if steps := count_unproven(rows, proven):
+        _report_unproven(files, where, steps)
+    return proven
+
+
+def _report_unproven(files: Files, where: str, steps: int) -> None:
+    detail = f"up to {steps} steps behind the last mark that fits do not count; repair --salvage takes what is whole"
+    files.report("unproven", where, detail)

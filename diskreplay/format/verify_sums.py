@@ -16,7 +16,7 @@ _POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
     """Check that every file of a sealed segment has its checksum, and with ``deep`` that it fits."""
     files, sums = segment.files, segment.attributes.checksums
-    plan, longest = segment.plan, segment.longest
+    plan, longest = segment.plan, segment.kept_rows
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS}
     for path, chunks in present.items():

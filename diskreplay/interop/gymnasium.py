@@ -55,7 +55,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         store: "Store",
         *,
         info_fields: Iterable[str] = (),
-        durability: str | float = "none",
+        durability: str | float = 5.0,
     ) -> None:
         super().__init__(env)
         self._values = StepValues(store.schema, info_fields)
@@ -200,7 +200,7 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
         store: "Store",
         *,
         info_fields: Iterable[str] = (),
-        durability: str | float = "none",
+        durability: str | float = 5.0,
     ) -> None:
         super().__init__(env)
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))

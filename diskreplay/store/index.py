@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, present_segments, read_segment, segment_numbers
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.trust import map_trusted
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.flags import check_chunks, read_sealed
 from diskreplay.store.frontier import Frontier
@@ -46,7 +48,7 @@ class _Live:
         # Before the document is read: one that replaces it meanwhile is then seen as news.
         self.inode = os.stat(self.metadata).st_ino
         self.info, self.checked_rows = read_segment(root, number), 0
-        self.observed, self.committed = self.info.map_trusted()
+        self.observed, self.committed = map_trusted(root, self.info)
         self.seen = b""
 
     def has_news(self) -> bool:

@@ -10,9 +10,10 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
 from diskreplay.format.durable import is_locked
 from diskreplay.format.hidden import HiddenEntries
+from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, may_seal
-from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
+from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.store.ledger import disk_usage
 from diskreplay.store.scan import OPEN
 from diskreplay.store.snapshot import Snapshot

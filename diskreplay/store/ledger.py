@@ -11,9 +11,10 @@ from pathlib import Path
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.hidden import HiddenEntries
+from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
-from diskreplay.format.segment import SegmentInfo, present_segments, read_segment, segment_numbers
+from diskreplay.format.segment import SegmentInfo, read_segment
 
 
 @dataclass(slots=True)

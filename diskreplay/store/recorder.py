@@ -259,7 +259,7 @@ class Recorder:
     @property
     def segments(self) -> list[SegmentWriter]:
         """The segments this writer has open: at most two, or one a lane in the layout of one group an episode."""
-        return list(self.rolling.by_number.values())
+        return self.rolling.open
 
     def close(self) -> None:
         """Cut what is open and hand every segment over to be sealed."""
@@ -276,9 +276,9 @@ class Recorder:
             raise full
 
     def flush(self) -> None:
-        """Put every published step on the platter, those in segments that were left included."""
+        """Make every published step durable, those in segments that were left included."""
         for segment in self.segments:
-            segment.flush()
+            segment.mark()
         if self.rolling.left:
             self._sealer.drain()
             self.rolling.left = False

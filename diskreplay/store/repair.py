@@ -22,12 +22,14 @@ from diskreplay.format.mending import (
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.unwritten import has_no_durable_row, is_never_written
+from diskreplay.format.unproven import Fate, fate_of
+from diskreplay.format.unwritten import is_never_written
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
 from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
 from diskreplay.store.retention import Retention
+from diskreplay.store.salvage import salvage as salvage_steps
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.verify import segment_numbers, verify
 
@@ -37,6 +39,11 @@ _ROUNDS = 3
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
 # What begins like this is being made or deleted; some have a lock that their maker holds.
 _TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
+
+_WHY = {
+    Fate.REMOVED: "nothing was written to it when its machine went down",
+    Fate.SET_ASIDE: f"files are missing since its machine went down; now in {QUARANTINE}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,12 @@ class Repaired:
 
 
 def repair(
-    path: str | os.PathLike[str], *, dry_run: bool = False, foreign: bool = False, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    foreign: bool = False,
+    salvage: bool = False,
+    progress: Progress | None = None,
 ) -> Repaired:
     """Mend a store without losing a byte: what is damaged beyond that is moved to ``counters/quarantine``.
 
@@ -83,6 +95,8 @@ def repair(
         Change nothing, only tell what would be done.
     foreign : bool
         Seal also segments that another machine wrote, whose writer must be dead: that cannot be seen from here.
+    salvage : bool
+        Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
     progress : callable, optional
         Called with the number of segments that were looked at, and of all of them.
 
@@ -108,6 +122,8 @@ def repair(
     # Before anything is mended, the store may be unreadable to what looks for dead writers.
     with suppress(FormatError) if dry_run else nullcontext():
         mender.seal_dead(foreign)
+        if salvage:
+            mender.salvage()
     return Repaired(mender.actions, problems if dry_run else verify(path))
 
 
@@ -169,6 +185,8 @@ class _Mender:
         names = {f"{layout.SEGMENTS}/{layout.segment_name(number)}": number for number in numbers}
         damaged: dict[int, list[Problem]] = {}
         for problem in problems:
+            if problem.kind == "unproven":
+                continue  # no damage: it is kept where it is
             number = names.get("/".join(problem.where.split("/")[:2]))
             if number is None:
                 self._mend_beside(problem)
@@ -243,7 +261,8 @@ class _Mender:
         return lock, lock is not None
 
     def _look(self, number: int) -> list[Problem]:
-        return verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])[0]
+        found = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])[0]
+        return [problem for problem in found if problem.kind != "unproven"]
 
     def _read(self, number: int) -> SegmentInfo | None:
         try:
@@ -277,7 +296,7 @@ class _Mender:
         unsealed = [info for info in self._unsealed() if foreign or may_seal(info)]
         leftovers, lost = self._leftovers(), self._never_written()
         # As the next process that opens the store with mode "a" does.
-        removed = [info for info in unsealed if not info.shows_live_rows and has_no_durable_row(str(info.path))]
+        fates = [fate_of(root, info) for info in unsealed]
         if not self._dry_run:
             retention, sealer = Retention(root, root.counters(writable=True)), Sealer(root, lambda: None)
             with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
@@ -297,14 +316,22 @@ class _Mender:
             )
         for name in sorted(leftovers):
             self.actions.append(Action("removed", f"{layout.COUNTERS}/{name}", "a process died in the middle of it"))
-        for info in unsealed:
+        for info, fate in zip(unsealed, fates, strict=True):
             now = info if self._dry_run else self._read(info.number)
             where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
-            if info in removed and (self._dry_run or now is None):
-                self.actions.append(Action("removed", where, "no row of it was durable when its machine went down"))
+            if fate is not Fate.SEALED:
+                if self._dry_run or now is None:
+                    self.actions.append(Action(fate.value, where, _WHY[fate]))
             elif now is not None and (self._dry_run or now.sealed):
                 steps = "" if now.steps is None else f", {now.steps} steps kept"
                 self.actions.append(Action("sealed", where, f"its writer is gone{steps}"))
+
+    def salvage(self) -> None:
+        """Take what no mark proves, as far as it is whole by its flags."""
+        for taken in salvage_steps(self._store, dry_run=self._dry_run):
+            where = f"{layout.SEGMENTS}/{layout.segment_name(taken.number)}"
+            detail = f"{taken.steps} steps that no mark proves count now" if taken.steps else "no step is whole"
+            self.actions.append(Action("salvaged", where, f"{detail}, {taken.left} are left behind"))
 
     def _never_written(self) -> list[str]:
         """Return the segments that say nothing of themselves since the power went, where no writer holds them."""

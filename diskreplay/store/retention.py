@@ -5,25 +5,20 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 
-from diskreplay.errors import FormatError, ReplayError
+from diskreplay.errors import FormatError
 from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.hidden import HiddenEntries, hide
 from diskreplay.format.mending import move_aside
+from diskreplay.format.numbers import next_number, segment_numbers
 from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import may_seal
-from diskreplay.format.segment import (
-    DRAFT,
-    SegmentInfo,
-    Size,
-    build_segment,
-    place_segment,
-    read_segment,
-    segment_numbers,
-)
-from diskreplay.format.unwritten import NeverWritten, has_no_durable_row
+from diskreplay.format.segment import DRAFT, SegmentInfo, Size, build_segment, place_segment, read_segment
+from diskreplay.format.trust import map_trusted
+from diskreplay.format.unproven import Fate, fate_of
+from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.ledger import Ledger
 
 # Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
@@ -58,7 +53,7 @@ class Retention:
             # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
             if not self._ledger.is_idle:
                 self._remove_old(again=self._root.segment_steps != "episode")
-            number = self._next_number()
+            number = next_number(self._root, self._counters)
             info, lock = build_segment(self._root, number, writer, lanes, size)
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         return info, lock
@@ -73,19 +68,10 @@ class Retention:
         """
         with held_lock(self._root.lock_path):
             self._counters.mend()
-            number = self._next_number()
+            number = next_number(self._root, self._counters)
             info = place_segment(self._root, draft, number)
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         return info
-
-    def _next_number(self) -> int:
-        number = int(self._counters.read()[layout.NEXT_SEGMENT])
-        # A writer that died between the rename and the counter has left a segment with no rows under it.
-        while os.path.lexists(self._root.segment_path(number)):
-            number += 1
-        if number >= layout.MAX_SEGMENTS:
-            raise ReplayError(f"{self._root.path} has used all {layout.MAX_SEGMENTS} segment numbers")
-        return number
 
     def enforce(self) -> None:
         """Remove segments that have to leave; nothing else has to succeed first."""
@@ -126,11 +112,11 @@ class Retention:
                     break
                 if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
                     continue
-                if not info.shows_live_rows and has_no_durable_row(str(info.path)):
-                    self._discard(info.number)
-                    continue
                 lock = try_lock(info.lock_path)
                 if lock is None:
+                    continue
+                if self._is_lost(info):
+                    lock.release()
                     continue
                 # A sealer may just have finished.
                 info = read_segment(self._root, info.number)
@@ -140,6 +126,18 @@ class Retention:
                     self._tried.add(info.number)
                     dead.append((info, lock))
         return dead
+
+    def _is_lost(self, info: SegmentInfo) -> bool:
+        """Remove a segment that the power took before anything was written, set aside one of which files are missing.
+
+        Tell whether either was the case. Its lock is held.
+        """
+        fate = fate_of(self._root, info)
+        if fate is Fate.REMOVED:
+            self._discard(info.number)
+        elif fate is Fate.SET_ASIDE:
+            move_aside(self._root.path, f"{layout.SEGMENTS}/{layout.segment_name(info.number)}")
+        return fate is not Fate.SEALED
 
     def _clean_up(self) -> None:
         """Remove what processes that died left half removed or half made; the caller holds the store lock."""
@@ -163,7 +161,7 @@ class Retention:
         if first <= number < following or is_locked(path / layout.COMMITTED / layout.LOCK):
             return
         try:
-            if number < first or not read_segment(self._root, number).map_trusted()[1].any():
+            if number < first or not map_trusted(self._root, read_segment(self._root, number))[1].any():
                 self._discard(number)
         except NeverWritten:
             move_aside(self._root.path, f"{layout.SEGMENTS}/{path.name}")

@@ -79,6 +79,12 @@ class OpenSegments:
         _alive.add(self)
         self.opened = 0  # segments so far
         self.left = False  # whether segments were handed over to be sealed since the last flush
+        self.failure: Exception | None = None  # what went wrong in the background
+
+    @property
+    def open(self) -> list[SegmentWriter]:
+        """The open segments."""
+        return list(self.by_number.values())
 
     # --- when a segment ends ----------------------------------------------------------------------------------------
 

@@ -22,11 +22,13 @@ _POLL_S = 0.01
 class Sealer:
     """Seals segments handed to it, in the order they came.
 
+    ``before`` is called before any are sealed, ``after`` when some were.
+
     Concurrency: any thread of the process that made it. The thread lives while there is work.
     """
 
-    def __init__(self, root: Root, after: Callable[[], Any]) -> None:
-        self._root, self._after = root, after
+    def __init__(self, root: Root, after: Callable[[], Any], before: Callable[[], Any] | None = None) -> None:
+        self._root, self._after, self._before = root, after, before
         self._condition = threading.Condition()
         self._waiting: list[tuple[SegmentInfo, Lock]] = []
         self._patience_s = _PATIENCE_S if root.segment_steps == "episode" else 0.0
@@ -90,6 +92,8 @@ class Sealer:
 
     def _seal(self, infos: list[SegmentInfo]) -> None:
         try:
+            if self._before is not None:
+                self._before()
             seal_segments(self._root, infos)
         except BaseException:
             # One of them may be damaged; the others need not wait for it.

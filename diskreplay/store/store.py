@@ -21,13 +21,14 @@ from diskreplay.store.forks import told_of_forks
 from diskreplay.store.index import Index
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
+from diskreplay.store.marker import Durability, Marker, check_durability
 from diskreplay.store.recorder import Recorder
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.store.vector_writer import VectorWriter
 from diskreplay.store.verify import Problem, verify
-from diskreplay.store.writer import Durability, Writer, check_durability
+from diskreplay.store.writer import Writer
 
 PathLike = str | os.PathLike[str]
 
@@ -52,7 +53,8 @@ class Store:
             self._counters = self._root.counters(writable=mode == "a")
             self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
             self._retention = Retention(self._root, self._counters)
-            self._sealer = Sealer(self._root, self._retention.enforce)
+            self._marker = Marker(self._root)
+            self._sealer = Sealer(self._root, self._retention.enforce, self._marker.wait)
             if mode == "a":
                 self._seal_dead()
         except OSError as error:
@@ -68,7 +70,8 @@ class Store:
     def _begin_anew(self) -> None:
         """Use nothing, in a forked child, that another thread may have been in the middle of: that is not here."""
         self._retention = Retention(self._root, self._counters)
-        self._sealer = Sealer(self._root, self._retention.enforce)
+        self._marker = Marker(self._root)
+        self._sealer = Sealer(self._root, self._retention.enforce, self._marker.wait)
         if self._index is not None:
             self._index.look_anew()
 
@@ -179,14 +182,14 @@ class Store:
 
     @overload
     def writer(
-        self, num_envs: None = None, *, durability: Durability = "none", limiter: RateLimiter | None = None
+        self, num_envs: None = None, *, durability: Durability = 5.0, limiter: RateLimiter | None = None
     ) -> Writer: ...
     @overload
     def writer(
-        self, num_envs: int, *, durability: Durability = "none", limiter: RateLimiter | None = None
+        self, num_envs: int, *, durability: Durability = 5.0, limiter: RateLimiter | None = None
     ) -> VectorWriter: ...
     def writer(
-        self, num_envs: int | None = None, *, durability: Durability = "none", limiter: RateLimiter | None = None
+        self, num_envs: int | None = None, *, durability: Durability = 5.0, limiter: RateLimiter | None = None
     ) -> Writer | VectorWriter:
         """Return a writer for one environment, or for ``num_envs`` of them that step together.
 
@@ -194,9 +197,12 @@ class Store:
         ----------
         num_envs : int, optional
             The number of environments; None: one, whose arrays have no leading axis.
-        durability : "none", "episode" or float
-            When appended steps are put on the platter: when the system sees fit, at each episode's end, or when at
-            least so many seconds have passed at an append. They are visible to all processes at once in any case.
+        durability : float, "episode" or "none"
+            Appended steps are visible to all processes at once, and survive the death of any process. What a loss of
+            power, a copy or a move to another disk can take of a writer that has not closed: a number of seconds, at
+            most what was appended in the last so many, as a thread in the background makes the rest durable;
+            ``"episode"``, nothing of an episode whose end was appended, as that call waits for the disk; ``"none"``,
+            all that is not in a sealed segment.
         limiter : RateLimiter, optional
             Makes an append wait while the writers are too far ahead of the samplers with the same limiter.
 
@@ -213,7 +219,7 @@ class Store:
         attached = None if limiter is None else limiter.attach(self)
         recorder = Recorder(self._root, self._counters, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
-        writer = kind(self.schema, recorder, durability, self._writer_closed, attached)
+        writer = kind(self.schema, recorder, durability, self._writer_closed, attached, self._marker)
         self._writers.add(writer)
         return writer
 

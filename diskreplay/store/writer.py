@@ -1,7 +1,6 @@
 """Writers: what a collector calls. They check and cast everything before the first byte is written."""
 
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,9 +13,8 @@ from diskreplay.errors import SchemaError, StorageFull, WriterClosed
 from diskreplay.format.schema import Schema
 from diskreplay.store.casting import leaf_caster, part_caster
 from diskreplay.store.limiter import AttachedLimiter
+from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability, Marker, check_durability
 from diskreplay.store.recorder import EpisodeItems, Items, Recorder
-
-Durability = str | float
 
 
 class _Process:
@@ -31,15 +29,6 @@ class _Process:
 
 _process = _Process()
 os.register_at_fork(after_in_child=_process.look)
-
-
-def check_durability(durability: Durability) -> Durability:
-    """Return ``"none"``, ``"episode"`` or a number of seconds; ValueError for anything else."""
-    if durability in ("none", "episode"):
-        return durability
-    if isinstance(durability, (int, float)) and not isinstance(durability, bool) and durability >= 0:
-        return float(durability)
-    raise ValueError(f'durability is "none", "episode" or seconds between syncs, not {durability!r}')
 
 
 def as_flag(value: Any, name: str) -> bool:
@@ -64,14 +53,17 @@ class _BaseWriter:
         durability: Durability,
         on_close: Callable[[Any], None],
         limiter: AttachedLimiter | None = None,
+        marker: Marker | None = None,
     ) -> None:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
-        self._durability = check_durability(durability)
-        self._on_close = on_close
+        self._flushes_episodes = check_durability(durability) == "episode"
+        self._on_close, self._marker = on_close, marker
         self._pid = _process.pid
         self._closed = False
-        self._synced_at = time.monotonic()
         self._prepare_casters()
+        if marker is not None and durability != "none":
+            every_s = DEFAULT_DURABILITY_S if self._flushes_episodes else float(durability)
+            marker.add(recorder.rolling, every_s)
 
     def _prepare_casters(self) -> None:
         schema = self._schema
@@ -92,6 +84,27 @@ class _BaseWriter:
             raise WriterClosed(
                 "this writer belongs to the parent of this forked process; open the store here for another"
             )
+        if self._recorder.rolling.failure is not None:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise what went wrong in the background: once where there was no room, else for good."""
+        rolling = self._recorder.rolling
+        error, rolling.failure = rolling.failure, None
+        if error is None:
+            return
+        if not isinstance(error, StorageFull):
+            self._closed = True
+            # Not sealed here: after a failed sync, a later one that succeeds proves nothing.
+            self._end(seal=False)
+        raise error
+
+    def _end(self, *, seal: bool) -> None:
+        """Leave every segment as it is."""
+        if self._marker is not None:
+            self._marker.remove(self._recorder.rolling)
+        self._recorder.abandon(seal=seal)
+        self._on_close(self)
 
     def _cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:
         leaves = self._schema.leaves
@@ -105,10 +118,7 @@ class _BaseWriter:
         return {path: leaf_caster(leaves[path], path)(raw) for path, raw in flat}
 
     def _after_step(self, ended: bool) -> None:
-        if self._durability == "none":
-            return
-        due = ended if self._durability == "episode" else time.monotonic() - self._synced_at >= float(self._durability)
-        if due:
+        if ended and self._flushes_episodes:
             self.flush()
 
     @contextmanager
@@ -128,10 +138,12 @@ class _BaseWriter:
 
     def _give_up(self) -> None:
         self._closed = True
+        if self._marker is not None:
+            self._marker.remove(self._recorder.rolling)
         self._recorder.abandon()
 
     def flush(self) -> None:
-        """Wait until every published step is on the platter.
+        """Wait until every published step is durable.
 
         Raises
         ------
@@ -150,18 +162,30 @@ class _BaseWriter:
         except OSError:
             self._closed = True
             # Not sealed here: after a failed sync, a later one that succeeds proves nothing.
-            self._recorder.abandon(seal=False)
-            self._on_close(self)
+            self._end(seal=False)
             raise
-        self._synced_at = time.monotonic()
 
     def close(self) -> None:
-        """Cut what is open, seal, and wait until that is done. Closing twice is fine."""
+        """Cut what is open, seal, and wait until that is done. Closing twice is fine.
+
+        Raises
+        ------
+        StorageFull
+            There is no room to seal. Everything is there; the next process that opens the store seals it.
+        OSError
+            The disk refused, here or in the background. What it holds is unknown.
+        """
         if self._closed:
             return
         if _process.pid != self._pid:
             return  # the parent's segment stays the parent's
         self._closed = True
+        if self._marker is not None:
+            self._marker.remove(self._recorder.rolling)
+        failure = self._recorder.rolling.failure
+        if failure is not None and not isinstance(failure, StorageFull):
+            self._end(seal=False)
+            raise failure
         try:
             self._recorder.close()
         finally:
@@ -258,8 +282,8 @@ class Writer(_BaseWriter):
             except BaseException:
                 self._give_up()
                 raise
-        if self._durability != "none":
-            self._after_step(ended)
+        if ended and self._flushes_episodes:
+            self.flush()
 
     def _record(
         self,

@@ -156,16 +156,19 @@ def test_a_dead_writers_segment_and_one_of_another_boot_are_no_damage(tmp_store,
         writer.flush()
         append_numbered(writer, range(5, 8), end="open")
         shutil.copytree(tmp_store, tmp_path / "copy")  # like a dead one: nobody holds its lock
-    assert verify(tmp_path / "copy") == []
-    # Of a copy only what was durable counts: the rest may be anything.
+    # Of a copy only what is marked counts: the rest may be anything, and is told.
+    (problem,) = verify(tmp_path / "copy")
+    assert (problem.kind, problem.where) == ("unproven", "segments/00000000")
+    assert problem.detail.startswith("up to 3 steps behind the last mark")
     flags = tmp_path / "copy/segments/00000000/done/c.0.0"
     data = bytearray(flags.read_bytes())
     data[6:8] = b"\xff\xff"
     flags.write_bytes(data)
-    assert verify(tmp_path / "copy") == []
-    data[2] = 0xFF
+    assert found(tmp_path / "copy") == {("unproven", "segments/00000000")}
+    data[2] = 0xFF  # now the mark does not fit
     flags.write_bytes(data)
-    assert found(tmp_path / "copy") == {("flags", "segments/00000000/done")}
+    (problem,) = verify(tmp_path / "copy")
+    assert problem.detail.startswith("up to 5 steps")
 
 
 def test_foreign_arrays_and_hidden_files_are_no_damage(store_path):
@@ -435,7 +438,7 @@ def test_evictions_by_hand_that_are_episodes_are_no_damage(store_path):
 
 
 def test_every_kind_is_made_by_a_test_above():
-    assert {kind for _, kind, _ in DAMAGE.values()} | {"unreadable"} == set(KINDS)
+    assert {kind for _, kind, _ in DAMAGE.values()} | {"unreadable", "unproven"} == set(KINDS)
 
 
 @pytest.mark.parametrize("make", ["nothing", "file", "empty", "foreign"])

@@ -1,11 +1,14 @@
 """What is left when a writer dies, a disk is full, a machine boots, or a process forks."""
 
 import errno
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -236,13 +239,67 @@ def test_durability_episode_syncs_at_each_end(store):
         assert counter(store, "durable") == counter(store, "committed") == [7]
 
 
-def test_durability_in_seconds_syncs_at_an_append(store):
-    with store.writer(durability=0.0) as writer:
+def test_durability_in_seconds_is_kept_in_the_background(store):
+    with store.writer(durability=0.01) as writer:
         append_numbered(writer, range(3), end="open")
-        assert counter(store, "durable") == counter(store, "committed") == [3]
+        until = time.monotonic() + 60
+        while counter(store, "durable") != [3]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert counter(store, "committed") == [3]
     with store.writer(durability=3600.0) as writer:
         append_numbered(writer, range(3), end="open")
         assert counter(store, "durable", 1) == [0]
+
+
+def failing(monkeypatch, code):
+    """Let every sync fail from now on; return an event that is set when one did."""
+    failed = threading.Event()
+
+    def fdatasync(_):
+        failed.set()
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    return failed
+
+
+def test_a_sync_that_fails_in_the_background_is_raised_by_the_next_append_and_ends_the_writer(store, monkeypatch):
+    writer = store.writer(durability=0.01)
+    append_numbered(writer, range(3), end="open")
+    with monkeypatch.context() as patch:
+        failed = failing(patch, errno.EIO)
+        append_numbered(writer, [3], end="open")
+        assert failed.wait(60)
+        with pytest.raises(OSError, match="Input/output"):  # noqa: PT012 - the thread takes an instant to tell
+            for serial in itertools.count(4):
+                append_numbered(writer, [serial], end="open")
+                time.sleep(0.001)
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [3])
+    writer.close()
+    store.refresh()
+    assert len(store) >= 3
+    assert not store.snapshot.sealed.any()
+
+
+def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monkeypatch):
+    writer = store.writer(durability=0.01)
+    append_numbered(writer, [0], end="open")
+    with monkeypatch.context() as patch:
+        failed = failing(patch, errno.ENOSPC)
+        append_numbered(writer, [1], end="open")
+        assert failed.wait(60)
+        with pytest.raises(dr.StorageFull, match="a loss of power would take it"):  # noqa: PT012 - as above
+            for serial in itertools.count(2):
+                append_numbered(writer, [serial], end="open")
+                time.sleep(0.001)
+    append_numbered(writer, [serial], end="open")
+    until = time.monotonic() + 60
+    while counter(store, "durable") != counter(store, "committed"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    writer.close()
 
 
 def test_a_writer_whose_sync_fails_closes_and_promises_nothing_more(store, monkeypatch):

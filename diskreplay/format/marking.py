@@ -1,0 +1,79 @@
+"""Bringing the rows of an open segment to the disk, and marking them: see `diskreplay.format.marks`."""
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format import layout
+from diskreplay.format.commit import map_lane_counter
+from diskreplay.format.durable import sync_file, sync_folder
+from diskreplay.format.marks import MarkLog, Place
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_path
+
+Ints = NDArray[np.int64]
+
+
+class DurableRows:
+    """The rows of a segment that are on the disk.
+
+    Concurrency: one thread at a time, which need not be the one that appends.
+    """
+
+    def __init__(self, root: Root, info: SegmentInfo) -> None:
+        self._root, self._info = root, info
+        self._log = MarkLog(root, Place(str(info.path), len(info.lanes), info.chunk_rows))
+        self._counter = map_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), writable=True)
+        self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
+        self._is_new = True
+
+    def mark(self, rows: Ints) -> None:
+        """Bring the rows of each lane that are committed to the disk, then mark them there.
+
+        Raises
+        ------
+        OSError
+            The system's. What the disk holds is unknown from then on, except after ENOSPC.
+        """
+        if not self._is_new and (rows == self._log.rows).all():
+            return
+        for leaf, per_chunk in self._info.chunk_rows.items():
+            self._sync_array(leaf, _chunks_between(self._log.rows, rows, per_chunk))
+        if self._is_new:
+            self._sync_new_segment()
+        self._log.append(rows)
+        self._counter[:] = rows
+
+    def _sync_array(self, leaf: str, chunks: set[int]) -> None:
+        for chunk in sorted(chunks):
+            sync_file(chunk_path(self._root, self._info, leaf, chunk))
+        newest = max(chunks, default=-1)
+        if newest > self._named.get(leaf, -1):
+            sync_file(self._info.path / leaf / layout.METADATA)
+            sync_folder(self._info.path / leaf)
+            self._named[leaf] = newest
+
+    def _sync_new_segment(self) -> None:
+        path, root = self._info.path, self._root
+        parts = {part for leaf in self._info.chunk_rows for part in [path / leaf, *(path / leaf).parents]}
+        folders = {part for part in parts if path in part.parents} | {path / name for name in layout.LANE_COUNTERS}
+        for name in layout.LANE_COUNTERS:
+            sync_file(path / name / "c.0")
+        for folder in [*folders, path]:
+            sync_file(folder / layout.METADATA)
+            sync_folder(folder)
+        for folder in (path.parent, root.counters_folder, root.path):
+            sync_folder(folder)
+        sync_file(root.counters_folder / "c.0")
+        # The log's own name: without it the first mark, which is synced, would be nowhere.
+        self._log.create()
+        sync_folder(os.path.dirname(self._log.path))
+        self._is_new = False
+
+
+def _chunks_between(before: Ints, rows: Ints, per_chunk: int) -> set[int]:
+    """Return the chunks that hold any of the rows from ``before`` up to ``rows``, of any lane."""
+    grown = before < rows
+    spans = np.unique(np.stack([before[grown] // per_chunk, (rows[grown] - 1) // per_chunk], 1), axis=0).tolist()
+    return {chunk for first, last in spans for chunk in range(first, last + 1)}

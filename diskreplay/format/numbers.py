@@ -1,0 +1,89 @@
+"""Numbers of segments: which are there, and new ones, of which none is given twice, not even after a loss of power.
+
+The counter of the next number is in memory like all counters, and a loss of power may take it back. So numbers are
+reserved some at a time, and a reservation is on the disk before the first of its numbers is used. Whoever asks for a
+number in another boot than the one before, or in a copy of the store, begins behind what was reserved.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import google_crc32c
+
+from diskreplay.errors import ReplayError
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.durable import boot_id, storage_error, sync_file
+from diskreplay.format.root import Root
+from diskreplay.format.volume import volume_of
+
+# So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow
+# writer or none at all (hostile counters), would cost more than listing the folder.
+_FEW = 256
+
+
+def next_number(root: Root, counters: StoreCounters) -> int:
+    """Return the number for a new segment, reserved; the caller holds the store lock, and counts it when it is used.
+
+    Raises
+    ------
+    ReplayError
+        All numbers are used.
+    StorageFull
+        There is no room to say on the disk that they are reserved.
+    """
+    path = f"{root.counters_folder}/c.0"
+    words = counters.read()
+    number, reserved = int(words[layout.NEXT_SEGMENT]), int(words[layout.RESERVED])
+    here = _memory_of(path)
+    if words[layout.BOOT] != here:
+        number = max(number, reserved)
+        counters.set(layout.NEXT_SEGMENT, number)
+    # A writer that died between the rename and the counter has left a segment with no rows under it.
+    while os.path.lexists(root.segment_path(number)):
+        number += 1
+    if number >= layout.MAX_SEGMENTS:
+        raise ReplayError(f"{root.path} has used all {layout.MAX_SEGMENTS} segment numbers")
+    if number >= reserved or words[layout.BOOT] != here:
+        counters.set(layout.RESERVED, max(reserved, number + layout.RESERVED_AT_ONCE))
+        counters.set_boot(here)
+        try:
+            sync_file(path)
+        except OSError as error:
+            raise storage_error(error, path) from error
+    return number
+
+
+def _memory_of(path: str) -> int:
+    """Return a number for the memory that the counters are in: that of this boot, and of this very file."""
+    status = os.stat(path)
+    return _hashed(f"{boot_id() or os.getpid()} {volume_of(path)} {status.st_ino}")
+
+
+@lru_cache(maxsize=256)
+def _hashed(text: str) -> int:
+    data = text.encode()
+    return 1 + (google_crc32c.value(data) << 29 | google_crc32c.value(data[::-1]) >> 3)
+
+
+def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
+    """Return the numbers from ``start`` to ``end`` that may have a segment: for many, those that have one.
+
+    The time and memory it takes are bounded by what is there, whatever the store's counters say.
+    """
+    if end - start <= _FEW:
+        return range(start, end)
+    return sorted(number for number in _listed(root) if start <= number < end)
+
+
+def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
+    """Return those of the numbers, and perhaps others, that have a segment."""
+    if len(numbers) > _FEW:
+        return _listed(root)
+    return [number for number in numbers if os.path.exists(root.segment_path(number))]
+
+
+def _listed(root: Root) -> list[int]:
+    names = os.listdir(root.segments_folder)
+    return [int(name) for name in names if name.isdecimal() and len(name) < 10]

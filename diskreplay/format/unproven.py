@@ -1,0 +1,160 @@
+"""Rows that no mark proves: what the counters of a segment had claimed when its machine went down, or it was copied.
+
+They may be whole, torn or missing. They do not count; but they are not deleted either: the sealed segment keeps them
+behind its rows, and says how many there are.
+"""
+
+import errno
+import os
+from contextlib import suppress
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.commit import read_lane_counter, write_lane_counter
+from diskreplay.format.durable import sync_file, sync_folder, write_file
+from diskreplay.format.mapping import map_file, open_regular
+from diskreplay.format.marks import cut_marks, proven_rows
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
+from diskreplay.format.trust import place_of, shows_live_rows
+from diskreplay.format.unwritten import has_no_mark
+
+Ints = NDArray[np.int64]
+
+_CLAIMED = ".claimed"
+_BLOCK_BYTES = 1 << 20
+
+
+class Fate(Enum):
+    """What becomes of the segment of a writer that is gone; each is what repair calls it."""
+
+    SEALED = "sealed"
+    SET_ASIDE = "quarantined"  # it has data, but files are missing
+    REMOVED = "removed"  # nothing was ever written to it
+
+
+def fate_of(root: Root, info: SegmentInfo) -> Fate:
+    """Return what becomes of an unsealed segment whose lock is free."""
+    if shows_live_rows(info) or not has_no_mark(str(info.path)):
+        return Fate.SEALED
+    if not holds_data(root, info):
+        return Fate.REMOVED
+    return Fate.SEALED if rows_with_files(root, info) else Fate.SET_ASIDE
+
+
+def settle_unproven(root: Root, info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:
+    """Make the counters of a segment say what is proven; return these rows, and those that it had claimed.
+
+    ``salvaged`` are the rows to take in place of the proven ones. May be repeated after a crash at any point.
+    """
+    proven = proven_rows(root, place_of(info))
+    rows = proven if salvaged is None else np.maximum(proven, salvaged)
+    claimed = np.maximum(rows, claimed_rows(root, info, rows))
+    folder = f"{info.path}/{layout.DURABLE}"
+    if (claimed > rows).any():
+        # The counters are about to forget it.
+        write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
+        sync_file(f"{folder}/{_CLAIMED}")
+        sync_folder(folder)
+    cut_marks(str(info.path), len(info.lanes), proven)
+    for name in layout.LANE_COUNTERS:
+        _restore_counter(f"{info.path}/{name}", rows)
+    return rows, claimed
+
+
+def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
+    """Remove the note of what a segment had claimed, where there is one and nothing of that is left."""
+    if not are_kept and not shows_live_rows(info):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{info.path}/{layout.DURABLE}/{_CLAIMED}")
+
+
+def _restore_counter(folder: str, rows: Ints) -> None:
+    try:
+        write_lane_counter(folder, rows)
+    except (FileNotFoundError, FormatError):  # missing or short since the power went
+        write_file(f"{folder}/c.0", rows.tobytes())
+    sync_file(f"{folder}/c.0")
+
+
+def claimed_rows(root: Root, info: SegmentInfo, least: Ints) -> Ints:
+    """Return how many rows of each lane may hold steps, as far as there are files for them: at least ``least``.
+
+    The counters tell, and every flag behind them: a page of a counter may be older than the rows it counts.
+    """
+    lanes, folder = len(info.lanes), str(info.path)
+    present = rows_with_files(root, info)
+    claimed = least.copy()
+    for path in (f"{folder}/{layout.COMMITTED}/c.0", f"{folder}/{layout.DURABLE}/{_CLAIMED}"):
+        claimed = np.maximum(claimed, _read(path, lanes))
+    if info.claimed is not None:
+        claimed = np.maximum(claimed, info.claimed)
+    claimed = np.minimum(claimed, max(present, int(least.max(initial=0))))
+    return np.maximum(claimed, _flagged_rows(root, info, present))
+
+
+def _read(path: str, lanes: int) -> Ints:
+    with suppress(OSError, FormatError):
+        folder, _, name = path.rpartition("/")
+        found = read_lane_counter(folder, lanes, name)
+        if (found >= 0).all():
+            return found
+    return np.zeros(lanes, np.int64)
+
+
+def rows_with_files(root: Root, info: SegmentInfo) -> int:
+    """Return for how many rows every array has its files."""
+    rows = []
+    for leaf in root.blueprint.arrays:
+        nbytes, chunk = chunk_nbytes(root, info, leaf), 0
+        with suppress(OSError):
+            while os.stat(chunk_path(root, info, leaf, chunk), follow_symlinks=False).st_size == nbytes:
+                chunk += 1
+        rows.append(chunk * info.chunk_rows[leaf])
+    return min(rows)
+
+
+def holds_data(root: Root, info: SegmentInfo) -> bool:
+    """Whether any byte of any array with rows was written."""
+    for leaf in root.blueprint.arrays:
+        folder = f"{info.path}/{leaf}"
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if any(_is_written(f"{folder}/{name}") for name in os.listdir(folder) if name.startswith("c.")):
+                return True
+    return False
+
+
+def _is_written(path: str) -> bool:
+    fd = open_regular(path, None)
+    try:
+        size, at = os.fstat(fd).st_size, 0
+        while at < size:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+            stop = os.lseek(fd, at, os.SEEK_HOLE)
+            while at < stop:
+                if (data := os.pread(fd, min(_BLOCK_BYTES, stop - at), at)).strip(b"\0"):
+                    return True
+                at += len(data)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # nothing but a hole up to the end
+            raise
+    finally:
+        os.close(fd)
+    return False
+
+
+def _flagged_rows(root: Root, info: SegmentInfo, most: int) -> Ints:
+    """Return the row behind the last one of each lane that has a flag."""
+    lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
+    found = np.zeros(lanes, np.int64)
+    for chunk in range(-(-most // per_chunk)):
+        path = chunk_path(root, info, layout.DONE, chunk)
+        flags = map_file(path, lanes * per_chunk).array("u1", (lanes, per_chunk)) != 0
+        some = flags.any(axis=1)
+        last = per_chunk - flags[:, ::-1].argmax(axis=1)
+        found[some] = np.minimum(chunk * per_chunk + last[some], most)
+    return found

@@ -1,0 +1,343 @@
+"""Rows prove themselves: what readers show of copies, after a reboot, and where bytes are not what was marked."""
+
+import os
+import random
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.format import verify_segment
+from diskreplay.format.marks import read_marks
+from diskreplay.store.repair import repair
+from diskreplay.testing.coded import check_coded_parts
+from diskreplay.testing.power import another_boot
+from tests.crash import workloads
+from tests.testing.support import append_numbered, serial_schema
+
+SECTOR = 512
+
+
+def segment_of(path: Path, number: int = 0) -> Path:
+    return path / "segments" / f"{number:08d}"
+
+
+def wait_until(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def durable_rows(path: Path, lanes: int = 1) -> list[int]:
+    marks = read_marks(str(segment_of(path)), lanes)
+    return marks[-1].rows.tolist() if marks else [0] * lanes
+
+
+def test_a_thread_marks_what_is_published_without_a_call(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer(durability=0.01) as writer:
+        append_numbered(writer, range(5), end="open")
+        wait_until(lambda: durable_rows(tmp_store) == [5])
+        append_numbered(writer, range(5, 9), end="open")
+        wait_until(lambda: durable_rows(tmp_store) == [9])
+
+
+def test_without_durability_nothing_is_marked_and_no_thread_runs(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer(durability="none") as writer:
+        append_numbered(writer, range(5), end="open")
+        assert not any(thread.name == "diskreplay-marker" for thread in threading.enumerate())
+        assert durable_rows(tmp_store) == [0]
+
+
+def test_an_episode_is_durable_when_the_append_that_ends_it_returns(tmp_store):
+    with (
+        dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store,
+        store.writer(durability="episode") as writer,
+    ):
+        append_numbered(writer, range(5))
+        assert durable_rows(tmp_store) == [6]
+        append_numbered(writer, range(5, 7), end="open")
+        assert durable_rows(tmp_store) == [6]
+
+
+@pytest.mark.parametrize("lanes", [None, 1, 3, 40])
+def test_after_a_reboot_just_the_marked_rows_count_and_the_rest_is_kept(tmp_store, lanes):
+    schema = dr.Schema(obs=dr.Field((5,), "float32"), action=dr.Field((), "int64"))
+    n = lanes or 1
+    shape = () if lanes is None else (n,)
+    with dr.create(tmp_store, schema, chunk_bytes=256) as store:
+        writer = store.writer(lanes, durability="none")
+
+        def step(t: int) -> None:
+            ends = np.full(shape, t % 4 == 3)
+            writer.append(np.full((*shape, 5), t, "f4"), np.full(shape, t), np.full(shape, t), ends)
+
+        for t in range(10):
+            step(t)
+        writer.flush()
+        for t in range(10, 17):
+            step(t)
+        copy = tmp_store.with_name("copy")
+        shutil.copytree(tmp_store, copy)
+        writer.close()
+    for again in range(2):
+        with another_boot(), dr.open(copy) as store:
+            assert len(store) == 10 * n
+            assert sorted(np.concatenate([e.action for e in store.episodes]).tolist()) == sorted([*range(10)] * n)
+        problems = dr.open(copy).verify(deep=True)
+        assert [(p.kind, p.where) for p in problems] == [("unproven", "segments/00000000")]
+        assert f"up to {7 * n} steps" in problems[0].detail
+        if not again:
+            with another_boot(), dr.open(copy, "a"):
+                pass
+    with dr.open(copy) as store:
+        assert store.snapshot.sealed.all()
+
+
+def test_marks_fit_no_further_than_the_first_byte_that_is_wrong(tmp_store, tmp_path):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=128) as store:
+        writer = store.writer(durability="none")
+        ends = [0]
+        for first in range(0, 30, 3):
+            append_numbered(writer, range(first, first + 3))
+            writer.flush()
+            ends.append(ends[-1] + 4)
+        shutil.copytree(tmp_store, tmp_path / "copy")
+        writer.close()
+    assert durable_rows(tmp_path / "copy") == [40]
+    rng = random.Random(0)
+    chunks = sorted(p for p in segment_of(tmp_path / "copy").rglob("c.0.*"))
+    rows = {p.parent.name: (p.stat().st_size) for p in chunks}
+    assert len(chunks) > 10
+    for _ in range(60):
+        chunk = rng.choice(chunks)
+        data = bytearray(chunk.read_bytes())
+        number, row_bytes = int(chunk.name.split(".")[2]), {"obs": 12, "done": 1, "reward": 4}.get(chunk.parent.name, 8)
+        at = rng.randrange(len(data))
+        row = number * (rows[chunk.parent.name] // row_bytes) + at // row_bytes
+        data[at] ^= 1 << rng.randrange(8)
+        good = chunk.read_bytes()
+        chunk.write_bytes(data)
+        with dr.open(tmp_path / "copy") as store:
+            # The episodes up to the last mark before the row; rows behind the last one are nobody's.
+            expected = min(row // 4, 10) * 3
+            assert len(store) == expected, (chunk, at)
+            assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(expected)]
+        chunk.write_bytes(good)
+
+
+def test_a_damaged_or_torn_log_proves_what_its_whole_marks_do(tmp_store, tmp_path):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        for first in range(0, 12, 3):
+            append_numbered(writer, range(first, first + 3))
+            writer.flush()
+        shutil.copytree(tmp_store, tmp_path / "copy")
+        writer.close()
+    log = segment_of(tmp_path / "copy") / "durable/marks"
+    good = log.read_bytes()
+    size = 24 + 8
+    assert len(good) == 4 * size
+    for at in range(len(good)):
+        data = bytearray(good)
+        data[at] ^= 0x40
+        log.write_bytes(data)
+        with dr.open(tmp_path / "copy") as store:
+            assert len(store) == at // size * 3
+        log.write_bytes(good[:at])
+        with dr.open(tmp_path / "copy") as store:
+            assert len(store) == at // size * 3
+    log.unlink()
+    assert len(dr.open(tmp_path / "copy")) == 0
+
+
+def test_a_boot_id_that_cannot_be_read_is_no_boot(tmp_store, monkeypatch):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        with another_boot(""), dr.open(tmp_store, "a") as nameless, nameless.writer(durability="none") as writer:
+            append_numbered(writer, range(3))
+            writer.flush()
+            append_numbered(writer, range(3, 5))
+            with dr.open(tmp_store) as reader:
+                assert len(reader) == 3
+        store.refresh()
+
+
+def test_salvage_takes_what_is_whole_by_the_flags(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        append_numbered(writer, range(3))
+        writer.flush()
+        append_numbered(writer, range(3, 8))
+        append_numbered(writer, range(8, 10), end="open")
+        copy = tmp_store.with_name("copy")
+        shutil.copytree(tmp_store, copy)
+        writer.close()
+    ids = [int(i) for e in dr.open(tmp_store).episodes for i in e.ids]
+    with dr.open(copy, "a") as store:
+        assert len(store) == 3
+    flags = segment_of(copy) / "done/c.0.0"
+    flags.chmod(0o644)
+    data = bytearray(flags.read_bytes())
+    data[12] = 0xFF  # the second step of the open episode
+    flags.write_bytes(data)
+    planned = repair(copy, salvage=True, dry_run=True).actions
+    assert "segments/00000000" in {action.where for action in planned if action.what == "salvaged"}
+    data[12] = 0
+    flags.write_bytes(data)
+    done = repair(copy, salvage=True)
+    assert [(a.what, a.detail) for a in done.actions] == [
+        ("salvaged", "7 steps that no mark proves count now, 0 are left behind")
+    ]
+    assert done.left == []
+    with dr.open(copy) as store:
+        assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(10)]
+        assert [int(i) for e in store.episodes for i in e.ids] == ids[:10]
+        assert store.verify(deep=True) == []
+
+
+# --- copies of a store that is written --------------------------------------------------------------------------------
+
+
+class History:
+    """What every file of a store was at several moments, and which steps were durable then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.moments: list[dict[str, tuple[bytes, int]]] = []
+        self.durable: list[list[int]] = []
+
+    def take(self, durable: list[int]) -> None:
+        moment = {}
+        for file in self.path.rglob("*"):
+            with suppress(FileNotFoundError):  # a thread is sealing
+                if file.is_file():
+                    moment[str(file.relative_to(self.path))] = file.read_bytes(), file.stat().st_mode & 0o777
+        self.moments.append(moment)
+        self.durable.append(list(durable))
+
+    def copy(self, target: Path, rng: random.Random, start: int) -> None:
+        """Write a copy that began at a moment: each folder is listed, and each sector read, then or later."""
+        last = len(self.moments) - 1
+        listed: dict[str, int] = {"": start}
+        for name in sorted({name for moment in self.moments[start:] for name in moment}):
+            folder, moment = "", start
+            for part in name.split("/")[:-1]:
+                above, folder = folder, f"{folder}/{part}".lstrip("/")
+                if folder not in listed:
+                    there = any(known.startswith(f"{folder}/") for known in self.moments[listed[above]])
+                    listed[folder] = rng.randint(listed[above], last) if there else last + 1
+                moment = listed[folder]
+                if moment > last:
+                    break
+            if moment > last or name not in self.moments[moment]:
+                continue  # made after the folder that it, or its folder, is in was listed
+            at = rng.randint(moment, last)
+            if name not in self.moments[at]:
+                continue  # removed before it was read
+            data, mode = self.moments[at][name]
+            versions = [m[name][0] for m in self.moments[at:] if name in m and len(m[name][0]) == len(data)]
+            if "/c." in name:
+                # A file that is read while it is written.
+                parts = range(0, len(data), SECTOR)
+                picks = sorted(rng.randrange(len(versions)) for _ in parts)
+                data = b"".join(versions[v][p : p + SECTOR] for v, p in zip(picks, parts, strict=True))
+            file = target / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+            file.chmod(mode)
+
+
+@pytest.fixture
+def no_patience(monkeypatch):
+    monkeypatch.setattr(verify_segment, "_PAUSE_S", 0)
+
+
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24))])
+def test_a_copy_of_a_store_that_is_written_shows_what_was_durable_when_it_began_and_nothing_torn(tmp_path, seed):
+    rng = random.Random(seed)
+    lanes = seed % 2
+    with workloads.create(
+        tmp_path / "store", capacity=None, segment_steps=rng.choice([6, 20, 64]), chunk_bytes=rng.choice([512, 2048])
+    ) as store:
+        history = History(tmp_path / "store")
+        kind = workloads.Vector if lanes else workloads.Single
+        writer = kind(store, 1, lambda _: None, durability="none")
+        counted = (lambda: writer.durable.tolist()) if lanes else (lambda: [writer.durable])
+        for t in range(24):
+            if lanes:
+                writer.step(ends=[rng.randrange(6)], skip=[rng.randrange(9)])
+            else:
+                writer.step("terminated" if rng.random() < 0.3 else "")
+            if rng.random() < 0.4:
+                writer.flush()
+            if t % 3 == 2:
+                history.take(counted())
+        writer.close()
+        history.take(counted())
+    for trial in range(12):
+        start = rng.randrange(len(history.moments))
+        copy = tmp_path / f"copy-{trial}"
+        history.copy(copy, rng, start)
+        with dr.open(copy) as store:
+            shown = check_coded_parts(store)
+        check_shown(shown, history.durable[start])
+        with dr.open(copy, "a"):
+            pass
+        while repair(copy).actions:  # documents and counters may be of another moment than what they belong to
+            pass
+        with dr.open(copy) as store:
+            after = check_coded_parts(store)
+            check_shown(after, history.durable[start])
+            left = [problem for problem in store.verify(deep=True) if problem.kind != "unproven"]
+            assert left == []
+        shutil.rmtree(copy)
+
+
+def check_shown(shown: dict, durable: list[int]) -> None:
+    for lane, count in enumerate(durable):
+        if count:
+            # What was appended since may be there in part.
+            assert shown[1, lane][0].first == 0
+            assert shown[1, lane][0].stop >= count
+
+
+def test_a_segment_that_was_sealed_while_it_was_copied_proves_its_rows(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        append_numbered(writer, range(3))
+        writer.flush()
+        copy = tmp_store.with_name("copy")
+        shutil.copytree(tmp_store, copy)
+        append_numbered(writer, range(3, 6))
+        writer.close()
+        for name in ("zarr.json", "committed/c.0", "observed/c.0", "done/c.0.0", "durable/marks"):
+            source = segment_of(tmp_store) / name
+            shutil.copy2(source, segment_of(copy) / name)
+    with dr.open(copy) as store:
+        assert [int(s) for e in store.episodes for s in e["serial"]] == [0, 1, 2]
+    with dr.open(copy, "a"):
+        pass
+    with dr.open(copy) as store:
+        assert [int(s) for e in store.episodes for s in e["serial"]] == [0, 1, 2]
+        assert {p.kind for p in store.verify(deep=True)} == {"unproven"}
+
+
+def test_a_copy_by_a_tool_that_keeps_no_permissions_is_whole(tmp_store, tmp_path):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer() as writer:
+        append_numbered(writer, range(3))
+    chunk = segment_of(tmp_store) / "obs/c.0.0.0"
+    assert not os.stat(chunk).st_mode & 0o222
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_store, copy, copy_function=shutil.copyfile)
+    assert os.stat(segment_of(copy) / "obs/c.0.0.0").st_mode & 0o200
+    with dr.open(copy) as store:
+        assert len(store) == 3
+        assert store.verify(deep=True) == []
+    with dr.open(copy, "a") as store:
+        assert len(store) == 3
