@@ -4,6 +4,7 @@ import importlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ WITH_TORCHRL = {
     "pixels": "TorchRL ReplayBuffer, uniform",
     "sequences": "TorchRL SliceSampler",
 }
-ONLY_BESIDE_PEERS = ("append", "uniform")  # their targets
+ONLY_BESIDE_OTHERS = ("append", "uniform", "cold")  # their targets: beside peers, or fio
 
 
 def module_of(name):
@@ -44,7 +45,7 @@ def test_a_bench_runs_and_says_how_its_page_was_made(name, tmp_path):
     for table in report.tables:
         assert table.rows
         assert {len(row) for row in table.rows} == {len(table.header)}
-    if name not in (*ONLY_BESIDE_PEERS, "device"):
+    if name not in (*ONLY_BESIDE_OTHERS, "device"):
         assert report.targets
 
 
@@ -68,6 +69,39 @@ def test_a_bench_runs_beside_its_peer(name, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"| {WITH_TORCHRL[name]} |" in done.stdout
     assert re.search(r"\| at least [\d.]+ times \|", done.stdout)
+
+
+FAKE_FIO = """#!/bin/sh
+echo "warning: something else"
+echo "3;fio-3.36;reads;0;0;4096;2048;512;8"
+"""
+
+
+@pytest.mark.parametrize("fio", ["none", "fake", "real"])
+def test_cold_reads_are_compared_with_those_of_fio_where_it_is_installed(fio, tmp_path, monkeypatch):
+    if fio == "real" and shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    if fio != "real":
+        # The only folder in which programs are found. Python is named by its path.
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        monkeypatch.setenv("PATH", str(programs))
+    if fio == "fake":
+        (programs / "fio").write_text(FAKE_FIO)
+        (programs / "fio").chmod(0o755)
+    cold = module_of("cold")
+    if fio == "fake":
+        monkeypatch.setattr(cold, "_reads_directly", lambda folder: True)
+    answers = iter([{"seconds": [0.5] * cold.TINY.batches, "read": 0}] * 100)
+    monkeypatch.setattr(cold, "measure", lambda *_: next(answers))
+    report = command.run_bench("cold", tiny=True, rounds=2, folder=tmp_path, peers=False)
+    if fio == "real" and not cold._reads_directly(tmp_path):
+        pytest.skip(f"{tmp_path} is on a file system without direct reads, which fio needs")
+    rows = [row for table in report.tables for row in table.rows if row[0] == "direct, depth 32"]
+    assert len(rows) == len(report.targets) == (fio != "none")
+    if fio == "fake":
+        assert rows == [["direct, depth 32", "500"]]  # 256 reads, 512 a second
+        assert report.targets[0].measured == 1.0
 
 
 def test_the_page_of_each_bench_is_kept_under_its_name():

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
@@ -20,6 +20,14 @@ from diskreplay.cli.demo_collector import Policy
 from diskreplay.cli.demo_learner import QNetwork
 
 COMMAND = [sys.executable, "-m", "diskreplay", "demo"]
+# It learns within a second of its first thousand steps: on a busy machine before a test has seen those.
+NEVER_DONE = """
+import sys
+from diskreplay.cli import demo_run, main
+demo_run.ENOUGH_RETURN = float("inf")
+sys.exit(main.main(["demo", *sys.argv[1:]]))
+"""
+ENDLESS = [sys.executable, "-c", NEVER_DONE]
 PATIENCE_SECONDS = 120.0
 
 
@@ -221,10 +229,10 @@ def test_collectors_fill_the_store_stop_when_asked_and_a_dead_one_is_noticed(tmp
 
 
 @contextmanager
-def started_demo(folder: Path, *arguments: object) -> Iterator[subprocess.Popen]:
+def started_demo(folder: Path, *arguments: object, command: Sequence[str] = COMMAND) -> Iterator[subprocess.Popen]:
     """Run the demo as the leader of a session of its own, with the folder for its temporary files."""
     (folder / "tmp").mkdir()
-    command = [*COMMAND, *map(str, arguments)]
+    command = [*command, *map(str, arguments)]
     with subprocess.Popen(
         command,
         env=os.environ | {"TMPDIR": str(folder / "tmp")},
@@ -279,7 +287,7 @@ def test_it_gives_up_in_one_line_and_leaves_the_store_that_was_asked_for(tmp_pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_its_processes_leaves_nothing_running(tmp_path: Path, number: int) -> None:
     path = tmp_path / "store"
-    with started_demo(tmp_path, "--path", path) as process:
+    with started_demo(tmp_path, "--path", path, command=ENDLESS) as process:
         wait_for(lambda: path.exists() and collected(path) >= 1000)
         os.killpg(process.pid, number)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
@@ -292,7 +300,7 @@ def test_a_signal_to_all_its_processes_leaves_nothing_running(tmp_path: Path, nu
 @pytest.mark.slow
 def test_collectors_end_by_themselves_when_the_trainer_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with started_demo(tmp_path, "--path", path) as process:
+    with started_demo(tmp_path, "--path", path, command=ENDLESS) as process:
         wait_for(lambda: path.exists() and collected(path) >= 1000)
         process.kill()
         wait_for(lambda: session_of(process.pid) == [])
@@ -303,7 +311,7 @@ def test_collectors_end_by_themselves_when_the_trainer_is_killed(tmp_path: Path)
 @pytest.mark.slow
 def test_a_collector_that_dies_ends_the_demo_with_one_line(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with started_demo(tmp_path, "--path", path) as process:
+    with started_demo(tmp_path, "--path", path, command=ENDLESS) as process:
         wait_for(lambda: path.exists() and collected(path) >= 1000)
         children = [
             pid for pid in session_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -47,7 +47,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     for seed in range(rounds):
         for name in names if seed % 2 else reversed(names):
             found[name].append(_drawn(name, folder, size.batches, seed))
-        if shutil.which("fio"):
+        if shutil.which("fio") and _reads_directly(folder):
             disk.append(_direct_reads(folder / "store", seed))
     steady: dict[str, list[Any]] = {}
     with _memory_limit(size.frames * FRAME_SCHEMA.obs.row_bytes // 4) as group:  # type: ignore[union-attr]
@@ -72,6 +72,15 @@ def _drawn(name: str, folder: Path, batches: int, seed: int, seconds: float = 0,
     if name == PEER:
         return measure("drawing", "peer", folder / "peer", batches, seed, seconds, group)
     return measure("drawing", "ours", folder / "store", batches, seed, seconds, group, 4 if name == AHEAD else 0)
+
+
+def _reads_directly(folder: Path) -> bool:
+    """Tell whether files there can be read past the page cache."""
+    try:
+        os.close(os.open(folder / "store" / "zarr.json", os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 def _direct_reads(store: Path, seed: int) -> float:
@@ -134,7 +143,8 @@ def _report(size: Size, found: Any, steady: Any, disk: list[float], peers: bool)
         "Each round in a fresh process, after the page cache was dropped. The first batch includes mapping files.",
         "The peer has each frame once, too: a memory-mapped TensorDict as its storage makes it, read at i and i + 1.",
         "MB read: what the process had read from disk, a batch.",
-        "fio reads 256 times four or five pages, as a batch does. Without fio its row is left out.",
+        "fio reads 256 times four or five pages, as a batch does. Without it, or on a file system without direct "
+        "reads, its row is left out.",
         "A quarter: a control group limits memory, page cache included; where none can be made it is left out. The "
         f"second half of {size.steady} batches, or of as many as {size.seconds:.0f} s are enough for.",
     ]
