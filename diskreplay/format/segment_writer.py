@@ -380,7 +380,7 @@ class SegmentWriter:
                     break
         for name in layout.LANE_COUNTERS:
             sync_file(path / name / "c.0")
-        for folder in (path.parent, self.root.counters_folder, self.root.path):
+        for folder in (path.parent, self.root.counters_folder, self.root.folder):
             sync_folder(folder)
         sync_file(self.root.counters_folder / "c.0")
         self._synced_folders = True

@@ -16,6 +16,7 @@ from diskreplay.format.verify_documents import (
     fits_itself,
     is_group,
     is_positive,
+    is_uuid,
     is_whole,
     parse,
 )
@@ -86,6 +87,10 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
 def _parse_attributes(given: Any, plan: Plan) -> Attributes:
     if given.get("requires"):
         raise ValueError(f"needs {given['requires']!r:.80}, which this release does not know")
+    if given["store"] != plan.store:
+        raise ValueError(f"a segment of another store, {given['store']!r:.40}")
+    if not is_uuid(given["uuid"]):
+        raise ValueError(f"uuid is {given['uuid']!r:.40}")
     lanes, chunk_rows, checksums = given["lanes"], given["chunk_rows"], {}
     if not isinstance(lanes, list) or not all(map(is_whole, lanes)) or not 1 <= len(set(lanes)) <= layout.MAX_LANES:
         raise ValueError("lanes is no list of numbers")
@@ -122,7 +127,7 @@ def _parse_attributes(given: Any, plan: Plan) -> Attributes:
     )
 
 
-def was_lost(files: Files, folder: str) -> bool:
+def was_lost(files: Files, folder: str, plan: Plan) -> bool:
     """Whether a segment is one whose machine went down before any row of it was safe, or a copy of such a one.
 
     No lane has durable rows then, and the segment's document was never written, or tells of an earlier boot.
@@ -138,6 +143,8 @@ def was_lost(files: Files, folder: str) -> bool:
     document = parse(scratch, folder, data) if fits_itself(data) else None
     attributes = document.get("attributes") if document else None
     if not isinstance(attributes, dict) or attributes.get("sealed") is not False:
+        return False
+    if attributes.get("store") != plan.store:
         return False
     return attributes.get("boot_id") != boot_id() or attributes.get("inode") != _inode(scratch, folder)
 

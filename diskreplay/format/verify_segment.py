@@ -46,7 +46,7 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
     """Look at a segment once; tell whether it is sealed, or None where it does not say: nobody is changing that."""
     if not files.is_folder(where):
         return None
-    if was_lost(files, where):
+    if was_lost(files, where, plan):
         return False  # the machine went down before any of it was safe: no file has to be whole
     attributes = read_attributes(files, where, plan)
     if attributes is None:
