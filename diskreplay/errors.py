@@ -14,9 +14,14 @@ ReplayError
 └── InvalidIndex    IndexError         an id that never existed
 """
 
+from diskreplay.folders import shown
+
 
 class ReplayError(Exception):
-    """Base of every error of this package."""
+    """Base of every error of this package. Its messages name the files of a store by the path it was opened with."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shown(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class SchemaError(ReplayError, ValueError):

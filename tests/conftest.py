@@ -98,6 +98,7 @@ def no_leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     yield
     if request.node.stash.get(FAILED, False):
         return
+    request.node.funcargs.clear()  # what fixtures returned may hold a folder open, as long as it is referenced
     until = time.monotonic() + GRACE_SECONDS
     while left := leaked(before, folder):
         gc.collect()

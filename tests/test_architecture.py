@@ -16,15 +16,16 @@ MAX_LINES = 400
 
 # part -> the parts it may import; a part is a package of diskreplay or a module beside them
 LAYERS = {
-    "errors": set(),
+    "folders": set(),
+    "errors": {"folders"},
     "kernels": {"errors"},
-    "format": {"errors"},
-    "store": {"errors", "format"},
+    "format": {"errors", "folders"},
+    "store": {"errors", "folders", "format"},
     "sampling": {"errors", "kernels"},
     "views": {"errors", "kernels", "store"},
-    "loading": {"errors", "sampling", "store", "views"},
+    "loading": {"errors", "folders", "sampling", "store", "views"},
     "buffers": {"errors", "format", "loading", "sampling", "store", "views"},
-    "testing": {"errors", "format", "loading", "sampling", "store", "views"},
+    "testing": {"errors", "folders", "format", "loading", "sampling", "store", "views"},
     "interop": {"errors"},
     "__main__": {"cli"},
     "cli": {"errors", "format", "interop", "loading", "sampling", "store", "views"},

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import shown
 from diskreplay.format.layout import (
     BOOT,
     COUNTER_WORDS,
@@ -34,7 +35,7 @@ class StoreCounters:
     nbytes = 2 * COUNTER_WORDS * 8
 
     def __init__(self, path: str, *, writable: bool = False) -> None:
-        self.path = path
+        self.path = shown(path)
         self._words: NDArray[np.int64] = map_file(path, self.nbytes, writable=writable).array(
             "<i8", (2 * COUNTER_WORDS,)
         )

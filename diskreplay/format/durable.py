@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from diskreplay.errors import FormatError, ReplayError, StorageFull, StoreLocked
+from diskreplay.folders import show_paths
 
 # Less than the time for which a lock is usually held: that of making a segment.
 _POLL_S = 0.002
@@ -70,7 +71,8 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 
 
 def storage_error(error: OSError, path: os.PathLike[str] | str) -> Exception:
-    """Return StorageFull for the errors that mean "no space", the error itself for all others."""
+    """Return StorageFull for the errors that mean "no space", the error itself for all others; both name the path."""
+    show_paths(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageFull(error.errno, f"no space for {os.fspath(path)}; free some and append again, nothing was lost")
     return error

@@ -28,7 +28,8 @@ class HiddenEntries:
     """Reads the entries of a store, each once. Not thread-safe."""
 
     def __init__(self, root: Root) -> None:
-        self._folder = str(root.path / layout.HIDDEN)
+        self._root = root  # keeps the folder open
+        self._folder = str(root.folder / layout.HIDDEN)
         self.count = 0
 
     def new(self, count: int) -> NDArray[np.int64]:
@@ -90,7 +91,7 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
     """
     start = int(counters.read()[layout.HIDDEN_ENTRIES])
     stop = start + len(episodes)
-    folder = str(root.path / layout.HIDDEN)
+    folder = str(root.folder / layout.HIDDEN)
     try:
         _make_room(root, folder, stop)
         data, at = np.array(episodes, "<i8").reshape(-1, 2).tobytes(), start
@@ -113,7 +114,7 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
 
 def _make_room(root: Root, folder: str, count: int) -> None:
     """See that there are chunks for so many entries, and a shape that covers them."""
-    path = root.path / layout.HIDDEN / layout.METADATA
+    path = root.folder / layout.HIDDEN / layout.METADATA
     document = parse_document(read_document(path), path)
     chunks = -(-count // ROWS)
     try:

@@ -46,7 +46,7 @@ def open_slots(root: Root, name: str) -> NDArray[np.int64]:
     FormatError
         What is there is no limiter's.
     """
-    folder = root.path / layout.LIMITERS / name
+    folder = root.folder / layout.LIMITERS / name
     if not folder.exists():
         _create(root, name)
     slots: NDArray[np.int64] = map_file(str(folder / "c.0"), SLOTS * 8, writable=True).array("<i8", (SLOTS,))
@@ -57,12 +57,12 @@ def open_slots(root: Root, name: str) -> NDArray[np.int64]:
 
 def slots_lock(root: Root, name: str) -> str:
     """Return the path of the lock under which steps of a limiter are inserted and drawn."""
-    return str(root.path / layout.LIMITERS / name / layout.LOCK)
+    return str(root.folder / layout.LIMITERS / name / layout.LOCK)
 
 
 def _create(root: Root, name: str) -> None:
     """Make a limiter's array; it appears whole."""
-    target, building = root.path / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
+    target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     grid = {"name": "regular", "configuration": {"chunk_shape": [SLOTS]}}
     document = root.array_document() | {"shape": [SLOTS], "chunk_grid": grid, "dimension_names": ["slot"]}
     with held_lock(root.lock_path):  # nobody tidies up there meanwhile
@@ -153,7 +153,7 @@ class _Growing:
     """A segment that is not sealed, and how far its flags were read."""
 
     def __init__(self, root: Root, info: SegmentInfo) -> None:
-        self._folder, self._lanes = info.path / layout.DONE, len(info.lanes)
+        self._info, self._folder, self._lanes = info, info.path / layout.DONE, len(info.lanes)
         self._chunk_rows = info.chunk_rows[layout.DONE]
         _, self._committed = map_trusted(root, info)
         self._rows = np.zeros(self._lanes, np.int64)

@@ -63,7 +63,7 @@ class DurableRows:
         for folder in [*folders, path]:
             sync_file(folder / layout.METADATA)
             sync_folder(folder)
-        for folder in (path.parent, root.counters_folder, root.path):
+        for folder in (path.parent, root.counters_folder, root.folder):
             sync_folder(folder)
         sync_file(root.counters_folder / "c.0")
         # The log's own name: without it the first mark, which is synced, would be nowhere.

@@ -1,26 +1,42 @@
 """The root of a store: what was chosen when it was created."""
 
 import os
+import re
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+import uuid as uuids
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from diskreplay.errors import FormatError, StoreExists, StoreNotFound
+from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
+from diskreplay.folders import OpenFolder, show_paths, shown_paths
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import check_platform, sync_folder, sync_tree
+from diskreplay.format.file_systems import file_system_type, has_stable_inodes
 from diskreplay.format.schema import Schema
+
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class Root:
-    """What every process needs to know of a store before it looks at a segment."""
+    """What every process needs to know of a store before it looks at a segment.
+
+    `path` is what the user gave, for people. All files are opened below `folder`, which is the same folder as long as
+    anything refers to `home`, whatever becomes of the path: a store that takes this one's place is never touched.
+    """
 
     path: Path
+    home: OpenFolder = field(repr=False, compare=False)
+    uuid: str
+    document: tuple[int, int, int] = field(repr=False, compare=False)
+    file_system: str
     schema: Schema
     capacity: int | None
     capacity_bytes: int | None
@@ -31,14 +47,19 @@ class Root:
     blueprint: metadata.Blueprint
 
     @property
+    def folder(self) -> Path:
+        """The store's folder by its descriptor; keep `home` as long as any path below it."""
+        return self.home.path
+
+    @property
     def counters_folder(self) -> Path:
         """The array of the store's counters; also where segments are built and taken apart."""
-        return self.path / layout.COUNTERS
+        return self.home.path / layout.COUNTERS
 
     @property
     def segments_folder(self) -> Path:
         """The group of all segments."""
-        return self.path / layout.SEGMENTS
+        return self.home.path / layout.SEGMENTS
 
     @property
     def lock_path(self) -> str:
@@ -48,6 +69,72 @@ class Root:
     def segment_path(self, number: int) -> Path:
         """Return the folder of a segment."""
         return self.segments_folder / layout.segment_name(number)
+
+    def check_still_there(self) -> None:
+        """Check that the store was not deleted or replaced since it was opened; a few microseconds.
+
+        A store whose folder was renamed, on the same file system, is still there.
+
+        Raises
+        ------
+        StoreNotFound
+            It was deleted, moved to another file system, or another store is at its path.
+        """
+        gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
+        if self.home.is_deleted():
+            raise StoreNotFound(f"{gone}; open the store where it is now")
+        if _identify(self.folder) != self.document and (found := _uuid_at(self.folder)) != self.uuid:
+            raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
+        if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
+            return
+        # Where inodes are made up for each look, only the identity tells.
+        if found != self.uuid or has_stable_inodes(self.file_system):
+            raise StoreNotFound(
+                f"another store ({found}) is at {self.path} now; the one that was opened there ({self.uuid}) is "
+                "elsewhere, open it at its new path"
+            )
+
+    def check_owns(self, path: Path, attributes: dict[str, Any]) -> None:
+        """Check that what has these attributes is a segment of this store.
+
+        Raises
+        ------
+        FormatError
+            It is one of another store, or has no identity.
+        """
+        if attributes["store"] != self.uuid:
+            owner = f"another store ({attributes['store']!r:.80})"
+            raise FormatError(f"{path} is a segment of {owner} and not of this one ({self.uuid}); move it away")
+        if not is_uuid(attributes["uuid"]):
+            raise FormatError(f"{path}: uuid is {attributes['uuid']!r:.80}; restore the segment's zarr.json")
+
+    @contextmanager
+    def still_there(self) -> Iterator[None]:
+        """Check before a block that the store is still there, and say so where the block fails because it is not.
+
+        Raises
+        ------
+        StoreNotFound
+            See `check_still_there`.
+        """
+        self.check_still_there()
+        try:
+            yield
+        except Exception as error:
+            self.explain(error)
+            raise
+
+    def explain(self, error: BaseException) -> None:
+        """Make an error name the paths that people know; where the store is gone, raise that in its place.
+
+        Raises
+        ------
+        StoreNotFound
+            The error is one of the system or of this package, and has this reason.
+        """
+        show_paths(error)
+        if isinstance(error, OSError | ReplayError) and not isinstance(error, StoreNotFound):
+            self.check_still_there()
 
     def array_document(self) -> metadata.Document:
         """Read the document of one of the store's arrays, after which those of other arrays are made."""
@@ -102,6 +189,7 @@ def create_root(
         "format": layout.FORMAT,
         "format_version": layout.FORMAT_VERSION,
         "requires": [],
+        "uuid": str(uuids.uuid4()),
         "schema": schema.to_json(),
         "capacity": capacity,
         "capacity_bytes": capacity_bytes,
@@ -134,8 +222,9 @@ def create_root(
         sync_folder(folder.parent)
 
 
-def read_root(path: Path) -> Root:
-    """Read and check the root of the store at ``path``.
+@shown_paths()
+def read_root(path: Path, home: OpenFolder | None = None) -> Root:
+    """Read and check the root of the store at ``path``, or in the folder ``home`` that was opened there.
 
     Raises
     ------
@@ -145,8 +234,10 @@ def read_root(path: Path) -> Root:
         It is damaged, hostile, or of a version that this release does not know.
     """
     check_platform()
-    document_path = path / layout.METADATA
     try:
+        home = OpenFolder(path) if home is None else home
+        document_path = home.path / layout.METADATA
+        document_key = _identify(home.path)  # before it is read: one that replaces it meanwhile is then another
         data = metadata.read_document(document_path)
     except OSError as error:
         what = "is not a store: it has no readable zarr.json" if path.exists() else "does not exist"
@@ -163,12 +254,32 @@ def read_root(path: Path) -> Root:
     metadata.verify_document(data, document_path)
     metadata.check_requires(attributes, document_path)
     for name in (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS):
-        if (path / name).is_symlink():
+        if (home.path / name).is_symlink():
             raise FormatError(f"{path / name} is a symbolic link; a store has none, restore the folder itself")
-    return _parse_root(path, attributes)
+    return _parse_root(path, home, document_key, attributes)
 
 
-def _parse_root(path: Path, attributes: dict[str, Any]) -> Root:
+def _identify(folder: Path) -> tuple[int, int, int]:
+    """Return what is another number as soon as the document of the store in a folder is another one."""
+    try:
+        status = os.stat(folder / layout.METADATA)
+    except OSError:
+        return -1, -1, -1
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _uuid_at(folder: Path) -> str | None:
+    """Return the identity of the store in a folder, or None where there is none that can be read."""
+    path = folder / layout.METADATA
+    try:
+        attributes = metadata.parse_document(metadata.read_document(path), path).get("attributes")
+    except (OSError, FormatError):
+        return None
+    found = attributes.get("uuid") if isinstance(attributes, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _parse_root(path: Path, home: OpenFolder, document: tuple[int, int, int], attributes: dict[str, Any]) -> Root:
     schema = Schema.from_json(attributes.get("schema"))
     segment_steps = attributes.get("segment_steps")
     if segment_steps != "episode":
@@ -178,6 +289,10 @@ def _parse_root(path: Path, attributes: dict[str, Any]) -> Root:
         raise FormatError(f"{path}: the root has no chunk_bytes; restore its zarr.json")
     return Root(
         path=path,
+        home=home,
+        uuid=_uuid(path, attributes.get("uuid")),
+        document=document,
+        file_system=file_system_type(os.readlink(home.path)),
         schema=schema,
         capacity=_count(path, "capacity", attributes.get("capacity"), 1, None),
         capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes"), 1, None),
@@ -187,6 +302,17 @@ def _parse_root(path: Path, attributes: dict[str, Any]) -> Root:
         created=str(attributes.get("created", "")),
         blueprint=metadata.read_blueprint(attributes.get("segment_metadata"), schema),
     )
+
+
+def is_uuid(value: object) -> bool:
+    """Tell whether a value from JSON is the identity of a store or segment, as text."""
+    return isinstance(value, str) and _UUID.fullmatch(value) is not None
+
+
+def _uuid(path: Path, value: object) -> str:
+    if not is_uuid(value):
+        raise FormatError(f"{path}: uuid is {value!r:.80}; restore the root's zarr.json")
+    return str(value)
 
 
 def _count(path: Path, name: str, value: object, least: int, most: int | None) -> int | None:

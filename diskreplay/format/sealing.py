@@ -79,22 +79,25 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged |
     ------
     StorageFull
         There is no room for their documents; the call may be repeated.
+    StoreNotFound
+        The store was deleted or replaced since it was opened.
     OSError
         The system's. What the disk holds is unknown after a sync that failed, also when a later one does not.
     """
+    root.check_still_there()
     with _in_need_of_room(root):
         settled = [_settle(root, info, (salvaged or {}).get(info.number)) for info in infos]
-    sync_file_system(root.path)
+    sync_file_system(root.folder)
     with _in_need_of_room(root):
         for segment in settled:
             _write_sealed_beside(root, segment)
-    sync_file_system(root.path)
+    sync_file_system(root.folder)
     with _in_need_of_room(root):
         for segment in settled:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
             os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
-    sync_file_system(root.path)
+    sync_file_system(root.folder)
 
 
 @contextmanager
@@ -102,7 +105,7 @@ def _in_need_of_room(root: Root) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (full := storage_error(error, root.path)) is error:
+        if (full := storage_error(error, root.folder)) is error:
             raise
         raise full from error
 

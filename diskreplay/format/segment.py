@@ -4,14 +4,16 @@ import dataclasses
 import errno
 import os
 import shutil
+import uuid as uuids
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import OpenFolder
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import (
@@ -39,10 +41,13 @@ _END_OF_TIME = 1e12
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """A segment's attributes."""
+    """A segment's attributes. `path` is below the descriptor of the store's folder, `home`, and so valid with it."""
 
     number: int
     path: Path
+    home: OpenFolder = field(repr=False, compare=False)
+    uuid: str
+    store: str
     writer: int
     lanes: tuple[int, ...]
     chunk_rows: dict[str, int]
@@ -83,6 +88,8 @@ class SegmentInfo:
             sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
         return {
             "requires": [],
+            "uuid": self.uuid,
+            "store": self.store,
             "writer": self.writer,
             "lanes": list(self.lanes),
             "chunk_rows": self.chunk_rows,
@@ -157,6 +164,9 @@ def draft_segment(root: Root, building: str, writer: int, lanes: Sequence[int], 
         info = SegmentInfo(
             number=_NO_NUMBER,
             path=Path(building),
+            home=root.home,
+            uuid=str(uuids.uuid4()),
+            store=root.uuid,
             writer=writer,
             lanes=tuple(lanes),
             chunk_rows=chunk_rows,
@@ -224,12 +234,15 @@ def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
     ------
     FormatError
         The file is not as it was made.
+    StoreNotFound
+        The store was deleted or replaced since it was opened.
     StorageFull
         There is no room for its name; nothing is left behind, and the call may be repeated.
     """
     path, nbytes = chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf)
     with suppress(FileNotFoundError):
         return open_regular(path, nbytes, os.O_RDWR)
+    root.check_still_there()
     # The shape first: a call that is repeated ends at the chunk that is there. Until then its rows are zeros to zarr.
     rows = (chunk + 1) * info.chunk_rows[leaf]
     write_atomic(info.path / leaf / layout.METADATA, rows_document(root, info, leaf, rows))
@@ -341,12 +354,16 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         # A chunk is a power of two of rows; one row of all lanes may be wider than any chunk size asked for.
         if rows < 1 or rows & (rows - 1) or (rows > 1 and nbytes > 2 * layout.MAX_CHUNK_BYTES):
             raise ValueError(f"{rows} rows a chunk of {leaf}")
+    root.check_owns(path, attributes)
     sealed = attributes["sealed"]
     if not isinstance(sealed, bool):
         raise TypeError("sealed")
     return SegmentInfo(
         number=number,
         path=path,
+        home=root.home,
+        uuid=attributes["uuid"],
+        store=root.uuid,
         writer=_whole(attributes["writer"]),
         lanes=lanes,
         chunk_rows={leaf: chunk_rows[leaf] for leaf in arrays},

@@ -77,15 +77,25 @@ def write_state(root: Root, name: str, tree: Tree) -> None:
         The name is none, or the tree holds something else.
     StorageFull
         There is no room; the old state is untouched.
+    StoreNotFound
+        The store was deleted or replaced since it was opened.
     """
+    _check_name(name)
+    arrays: dict[str, _Files] = {}
+    with root.still_there():
+        _write(root, name, _without_arrays(tree, (), root.array_document(), arrays), arrays)
+
+
+def _check_name(name: object) -> None:
     if not is_name(name):
         raise ValueError(
             f"a name is 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit, and not "
             f"{layout.METADATA}; this one is {name!r}"
         )
-    arrays: dict[str, _Files] = {}
-    plain = _without_arrays(tree, (), root.array_document(), arrays)
-    target = root.path / layout.SAMPLERS / name
+
+
+def _write(root: Root, name: str, plain: Tree, arrays: dict[str, _Files]) -> None:
+    target = root.folder / layout.SAMPLERS / name
     building = root.counters_folder / f"{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
     lock: Lock | None = None
     try:
@@ -102,6 +112,37 @@ def write_state(root: Root, name: str, tree: Tree) -> None:
         shutil.rmtree(building, ignore_errors=True)
         if lock is not None:
             lock.release()
+
+
+def delete_state(root: Root, name: str) -> None:
+    """Delete what is saved under a name; it is gone for every reader at once, and after a loss of power.
+
+    Raises
+    ------
+    StoreNotFound
+        Nothing is, or the store was deleted or replaced since it was opened.
+    """
+    with root.still_there():
+        _check_saved(root, name)
+        # Whoever tidies up deletes what is left of it if this process dies.
+        gone = root.counters_folder / f"old-{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
+        folder = root.folder / layout.SAMPLERS / name
+        with held_lock(root.lock_path):
+            try:
+                os.rename(folder, gone)
+            except FileNotFoundError:
+                _check_saved(root, name)
+                raise
+            except OSError as error:
+                raise storage_error(error, folder) from error
+            sync_folder(folder.parent)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _check_saved(root: Root, name: str) -> None:
+    if not is_name(name) or not _is_folder(root.folder / layout.SAMPLERS / name):
+        known = ", ".join(state_names(root)) or "none"
+        raise StoreNotFound(f"{root.path} has no sampler state named {name!r}; it has {known}")
 
 
 def _place(root: Root, building: Path, target: Path) -> None:
@@ -133,7 +174,7 @@ def _place(root: Root, building: Path, target: Path) -> None:
 def remove_stale(root: Root) -> None:
     """Remove states that do not count, left by a process that died; the caller holds the store lock."""
     for name in state_names(root):
-        folder = root.path / layout.SAMPLERS / name
+        folder = root.folder / layout.SAMPLERS / name
         try:
             current = _current(folder)
             for number in _numbers(folder):
@@ -147,7 +188,7 @@ def remove_stale(root: Root) -> None:
 
 
 def _group(root: Root) -> Document:
-    path = root.path / layout.SAMPLERS / layout.METADATA
+    path = root.folder / layout.SAMPLERS / layout.METADATA
     return parse_document(read_document(path), path)
 
 
@@ -203,7 +244,7 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: dict[str, _Files
             with open(folder / name / _chunk_name(array.shape), "wb") as file:  # which writes all of it or raises
                 file.write(data)
                 file.write(crc)
-    write_file(str(folder / layout.METADATA), seal_document(_group(root), {"state": plain}))
+    write_file(str(folder / layout.METADATA), seal_document(_group(root), {"store": root.uuid, "state": plain}))
 
 
 def _array_document(template: Document, array: NDArray[Any]) -> Document:
@@ -230,7 +271,7 @@ def _chunk_name(shape: Sequence[int]) -> str:
 
 def state_names(root: Root) -> list[str]:
     """Return the names under which states are saved, in order."""
-    folder = root.path / layout.SAMPLERS
+    folder = root.folder / layout.SAMPLERS
     if not _is_folder(folder):
         return []
     return sorted(name for name in os.listdir(folder) if is_name(name) and _is_folder(folder / name))
@@ -246,17 +287,24 @@ def read_state(root: Root, name: str) -> Tree:
     FormatError
         It is damaged.
     """
-    if not is_name(name) or not _is_folder(root.path / layout.SAMPLERS / name):
-        known = ", ".join(state_names(root)) or "none"
-        raise StoreNotFound(f"{root.path} has no sampler state named {name!r}; it has {known}")
-    folder = root.path / layout.SAMPLERS / name
+    _check_saved(root, name)
+    folder = root.folder / layout.SAMPLERS / name
     while True:
-        number = _current(folder)
         try:
-            return _with_arrays(_sealed(folder / str(number) / layout.METADATA).get("state"), folder / str(number))
+            number = _current(folder)
+        except FormatError:
+            _check_saved(root, name)  # it may have been deleted meanwhile
+            raise
+        try:
+            attributes = _sealed(folder / str(number) / layout.METADATA)
+            if (store := attributes.get("store")) != root.uuid:
+                raise FormatError(
+                    f"{folder} is a state of another store ({store!r:.80}) and not of this one ({root.uuid}); delete it"
+                )
+            return _with_arrays(attributes.get("state"), folder / str(number))
         except FileNotFoundError as error:
             # Replaced while it was read, or damaged.
-            if _current(folder) == number:
+            if os.path.lexists(folder) and _current(folder) == number:
                 raise FormatError(f"{error.filename} is missing; delete {folder} and save again") from None
         except RecursionError:
             raise FormatError(f"{folder} is nested too deeply; delete it and save again") from None

@@ -16,6 +16,7 @@ from diskreplay.format.verify_documents import (
     fits_itself,
     is_group,
     is_positive,
+    is_uuid,
     is_whole,
     parse,
 )
@@ -94,6 +95,10 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
 def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     if given.get("requires"):
         raise ValueError(f"needs {given['requires']!r:.80}, which this release does not know")
+    if given["store"] != plan.store:
+        raise ValueError(f"a segment of another store, {given['store']!r:.40}")
+    if not is_uuid(given["uuid"]):
+        raise ValueError(f"uuid is {given['uuid']!r:.40}")
     lanes, chunk_rows, checksums = given["lanes"], given["chunk_rows"], {}
     if not isinstance(lanes, list) or not all(map(is_whole, lanes)) or not 1 <= len(set(lanes)) <= layout.MAX_LANES:
         raise ValueError("lanes is no list of numbers")

@@ -17,6 +17,7 @@ from diskreplay.format.verify_files import Files
 
 Document = dict[str, Any]
 MAX_DOCUMENT_BYTES = 64 << 20
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SELF = re.compile(rb'(?<="diskreplay_crc32c":")[0-9a-f]{8}(?=")')
 
 
@@ -40,6 +41,7 @@ class Plan:
     arrays: dict[str, Array]
     groups: tuple[str, ...]
     templates: dict[str, Document]
+    store: str  # its identity
 
     @property
     def folders(self) -> list[str]:
@@ -47,11 +49,11 @@ class Plan:
         return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS])
 
 
-def make_plan(schema: Schema, templates: dict[str, Document]) -> Plan:
+def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Plan:
     """Return what the segments of a store with this schema have."""
     arrays = {path: Array(field.shape, field.dtype.name) for path, field in schema.leaves.items()}
     groups = {"/".join(parts[:i]) for path in arrays if (parts := path.split("/")) for i in range(1, len(parts))}
-    return Plan({**arrays, layout.DONE: Array((), "uint8")}, tuple(sorted(groups)), templates)
+    return Plan({**arrays, layout.DONE: Array((), "uint8")}, tuple(sorted(groups)), templates, store)
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
@@ -176,6 +178,11 @@ def read_schema(files: Files, where: str, data: Any) -> Schema | None:
     except FormatError as error:
         files.report("metadata", where, str(error))
         return None
+
+
+def is_uuid(value: Any) -> bool:
+    """Whether a value from JSON is the identity of a store or a segment."""
+    return isinstance(value, str) and _UUID.fullmatch(value) is not None
 
 
 def is_positive(value: object) -> bool:

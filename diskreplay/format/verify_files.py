@@ -63,7 +63,7 @@ class Files:
 
     def path(self, where: str) -> str:
         """Return the full path of a name."""
-        return os.path.join(self.root, where) if where else self.root
+        return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
 
     def listing(self, where: str) -> dict[str, str] | None:
         """Return "file", "folder", "link" or "other" for each name in a folder, or None where it has to be reported."""

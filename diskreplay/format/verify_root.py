@@ -17,6 +17,7 @@ from diskreplay.format.verify_documents import (
     fits_itself,
     hidden_document,
     is_positive,
+    is_uuid,
     is_whole,
     limiter_document,
     make_plan,
@@ -109,6 +110,8 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
         wrong("format")
     if attributes.get("format_version") != layout.FORMAT_VERSION:
         wrong("format_version")
+    if not is_uuid(store := attributes.get("uuid")):
+        wrong("uuid")
     for name in ("capacity", "capacity_bytes"):
         if (most := attributes.get(name)) is not None and not is_whole(most, 1):
             wrong(name)
@@ -126,7 +129,7 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
         wrong("segment_metadata")
     if schema is None or not isinstance(templates, dict):
         return None
-    plan = make_plan(schema, templates)
+    plan = make_plan(schema, templates, str(store))
     check_templates(files, plan, layout.METADATA)
     return plan if len(files.problems) == before else None
 

@@ -23,22 +23,22 @@ _LOOKS = 5
 _PAUSE_S = 0.02
 
 
-def verify_states(root: str) -> list[Problem]:
+def verify_states(root: str, store: str) -> list[Problem]:
     """Return what is wrong with the states that are saved in a store and count; others are what a dead process left."""
     names = Files(root)
     problems = []
     for name, kind in sorted((names.listing(layout.SAMPLERS) or {}).items()):
         if kind == "folder" and not name.startswith("."):
-            problems += _verify(root, f"{layout.SAMPLERS}/{name}")
+            problems += _verify(root, f"{layout.SAMPLERS}/{name}", store)
     return problems
 
 
-def _verify(root: str, where: str) -> list[Problem]:
+def _verify(root: str, where: str, store: str) -> list[Problem]:
     """Look at the states of one name until what is found cannot be the work of who saves one."""
     before: object = None
     for look in range(_LOOKS):
         files = Files(root)
-        current = _look_at(files, where)
+        current = _look_at(files, where, store)
         if not files.problems or not os.path.lexists(files.path(where)):
             return []
         if look and current == before:
@@ -48,7 +48,7 @@ def _verify(root: str, where: str) -> list[Problem]:
     return files.problems
 
 
-def _look_at(files: Files, where: str) -> object:
+def _look_at(files: Files, where: str, store: str) -> object:
     """Check the state that counts, and return its number, or whatever stands in its place."""
     attributes = _attributes(files, where)
     names = files.listing(where)
@@ -65,6 +65,8 @@ def _look_at(files: Files, where: str) -> object:
             files.report("unexpected", f"{where}/{name}", "has no place in a store")
     state = f"{where}/{current}"
     if (found := _attributes(files, state)) is not None:
+        if found.get("store") != store:
+            files.report("metadata", f"{state}/{layout.METADATA}", f"is of another store, {found.get('store')!r:.40}")
         try:
             named = dict(_arrays(found.get("state"), _LEVELS))
         except ValueError as error:

@@ -141,9 +141,10 @@ class Index:
                     self._reset()
                     return len(self.snapshot)
                 return self._update(force=False)
-            except BaseException:
+            except BaseException as error:
                 # Interrupted halfway: what was taken in already is not known, so the next look starts anew.
                 self._broken = True
+                self._root.explain(error)
                 raise
 
     def _update(self, *, force: bool) -> int:

@@ -102,7 +102,7 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
     words = counters.read()
     hidden = HiddenEntries(root).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
     segments = _segments(root, words, hidden)
-    on_disk, apparent = disk_usage(root.path)
+    on_disk, apparent = disk_usage(root.folder)
     return {
         "path": str(root.path),
         "format_version": layout.FORMAT_VERSION,

@@ -12,7 +12,7 @@ from typing import Any
 from diskreplay.errors import RateLimited, ReadOnlyError
 from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.limiters import SLOTS, Inserted, StepCounter, is_name, open_slots, slots_lock
-from diskreplay.format.root import Root, read_root
+from diskreplay.format.root import Root
 
 # Between two looks at the counts: short at first, for the other side may be in the middle of its step.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.0002, 0.01, 1.5
@@ -125,7 +125,7 @@ class RateLimiter:
             raise ReadOnlyError(
                 f'a limiter counts in the store, and {store.path} was opened with mode "r"; use mode "a"'
             )
-        return AttachedLimiter(self, read_root(store.path))
+        return AttachedLimiter(self, store._root)
 
 
 def _rounding(lead: float, drawn: int) -> float:
@@ -146,10 +146,12 @@ class AttachedLimiter:
 
     def __init__(self, limiter: RateLimiter, root: Root) -> None:
         self.limiter = limiter
+        self._root = root
         self._capacity = root.capacity
         self._lock_path = slots_lock(root, limiter.name)
-        self._slots = open_slots(root, limiter.name)
-        self._steps = StepCounter(root)
+        with root.still_there():
+            self._slots = open_slots(root, limiter.name)
+            self._steps = StepCounter(root)
 
     def counts(self) -> tuple[Inserted, int]:
         """Return the steps inserted, and the steps drawn."""
@@ -190,7 +192,20 @@ class AttachedLimiter:
             lock.release()
 
     def _wait(self, may: Callable[[Inserted, int], bool], what: str) -> Lock:
-        """Return the lock, held, when the counts allow it."""
+        """Return the lock, held, when the counts allow it.
+
+        Raises
+        ------
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
+        """
+        try:
+            return self._wait_for(may, what)
+        except Exception as error:
+            self._root.explain(error)
+            raise
+
+    def _wait_for(self, may: Callable[[Inserted, int], bool], what: str) -> Lock:
         timeout = self.limiter.timeout
         until = math.inf if timeout is None else time.monotonic() + timeout
         pause = _SHORTEST_S

@@ -98,6 +98,9 @@ class Marker:
 
     def _mark(self, segments: Marked) -> None:
         try:
+            if not segments.open:
+                return
+            self._root.check_still_there()
             for segment in segments.open:
                 with self._busy:
                     # Its writer may have left it meanwhile: then it belongs to whoever seals it.

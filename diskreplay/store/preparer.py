@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from diskreplay.errors import ReplayError
+from diskreplay.errors import ReplayError, StoreNotFound
 from diskreplay.format.root import Root
 from diskreplay.format.segment import DRAFT, Size, draft_segment, remove_draft
 from diskreplay.format.segment_writer import SegmentWriter
@@ -66,12 +66,17 @@ class Preparer:
         ------
         StoreLocked
             The store lock was not free for a minute.
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
         """
         segment = self._wait()
         if segment is None:
             return None
         try:
             segment.place(self._retention.place(segment.info))
+        except StoreNotFound:
+            self._remove(segment)
+            raise
         except OSError:
             self._remove(segment)
             return None

@@ -39,6 +39,7 @@ class Recorder:
         self.obs_count = len(self._obs_columns)
         self._limited = root.has_horizon
         self._sealer = sealer
+        self.explain = root.explain
         self._warned = False
         self.lanes: list[Any] = [Lane(i) for i in range(lanes)]
         self.rolling = OpenSegments(

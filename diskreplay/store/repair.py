@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.mending import (
@@ -73,6 +74,7 @@ class Repaired:
     left: list[Problem] = field(default_factory=list)
 
 
+@shown_paths()
 def repair(
     path: str | os.PathLike[str],
     *,
@@ -110,11 +112,12 @@ def repair(
         Another process held the store's lock for a minute.
     """
     problems = verify(path, deep=True, progress=progress)
-    root = Path(os.path.realpath(path))
+    home = OpenFolder(Path(path).absolute())
+    root = home.path
     plan = read_plan(Files(str(root)))
     if plan is None:
         return Repaired(left=problems)  # without its own document nothing is known about a store
-    mender = _Mender(root, plan, dry_run)
+    mender = _Mender(home, plan, dry_run)
     if not mender.has_lock():
         return Repaired(mender.actions, problems)
     with nullcontext() if dry_run else held_lock(root / layout.COUNTERS / layout.LOCK):
@@ -130,13 +133,13 @@ def repair(
 class _Mender:
     """One repair of one store. `mend` needs the store lock."""
 
-    def __init__(self, root: Path, plan: Plan, dry_run: bool) -> None:
-        self._root, self._plan, self._dry_run = root, plan, dry_run
+    def __init__(self, home: OpenFolder, plan: Plan, dry_run: bool) -> None:
+        self._home, self._root, self._plan, self._dry_run = home, home.path, plan, dry_run
         self.actions: list[Action] = []
 
     @cached_property
     def _store(self) -> Root:
-        return read_root(self._root)
+        return read_root(self._home.name, self._home)
 
     # --- the ways to mend --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout, states
@@ -38,6 +39,12 @@ class Retention:
         self._ledger = Ledger(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the store lock for a block; StoreNotFound where the store was deleted or replaced."""
+        with self._root.still_there(), held_lock(self._root.lock_path):
+            yield
+
     def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
         """Make the next segment and return it with its lock, held. Removes old ones first.
 
@@ -45,10 +52,12 @@ class Retention:
         ------
         StorageFull
             There is no room for it.
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
         StoreLocked
             The store lock was not free for a minute.
         """
-        with held_lock(self._root.lock_path):
+        with self._locked():
             self._counters.mend()
             # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
             if not self._ledger.is_idle:
@@ -63,10 +72,10 @@ class Retention:
 
         Raises
         ------
-        StorageFull, FileNotFoundError, StoreLocked
+        StorageFull, FileNotFoundError, StoreLocked, StoreNotFound
             It could not be placed; it is as it was.
         """
-        with held_lock(self._root.lock_path):
+        with self._locked():
             self._counters.mend()
             number = next_number(self._root, self._counters)
             info = place_segment(self._root, draft, number)
@@ -77,7 +86,7 @@ class Retention:
         """Remove segments that have to leave; nothing else has to succeed first."""
         left = not self._ledger.is_idle
         while left:  # others get the lock in between
-            with held_lock(self._root.lock_path):
+            with self._locked():
                 self._counters.mend()
                 left = self._remove_old(again=True)
 
@@ -87,7 +96,7 @@ class Retention:
         Others were evicted meanwhile. ``find_frontier`` tells below which id the capacity hides everything; it is
         called under the lock.
         """
-        with held_lock(self._root.lock_path):
+        with self._locked():
             self._counters.mend()
             entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
             known = set(entries[:, 0].tolist())
@@ -104,7 +113,7 @@ class Retention:
         Those of an earlier boot without a durable row are removed: they may have empty files.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
-        with held_lock(self._root.lock_path):
+        with self._locked():
             self._counters.mend()
             self._clean_up()
             for info in self._live():
@@ -136,7 +145,7 @@ class Retention:
         if fate is Fate.REMOVED:
             self._discard(info.number)
         elif fate is Fate.SET_ASIDE:
-            move_aside(self._root.path, f"{layout.SEGMENTS}/{layout.segment_name(info.number)}")
+            move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(info.number)}")
         return fate is not Fate.SEALED
 
     def _clean_up(self) -> None:
@@ -164,7 +173,7 @@ class Retention:
             if number < first or not map_trusted(self._root, read_segment(self._root, number))[1].any():
                 self._discard(number)
         except NeverWritten:
-            move_aside(self._root.path, f"{layout.SEGMENTS}/{path.name}")
+            move_aside(self._root.folder, f"{layout.SEGMENTS}/{path.name}")
         except (FormatError, OSError):
             pass  # verify tells of it
 
@@ -184,7 +193,7 @@ class Retention:
                 found.append(read_segment(self._root, number))
             except NeverWritten as error:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
-                    move_aside(self._root.path, f"{layout.SEGMENTS}/{layout.segment_name(number)}")
+                    move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(number)}")
             except FileNotFoundError:
                 continue
         return found

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from diskreplay.errors import StorageFull
+from diskreplay.errors import StorageFull, StoreNotFound
 from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import seal_segments
@@ -102,9 +102,18 @@ class Sealer:
                     if not read_segment(self._root, info.number).sealed:
                         seal_segments(self._root, [info])
                 except BaseException as error:
-                    self._error = error
+                    self._error = self._explained(error)
                     if isinstance(error, StorageFull):
                         self._postponed.append(info)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return what to raise for an error: where the store is gone, that this is so."""
+        try:
+            self._root.explain(error)
+        except StoreNotFound as gone:
+            gone.__cause__ = error
+            return gone
+        return error
 
     def _run(self) -> None:
         while True:
@@ -123,4 +132,4 @@ class Sealer:
             try:
                 self._after()
             except BaseException as error:
-                self._error = error
+                self._error = self._explained(error)

@@ -1,8 +1,8 @@
 """The store: create it, open it, look at it, write to it."""
 
+import dataclasses
 import errno
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import ReadOnlyError, ReplayError, SchemaError, StoreExists
+from diskreplay.folders import shown_paths
 from diskreplay.format import layout
+from diskreplay.format.file_systems import warn_of
 from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
+from diskreplay.store.arguments import as_int, check_count, check_seconds
 from diskreplay.store.episodes import Episode, EpisodeList
 from diskreplay.store.eviction import evict
 from diskreplay.store.forks import told_of_forks
@@ -26,6 +29,7 @@ from diskreplay.store.recorder import Recorder
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.states import remove_state
 from diskreplay.store.vector_writer import VectorWriter
 from diskreplay.store.verify import Problem, verify
 from diskreplay.store.writer import Writer
@@ -44,17 +48,17 @@ class Store:
     but not the writers made by its parent. A Store pickles as its path and mode.
     """
 
+    @shown_paths()
     def __init__(self, path: PathLike, mode: Literal["r", "a"] = "r") -> None:
         if mode not in ("r", "a"):
             raise ValueError(f'mode is "r" or "a", not {mode!r}')
         self._root = read_root(Path(path).absolute())
+        warn_of(self._root.file_system, self._root.path, self._root.uuid, stacklevel=4)
         self._mode = mode
         try:
             self._counters = self._root.counters(writable=mode == "a")
             self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
-            self._retention = Retention(self._root, self._counters)
-            self._marker = Marker(self._root)
-            self._sealer = Sealer(self._root, self._retention.enforce, self._marker.wait)
+            self._manage()
             if mode == "a":
                 self._seal_dead()
         except OSError as error:
@@ -69,11 +73,14 @@ class Store:
 
     def _begin_anew(self) -> None:
         """Use nothing, in a forked child, that another thread may have been in the middle of: that is not here."""
+        self._manage()
+        if self._index is not None:
+            self._index.look_anew()
+
+    def _manage(self) -> None:
         self._retention = Retention(self._root, self._counters)
         self._marker = Marker(self._root)
         self._sealer = Sealer(self._root, self._retention.enforce, self._marker.wait)
-        if self._index is not None:
-            self._index.look_anew()
 
     def _seal_dead(self) -> None:
         while dead := self._retention.dead_segments():
@@ -95,6 +102,11 @@ class Store:
     def path(self) -> Path:
         """The store's folder."""
         return self._root.path
+
+    @property
+    def uuid(self) -> str:
+        """The store's identity, made by `create`: copies of a store have the same."""
+        return self._root.uuid
 
     @property
     def schema(self) -> Schema:
@@ -134,6 +146,7 @@ class Store:
         """Take a new snapshot; return how many steps became visible with it."""
         return self._open_index().refresh()
 
+    @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once."""
         return store_info(self._root, self._counters, self.snapshot, progress)
@@ -146,6 +159,7 @@ class Store:
         """
         return verify(self.path, deep=deep, progress=progress)
 
+    @shown_paths()
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict by hand the episodes for which a predicate is true, and return how many steps that were.
 
@@ -167,6 +181,8 @@ class Store:
             ``where`` is no function.
         StorageFull
             There is no room for a list of them; nothing is hidden.
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
         """
         index = self._open_index()
         self._check_writable("evict")
@@ -174,6 +190,20 @@ class Store:
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         return evict(index, self._retention, where)
 
+    def delete_sampler_state(self, name: str) -> None:
+        """Delete the state that samplers have saved under a name (`Sampler.save`).
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        StoreNotFound
+            Nothing is saved under it, or the store was deleted or replaced since it was opened.
+        """
+        self._open_index()
+        remove_state(self, name)
+
+    @shown_paths()
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ..."""
         return episode_table(self.snapshot, progress)
@@ -227,6 +257,7 @@ class Store:
         self._writers.discard(writer)
         self._sealer.drain()
 
+    @shown_paths()
     def close(self) -> None:
         """Close the writers it made and wait until their segments are sealed. Closing twice is fine."""
         if self._index is None:
@@ -240,6 +271,9 @@ class Store:
             except Exception as error:
                 first = first or error
         self._counters.close()
+        # The folder stays open for those who still read from it: snapshots and their episodes.
+        self._root = dataclasses.replace(self._root, home=self._root.home.closed())
+        self._manage()
         if first is not None:
             raise first
 
@@ -308,12 +342,12 @@ def create(
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
-    _check_count("capacity", capacity, 1, None)
-    _check_count("capacity_bytes", capacity_bytes, 1, None)
-    _check_seconds("max_age_s", max_age_s)
-    _check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
+    check_count("capacity", capacity, 1, None)
+    check_count("capacity_bytes", capacity_bytes, 1, None)
+    check_seconds("max_age_s", max_age_s)
+    check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
     if segment_steps != "episode":
-        _check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
+        check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
     target = Path(path).absolute()
     try:
         if exist_ok and (target / layout.METADATA).exists():
@@ -321,11 +355,11 @@ def create(
         create_root(
             target,
             schema,
-            capacity=_as_int(capacity),
-            capacity_bytes=_as_int(capacity_bytes),
+            capacity=as_int(capacity),
+            capacity_bytes=as_int(capacity_bytes),
             max_age_s=None if max_age_s is None else float(max_age_s),
             chunk_bytes=int(chunk_bytes),
-            segment_steps=segment_steps if segment_steps == "episode" else _as_int(segment_steps),
+            segment_steps=segment_steps if segment_steps == "episode" else as_int(segment_steps),
         )
     except StoreExists:
         if not exist_ok:
@@ -350,25 +384,3 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
         With mode "a", the system lets this process not write there.
     """
     return Store(path, mode)
-
-
-def _check_count(name: str, value: Any, least: int, most: int | None) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise ValueError(f"{name} is a whole number, not {value!r}")
-    if value < least or (most is not None and value > most):
-        raise ValueError(f"{name} is {value}; it must be at least {least}" + (f" and at most {most}" if most else ""))
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
-        raise ValueError(f"{name} is a number of seconds, not {value!r}")
-    if not 0 < value <= sys.float_info.max:
-        raise ValueError(f"{name} is {value}; it must be more than 0 and finite")
-
-
-def _as_int(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, ReplayError
+from diskreplay.folders import shown_paths
 from diskreplay.format.mapping import MADV_HUGEPAGE, MADV_RANDOM, Mapping, map_file
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
@@ -238,6 +239,10 @@ class Tables:
         info = self.infos[slot]
         if info is None:
             raise SegmentGone("the segment of these steps was evicted; draw again")
+        with shown_paths():
+            return self._map(info, leaf, chunk)
+
+    def _map(self, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
         path = chunk_path(self.root, info, leaf, chunk)
         parts = leaf.split("/")
         refuse_links(info.path, ("/".join(parts[: i + 1]) for i in range(len(parts))))

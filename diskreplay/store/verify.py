@@ -57,7 +57,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
     problems = files.problems
     if deep and layout.SAMPLERS in good:
-        problems += verify_states(root)
+        problems += verify_states(root, plan.store)
     for done, number in enumerate(numbers):
         if progress is not None:
             progress(done, len(numbers))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError, StorageFull, WriterClosed
+from diskreplay.folders import shown_paths
 from diskreplay.format.schema import Schema
 from diskreplay.store.casting import leaf_caster, part_caster
 from diskreplay.store.limiter import AttachedLimiter
@@ -132,16 +133,18 @@ class _BaseWriter:
             yield
         except StorageFull:
             raise  # refused as a whole, before anything was written
-        except BaseException:
-            self._give_up()
+        except BaseException as error:
+            self._give_up(error)
             raise
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: BaseException) -> None:
         self._closed = True
         if self._marker is not None:
             self._marker.remove(self._recorder.rolling)
         self._recorder.abandon()
+        self._recorder.explain(error)
 
+    @shown_paths()
     def flush(self) -> None:
         """Wait until every published step is durable.
 
@@ -151,6 +154,8 @@ class _BaseWriter:
             The writer is closed.
         StorageFull
             There is no room to seal a segment that the writer has left. Everything is there; flush again later.
+        StoreNotFound
+            The store was deleted or replaced since it was opened; the writer closes.
         OSError
             The disk refused. What it holds is unknown from then on, so the writer closes.
         """
@@ -159,12 +164,14 @@ class _BaseWriter:
             self._recorder.flush()
         except StorageFull:
             raise
-        except OSError:
+        except OSError as error:
             self._closed = True
             # Not sealed here: after a failed sync, a later one that succeeds proves nothing.
             self._end(seal=False)
+            self._recorder.explain(error)
             raise
 
+    @shown_paths()
     def close(self) -> None:
         """Cut what is open, seal, and wait until that is done. Closing twice is fine.
 
@@ -188,6 +195,9 @@ class _BaseWriter:
             raise failure
         try:
             self._recorder.close()
+        except OSError as error:
+            self._recorder.explain(error)
+            raise
         finally:
             self._on_close(self)
 
@@ -250,6 +260,8 @@ class Writer(_BaseWriter):
             The limiter's timeout passed; nothing was written.
         WriterClosed
             The writer is closed.
+        StoreNotFound
+            The store was deleted or replaced since it was opened; the writer closes.
         """
         self._check_usable()
         if terminated is not False:
@@ -279,8 +291,8 @@ class Writer(_BaseWriter):
                     self._record(items, following, terminated, truncated, finals)
             except StorageFull:
                 raise  # refused as a whole, before anything was written
-            except BaseException:
-                self._give_up()
+            except BaseException as error:
+                self._give_up(error)
                 raise
         if ended and self._flushes_episodes:
             self.flush()

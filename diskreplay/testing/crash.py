@@ -30,6 +30,7 @@ from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
+from diskreplay.folders import shown
 from diskreplay.format import commit, durable, mapping, segment_writer, stretches
 
 FILE_CALLS = (
@@ -269,8 +270,8 @@ def needs_room(point: Point, below: Path | str = "/") -> bool:
     if point.name in ("ftruncate", "posix_fallocate", "write"):
         return file_of(point).startswith(str(below))
     if point.name in ("mkdir", "rename", "replace"):
-        return os.path.abspath(str(point.args[-1])).startswith(str(below))
-    return point.name == "open" and _creates(point) and str(point.args[0]).startswith(str(below))
+        return os.path.abspath(shown(str(point.args[-1]))).startswith(str(below))
+    return point.name == "open" and _creates(point) and shown(str(point.args[0])).startswith(str(below))
 
 
 def file_of(point: Point) -> str:

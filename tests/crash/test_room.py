@@ -329,4 +329,4 @@ def test_a_folder_that_is_removed_underneath_is_an_error_and_not_a_hang(tmp_path
                 tell(type(error).__name__)
 
     first, *_ = in_child(work).told
-    assert first == "FileNotFoundError"
+    assert first == "StoreNotFound"

@@ -1,0 +1,73 @@
+"""Folders held by a descriptor: whether they are still there, and the paths that messages show."""
+
+import errno
+import os
+
+import pytest
+
+from diskreplay.folders import OpenFolder, is_deleted, show_paths, shown, shown_paths
+from tests.testing.mounts import KINDS, mounted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["store", "store (deleted)"])
+def test_a_deleted_folder_is_told_from_one_that_was_renamed(tmp_path, kind, name):
+    with mounted(tmp_path, kind) as disk:
+        path = disk / name
+        (path / "inside").mkdir(parents=True)
+        folder = OpenFolder(path)
+        assert (folder.is_at(path), folder.is_deleted(), is_deleted(folder.fd)) == (True, False, False)
+        path.rename(disk / "other (deleted)")
+        assert (folder.is_at(path), folder.is_deleted()) == (None, False)
+        path.mkdir()
+        assert (folder.is_at(path), folder.is_deleted()) == (False, False)
+        assert os.listdir(folder.path) == ["inside"]
+        (disk / "other (deleted)").rename(path / name)
+        assert not folder.is_deleted()
+        (path / name / "inside").rmdir()
+        (path / name).rmdir()
+        assert (folder.is_at(path), folder.is_deleted(), is_deleted(folder.fd)) == (False, True, True)
+        del folder
+
+
+def test_a_descriptor_that_somebody_else_closed_is_no_longer_the_folders(tmp_path):
+    folder = OpenFolder(tmp_path)
+    other = os.open("/dev/null", os.O_RDONLY)
+    kept = os.dup(folder.fd)
+    os.dup2(other, folder.fd)
+    assert folder.is_deleted()
+    os.dup2(kept, folder.fd)
+    assert not folder.is_deleted()
+    os.close(kept)
+    os.close(other)
+
+
+def test_the_descriptor_is_closed_with_the_last_reference(tmp_path):
+    folder = OpenFolder(tmp_path)
+    path = folder.path
+    assert path.is_dir()
+    closed = folder.closed()
+    assert (closed.name, closed.is_deleted(), closed.path.exists()) == (tmp_path, True, False)
+    del folder
+    assert not path.exists()
+
+
+def test_paths_are_shown_as_they_were_given(tmp_path):
+    folder = OpenFolder(tmp_path)
+    assert shown(folder.path / "a") == f"{tmp_path}/a"
+    assert shown(f"no {folder.path} and {folder.path}/b") == f"no {tmp_path} and {tmp_path}/b"
+    assert shown("/proc/self/fd/987654/a") == "/proc/self/fd/987654/a"
+
+    @shown_paths()
+    def fail():
+        try:
+            os.rename(folder.path / "a", folder.path / "b")
+        except OSError as error:
+            raise OSError(errno.EIO, "told", str(folder.path / "c")) from error
+
+    with pytest.raises(OSError, match="told") as caught:
+        fail()
+    for error in (caught.value, caught.value.__cause__):
+        assert str(folder.path) not in str(error)
+        assert str(tmp_path) in str(error)
+    assert show_paths(caught.value) is caught.value
