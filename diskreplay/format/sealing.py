@@ -10,14 +10,14 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.format.blocks import BlockSums
 from diskreplay.format.commit import map_lane_counter, read_lane_counter, write_lane_counter
 from diskreplay.format.durable import (
     boot_id,
@@ -56,6 +56,7 @@ class _Settled:
     rows: NDArray[np.int64]
     checksums: dict[str, int]
     steps: int = 0
+    blocks: BlockSums = field(default_factory=BlockSums)
 
 
 def seal_segments(root: Root, infos: Sequence[SegmentInfo]) -> None:
@@ -103,6 +104,7 @@ def _settle(root: Root, info: SegmentInfo) -> _Settled:
             if not os.path.exists(f"{info.path}/{name}") or read_file(f"{info.path}/{name}") != document:
                 write_atomic(info.path / name, document)
             segment.checksums[name] = google_crc32c.value(document)
+    segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
     return segment
 
 
@@ -172,7 +174,7 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         try:
             for start, stop in _gaps(kept, per_chunk):
                 punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
-            sums[f"{array.path}/{array.chunk_key(chunk)}"] = _checksum(fd)
+            sums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
             if array.path == layout.DONE:
                 segment.steps += _count_in_chunk(fd, kept, per_chunk)
         finally:
@@ -251,33 +253,6 @@ def _count_in_lane(fd: int, start: int, rows: int) -> int:
         flags = np.frombuffer(os.pread(fd, min(rows - at, len(_BLOCK)), start + at), np.uint8)
         steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
     return steps
-
-
-def _checksum(fd: int) -> int:
-    """Return the CRC-32C of a file, read by position; the holes of a large one are not read."""
-    size, at = os.fstat(fd).st_size, 0
-    if size <= len(_BLOCK):
-        return int(google_crc32c.value(os.pread(fd, size, 0)))
-    crc = google_crc32c.Checksum()
-    while at < size:
-        try:
-            data = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: nothing but a hole up to the end
-            data = size
-        _update_zeros(crc, data - at)
-        at = data
-        hole = os.lseek(fd, at, os.SEEK_HOLE) if at < size else size
-        while at < hole:
-            block = os.pread(fd, min(hole - at, len(_BLOCK)), at)
-            crc.update(block)
-            at += len(block)
-    return int.from_bytes(crc.digest(), "big")
-
-
-def _update_zeros(crc: Any, count: int) -> None:
-    while count > 0:
-        crc.update(_BLOCK[:count])
-        count -= len(_BLOCK)
 
 
 def may_seal(info: SegmentInfo) -> bool:

@@ -26,6 +26,7 @@ from diskreplay.format.durable import (
     write_atomic,
     write_file,
 )
+from diskreplay.format.lost import NOTHING_LOST, Lost, parse_lost
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written, map_durable
@@ -60,6 +61,7 @@ class SegmentInfo:
     steps: int | None
     checksums: dict[str, int]
     sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
+    lost: Lost = NOTHING_LOST
 
     @property
     def shows_live_rows(self) -> bool:
@@ -95,6 +97,7 @@ class SegmentInfo:
             "created": self.created,
             "sealed": self.sealed,
             **sealed,
+            **self.lost.attributes(),
         }
 
 
@@ -371,6 +374,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
+        lost=parse_lost(attributes, len(lanes)) if sealed else NOTHING_LOST,
     )
 
 

@@ -13,8 +13,9 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.format import verify_root, verify_segment
+from diskreplay.format.verify_crc import after_zeros
 from diskreplay.format.verify_flags import START, first_wrong, is_row, may_follow
-from diskreplay.format.verify_sums import after_zeros, checksum
+from diskreplay.format.verify_sums import checksum
 from diskreplay.store.scan import Stretch, scan
 from diskreplay.store.verify import KINDS, verify
 from tests.testing.support import append_numbered, digest, open_descriptors, serial_schema
