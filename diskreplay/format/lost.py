@@ -29,10 +29,12 @@ class Lost:
         """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
         return {"lost": [list(entry) for entry in self.ranges], "steps_lost": self.steps} if self.ranges else {}
 
-    def rows_of_lane(self, lane: int, lanes: int) -> list[tuple[int, int]]:
-        """Return the ranges of a lane: first row, and the row after the last."""
-        rows = [(position // lanes, rows) for position, rows in self.ranges if position % lanes == lane]
-        return [(first, first + count) for first, count in rows]
+    def holds(self, position: int, lanes: int) -> bool:
+        """Tell whether a row is one of those that were lost."""
+        row, lane = divmod(position, lanes)
+        return any(
+            first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
+        )
 
 
 NOTHING_LOST = Lost()
