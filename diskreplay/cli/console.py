@@ -47,6 +47,11 @@ def complain(message: str) -> None:
         pass  # nobody can hear; the exit code still tells
 
 
+def may_ask() -> bool:
+    """Whether there is somebody to ask: both ends of a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
 @contextmanager
 def bar(title: str) -> Iterator[Report]:
     """Show a bar on a terminal while the block works; the block reports with `progress(done, total)`."""

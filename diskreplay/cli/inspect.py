@@ -89,7 +89,10 @@ def steps_line(info: Mapping[str, Any]) -> str:
         line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"
     elif info["capacity_bytes"] is None and info["max_age_s"] is None:
         line += ", no capacity set"
-    return f"{line}, {text.count(info['steps_evicted'])} evicted" if info["steps_evicted"] else line
+    for key, what in (("steps_evicted", "evicted"), ("steps_lost", "lost to damage")):
+        if info[key]:
+            line += f", {text.count(info[key])} {what}"
+    return line
 
 
 def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"
 LANE_COUNTERS = (COMMITTED, OBSERVED, DURABLE)
+BLOCKS = f"{DURABLE}/blocks"  # checksums of the blocks of a sealed segment's chunks
 METADATA = "zarr.json"
 MARKS = "marks"  # the log beside the counter of durable rows
 LOCK = "lock"
@@ -57,6 +58,10 @@ MAX_LANES = 1 << 20
 # Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
 # random order; narrower ones go through mappings.
 WIDE_ROW_BYTES = 4096
+
+# A block with a checksum of its own: a power of two of rows, so that blocks and lanes nest.
+BLOCK_BYTES = 64 << 10
+BLOCK_ROWS = 512
 
 
 def chunk_key(chunk: int, ndim: int) -> str:

@@ -84,7 +84,7 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """Steps committed to a store ever, and those of them whose segment is there and that nobody evicted by hand."""
+    """Steps committed to a store ever, and those of them that are there: not evicted by hand, not lost to damage."""
 
     ever: int
     held: int
@@ -93,8 +93,8 @@ class Inserted(NamedTuple):
 class StepCounter:
     """Counts the steps of a store, each row once: what a look costs is what is new. Not thread-safe.
 
-    Steps count when they are committed, those that a capacity or an eviction by hand hides too; those of a segment
-    that was deleted are in the store's own counter.
+    Steps count when they are committed, those that a capacity or an eviction by hand hides or that were lost to damage
+    too; those of a segment that was deleted are in the store's own counter.
     """
 
     def __init__(self, root: Root) -> None:
@@ -106,6 +106,8 @@ class StepCounter:
         self._ever = 0
         self._entries = HiddenEntries(root)
         self._hidden: dict[int, int] = {}
+        self._lost: dict[int, int] = {}
+        self._changes = 0
 
     def read(self) -> Inserted:
         """Look again."""
@@ -113,7 +115,7 @@ class StepCounter:
             raw = self._counters.raw()
             words = self._counters.read()
             if raw != self._raw:
-                self._look_for_segments(int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+                self._look_for_segments(words)
                 self._look_for_hidden(int(words[layout.HIDDEN_ENTRIES]))
                 self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
@@ -123,23 +125,28 @@ class StepCounter:
             # A segment that is being deleted is in neither count for a moment.
             time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
-        return Inserted(self._ever, max(0, held - sum(self._hidden.values())))
+        return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
 
-    def _look_for_segments(self, first: int, end: int) -> None:
+    def _look_for_segments(self, words: NDArray[np.int64]) -> None:
         """Take in new segments, and let go of those that were sealed or deleted."""
+        first, end = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
         new = segment_numbers(self._root, max(first, self._next), end)
-        for number in sorted({*self._growing, *new}):
+        # Some segments may have been replaced by what was whole in them.
+        replaced, self._changes = self._changes != words[layout.CHANGES], int(words[layout.CHANGES])
+        for number in sorted({*self._growing, *new, *(self._sealed if replaced else ())}):
             try:
                 info = read_segment(self._root, number)
                 if info.steps is not None:
                     self._sealed[number] = info.steps
+                    self._lost[number] = info.lost.steps
                     self._growing.pop(number, None)
                 elif number not in self._growing:
                     self._growing[number] = _Growing(self._root, info)
             except FileNotFoundError:
                 self._growing.pop(number, None)
+        self._lost = {number: steps for number, steps in self._lost.items() if steps and number in self._sealed}
         self._next = end
 
     def _look_for_hidden(self, count: int) -> None:

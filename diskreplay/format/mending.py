@@ -10,6 +10,7 @@ import numpy as np
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
+from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular
@@ -64,7 +65,9 @@ def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
     if not info.sealed or folder not in plan.folders:
         return None
     candidates: list[bytes] = []
-    if file == layout.METADATA:
+    if name == layout.BLOCKS:
+        candidates = [derive_blocks(info, plan.arrays)]
+    elif file == layout.METADATA:
         candidates = [_document(info, plan, folder)]
     elif file == "c.0" and folder in layout.LANE_COUNTERS:
         # Sealing made two of them equal, and what was observed is as much or was never stored.

@@ -11,14 +11,14 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.format.blocks import BlockSums
 from diskreplay.format.commit import map_lane_counter, read_lane_counter, write_lane_counter
 from diskreplay.format.copies import WRITE_BITS, open_protected
 from diskreplay.format.durable import (
@@ -61,6 +61,7 @@ class _Settled:
     kept: NDArray[np.int64]  # and what is kept behind it, though nothing proves that it is whole
     checksums: dict[str, int]
     steps: int = 0
+    blocks: BlockSums = field(default_factory=BlockSums)
     unproven_steps: int = 0
 
     @property
@@ -126,6 +127,7 @@ def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -
             if not os.path.exists(f"{info.path}/{name}") or read_file(f"{info.path}/{name}") != document:
                 write_atomic(info.path / name, document)
             segment.checksums[name] = google_crc32c.value(document)
+    segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
     return segment
 
 
@@ -203,7 +205,7 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         try:
             for start, stop in _gaps(kept, per_chunk):
                 punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
-            sums[f"{array.path}/{array.chunk_key(chunk)}"] = _checksum(fd)
+            sums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
             if array.path == layout.DONE:
                 steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
                 segment.steps += steps
@@ -289,33 +291,6 @@ def _count_in_lane(fd: int, start: int, rows: int) -> int:
         flags = np.frombuffer(os.pread(fd, min(rows - at, len(_BLOCK)), start + at), np.uint8)
         steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
     return steps
-
-
-def _checksum(fd: int) -> int:
-    """Return the CRC-32C of a file, read by position; the holes of a large one are not read."""
-    size, at = os.fstat(fd).st_size, 0
-    if size <= len(_BLOCK):
-        return int(google_crc32c.value(os.pread(fd, size, 0)))
-    crc = google_crc32c.Checksum()
-    while at < size:
-        try:
-            data = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: nothing but a hole up to the end
-            data = size
-        _update_zeros(crc, data - at)
-        at = data
-        hole = os.lseek(fd, at, os.SEEK_HOLE) if at < size else size
-        while at < hole:
-            block = os.pread(fd, min(hole - at, len(_BLOCK)), at)
-            crc.update(block)
-            at += len(block)
-    return int.from_bytes(crc.digest(), "big")
-
-
-def _update_zeros(crc: Any, count: int) -> None:
-    while count > 0:
-        crc.update(_BLOCK[:count])
-        count -= len(_BLOCK)
 
 
 def may_seal(info: SegmentInfo) -> bool:

@@ -25,6 +25,7 @@ from diskreplay.format.durable import (
     write_atomic,
     write_file,
 )
+from diskreplay.format.lost import NOTHING_LOST, Lost, parse_lost
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written
@@ -63,6 +64,7 @@ class SegmentInfo:
     # Where sealing found more rows than the marks prove: how many of each lane the counters had claimed.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
+    lost: Lost = NOTHING_LOST
 
     @property
     def is_in_place(self) -> bool:
@@ -100,6 +102,7 @@ class SegmentInfo:
             "created": self.created,
             "sealed": self.sealed,
             **sealed,
+            **self.lost.attributes(),
         }
 
 
@@ -378,6 +381,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
         claimed=_parse_claimed(attributes, len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
+        lost=parse_lost(attributes, len(lanes)) if sealed else NOTHING_LOST,
     )
 
 

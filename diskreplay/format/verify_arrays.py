@@ -41,7 +41,9 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     """Check a group's folder, or that of a counter of lanes."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     counter = path in layout.LANE_COUNTERS
-    own = ("c.0", layout.LOCK, layout.MARKS) if path == layout.DURABLE else ("c.0", layout.LOCK)
+    own = {layout.METADATA, "c.0", layout.LOCK} if counter else {layout.METADATA}
+    if path == layout.DURABLE:
+        own |= {layout.MARKS, layout.BLOCKS.removeprefix(f"{path}/")}
     if counter and layout.LOCK in names:
         files.check_lock(f"{base}/{layout.LOCK}")
     known = {p.rsplit("/", 1)[-1] for p in segment.plan.folders if (p.rsplit("/", 1)[0] if "/" in p else "") == path}
@@ -54,7 +56,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
                 "c.0",
             ):  # these are reported where they are read
                 files.report("type", where, "is a symbolic link" if kind == "link" else "is no file or folder")
-        elif name in (layout.METADATA, *(own if counter else ())) or name.startswith("."):
+        elif name in own or name.startswith("."):
             continue
         elif name not in known and (counter or kind == "file" or not _is_node(files, where)):
             files.report("unexpected", where, "has no place in a store")

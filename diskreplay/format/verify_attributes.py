@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import google_crc32c
@@ -36,6 +37,8 @@ class Attributes:
     sealed: bool
     steps: int
     checksums: dict[str, int]
+    lost: tuple[tuple[int, int], ...]
+    steps_lost: int
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
 
@@ -141,7 +144,29 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         sealed=given["sealed"],
         steps=given["steps"] if given["sealed"] else 0,
         checksums=checksums,
+        lost=_parse_lost(given, len(lanes)) if given["sealed"] else (),
+        steps_lost=given.get("steps_lost", 0) if given["sealed"] else 0,
     )
+
+
+def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
+    """Return position and rows of each range that was lost to damage: they follow one another and do not overlap."""
+    ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
+    if not isinstance(ranges, list) or not all(
+        isinstance(entry, list) and len(entry) == 2 and is_whole(entry[0]) and is_whole(entry[1], 1) for entry in ranges
+    ):
+        raise ValueError("lost is no list of positions and rows")
+    if any(before[0] >= after[0] for before, after in pairwise(ranges)):
+        raise ValueError("lost is not in order")
+    free: dict[int, int] = {}  # the first row of each lane that is not in a range before
+    for position, rows in ranges:
+        row, lane = divmod(position, lanes)
+        if row < free.get(lane, 0):
+            raise ValueError(f"lost names row {row} of lane {lane} twice")
+        free[lane] = row + rows
+    if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or steps > given["steps"]:
+        raise ValueError(f"steps_lost is {steps!r:.40}")
+    return tuple((position, rows) for position, rows in ranges)
 
 
 def was_lost(files: Files, folder: str) -> bool:

@@ -30,11 +30,13 @@ def check_flags(segment: Segment) -> None:
         some = np.flatnonzero(counted)
         last[lane + some] = flags[some, counted[some] - 1]
         steps += count_steps(flags, counted)
-    if segment.attributes.sealed and steps != segment.attributes.steps:
+    if not check_lost(segment):
+        return
+    attributes = segment.attributes
+    steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # every row of a range is a step
+    if attributes.sealed and steps != attributes.steps:
         files.report(
-            "counters",
-            segment.inside(layout.METADATA),
-            f"says {segment.attributes.steps} steps, and its rows hold {steps}",
+            "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, and its rows hold {steps}"
         )
 
 
@@ -62,6 +64,33 @@ def _blocks(segment: Segment) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
             segment.files.report("unreadable", where, reason(error))
         finally:
             os.close(fd)
+
+
+def check_lost(segment: Segment) -> bool:
+    """Check that each range that was lost to damage is one episode of as many steps, truncated by its last."""
+    lanes = segment.attributes.lanes
+    for position, count in segment.attributes.lost:
+        row, lane = divmod(position, lanes)
+        stop, at, good = row + count, row, row + count <= segment.rows[lane]
+        while good and at < stop:
+            end = min(stop, (at // _chunk_rows(segment) + 1) * _chunk_rows(segment), at + _BLOCK_BYTES)
+            expected = np.zeros(end - at, np.uint8)
+            if at == row:
+                expected[0] = layout.FIRST
+            if end == stop:
+                expected[-1] |= layout.TRUNCATED
+            good, at = bool(np.array_equal(_flags(segment, lane, at, end), expected)), end
+        if good and stop < segment.rows[lane]:
+            good = bool((_flags(segment, lane, stop, stop + 1) & layout.FIRST).all())
+        if not good:
+            detail = f"{count} rows from row {row} of lane {lane} on were lost, and are not one episode"
+            segment.files.report("flags", segment.inside(layout.DONE), detail)
+            return False
+    return True
+
+
+def _chunk_rows(segment: Segment) -> int:
+    return segment.attributes.chunk_rows[layout.DONE]
 
 
 def check_hidden(segment: Segment, hidden: list[tuple[int, int]]) -> None:

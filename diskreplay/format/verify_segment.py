@@ -53,6 +53,13 @@ def verify_segment(
     return found, False
 
 
+def verify_folder(root: str, where: str, plan: Plan, hidden: list[tuple[int, int]]) -> list[Problem]:
+    """Return what is wrong with a segment that nobody changes, wherever in the store it is. See `verify_segment`."""
+    files = Files(root)
+    _look_at(files, where, plan, True, hidden)
+    return files.problems
+
+
 def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tuple[int, int]]) -> bool | None:
     """Look at a segment once; tell whether it is sealed, or None where it does not say: nobody is changing that."""
     if not files.is_folder(where):

@@ -1,16 +1,16 @@
 """The checksums of a sealed segment: every file has one, and it fits."""
 
 import os
-from functools import lru_cache
 
 import google_crc32c
 
 from diskreplay.format import layout
 from diskreplay.format.verify_attributes import Segment
+from diskreplay.format.verify_blocks import Blocks
+from diskreplay.format.verify_crc import after_zeros
 from diskreplay.format.verify_files import read_at, reason
 
 _BLOCK_BYTES = 1 << 20
-_POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 
 
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
@@ -18,7 +18,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
     files, sums = segment.files, segment.attributes.checksums
     plan, longest = segment.plan, segment.kept_rows
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
-    wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS}
+    wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
     for path, chunks in present.items():
         needed = -(-longest // segment.attributes.chunk_rows[path])
         dimensions = len(plan.arrays[path].shape)
@@ -27,6 +27,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
         files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
     reported = {problem.where for problem in files.problems}
     links: dict[str, bool] = {}
+    blocks = Blocks(segment)
     for name in sorted(sums):
         folder = name.rpartition("/")[0]
         if not _is_safe(name):
@@ -34,7 +35,9 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
         elif segment.inside(name) in reported or (folder in plan.folders and name not in wanted):
             continue  # said already
         elif (deep or not _is_chunk(name)) and not _is_behind_link(segment, folder, links):
-            _check_sum(segment, name, sums[name])
+            _check_sum(segment, name, sums[name], blocks)
+    if deep and segment.inside(layout.BLOCKS) not in {problem.where for problem in files.problems}:
+        blocks.check()
 
 
 def _is_chunk(name: str) -> bool:
@@ -59,14 +62,15 @@ def _is_behind_link(segment: Segment, folder: str, known: dict[str, bool]) -> bo
     return bool(folder) and known[folder]
 
 
-def _check_sum(segment: Segment, name: str, expected: int) -> None:
+def _check_sum(segment: Segment, name: str, expected: int, blocks: Blocks) -> None:
     files, where = segment.files, segment.inside(name)
     fd = files.open(where)
     if fd is None:
         return
     try:
         if checksum(fd) != expected:
-            files.report("checksum", where, "does not fit the checksum that it was sealed with")
+            which = blocks.damage(name, fd) if name in blocks.sums else ""
+            files.report("checksum", where, f"does not fit the checksum that it was sealed with{which}")
     except OSError as error:
         files.report("unreadable", where, reason(error))
     finally:
@@ -94,33 +98,3 @@ def _seek(fd: int, at: int, what: int, size: int) -> int:
         return os.lseek(fd, at, what)
     except OSError:  # nothing of the kind up to the end
         return size
-
-
-def after_zeros(crc: int, count: int) -> int:
-    """Return the CRC-32C of what has the CRC-32C ``crc``, followed by ``count`` zero bytes."""
-    state = crc ^ 0xFFFFFFFF
-    for power in range(count.bit_length()):
-        if count >> power & 1:
-            state = _times(_zeros(power), state)
-    return state ^ 0xFFFFFFFF
-
-
-@lru_cache(maxsize=64)
-def _zeros(power: int) -> tuple[int, ...]:
-    """Return what ``2 ** power`` zero bytes make of each bit of the register: a matrix over GF(2), by columns."""
-    if power:
-        half = _zeros(power - 1)
-        return tuple(_times(half, column) for column in half)
-    columns = [1 << bit for bit in range(32)]
-    for _ in range(8):
-        columns = [column >> 1 ^ (_POLYNOMIAL if column & 1 else 0) for column in columns]
-    return tuple(columns)
-
-
-def _times(columns: tuple[int, ...], state: int) -> int:
-    product, bit = 0, 0
-    while state:
-        if state & 1:
-            product ^= columns[bit]
-        state, bit = state >> 1, bit + 1
-    return product

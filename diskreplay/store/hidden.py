@@ -1,4 +1,4 @@
-"""Which steps a reader leaves out because somebody evicted their episodes by hand."""
+"""Which steps a reader leaves out: somebody evicted their episodes by hand, or they were lost to damage."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,13 +6,14 @@ from numpy.typing import NDArray
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
 from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.store.scan import Episodes
 
 Ints = NDArray[np.int64]
 
 
 class Hidden:
-    """The episodes of a snapshot's segments that were evicted by hand. Immutable."""
+    """The episodes of a snapshot's segments that were evicted by hand or lost to damage. Immutable."""
 
     def __init__(self, episodes: Episodes) -> None:
         key = _by_lane(episodes.first, episodes.stride)
@@ -43,7 +44,10 @@ class Hidden:
 
 
 class Evictions:
-    """Follows the entries of evictions by hand, and finds the episodes that they name. Not thread-safe."""
+    """Follows the entries of evictions by hand, and finds the episodes that they name. Not thread-safe.
+
+    So it does with what stands for rows that were lost to damage, which segments name themselves.
+    """
 
     def __init__(self, root: Root) -> None:
         self._entries = HiddenEntries(root)
@@ -56,6 +60,13 @@ class Evictions:
         if len(new):
             self._firsts = np.union1d(self._firsts, new)
         return len(new) > 0
+
+    def add_lost(self, info: SegmentInfo) -> bool:
+        """Take in what a sealed segment says was lost of it; tell whether that is anything."""
+        if info.lost.ranges:
+            positions = np.array([position for position, _ in info.lost.ranges], np.int64)
+            self._firsts = np.union1d(self._firsts, positions | info.number << POSITION_BITS)
+        return bool(info.lost.ranges)
 
     def split(self, episodes: Episodes) -> tuple[Episodes, NDArray[np.bool_]]:
         """Return which episodes are left, and a mask of those that are not; these are `found` from now on."""

@@ -205,6 +205,7 @@ class Index:
                 continue
             try:
                 if info.sealed:
+                    self._evictions.add_lost(info)
                     sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
                     pending += len(sealed[-1].flags)
                 else:
@@ -296,6 +297,8 @@ class Index:
         new = committed != self._committed[span]
         if not sealed and not new.any() and (observed == self._observed[span]).all():
             return False
+        if self._evictions.add_lost(live.info):
+            self._log.remove(lambda log: self._evictions.split(log)[1])
         live.checked_rows = check_chunks(self._root, live.info, live.checked_rows, int(committed.max()))
         self._scan_live(slot, base + np.flatnonzero(new | sealed), committed, sealed)
         self._committed[span], self._observed[span] = committed, observed

@@ -113,6 +113,7 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
         "max_age_s": root.max_age_s,
         "steps": len(snapshot),
         "steps_evicted": int(words[layout.STEPS_EVICTED]) + sum(segment["steps_evicted"] for segment in segments),
+        "steps_lost": sum(segment["steps_lost"] for segment in segments),
         "episodes": {
             "total": len(ended),
             "open": int(np.count_nonzero(table["open"])),
@@ -148,8 +149,9 @@ def _segment(root: Root, info: SegmentInfo, hidden: int) -> dict[str, Any]:
         "writer": info.writer,
         "lanes": len(info.lanes),
         "rows": int(rows.sum()),
-        "steps": steps - hidden,
+        "steps": steps - hidden - info.lost.steps,
         "steps_evicted": hidden,
+        "steps_lost": info.lost.steps,
         "state": _state(info),
         "bytes": disk_usage(info.path)[0],
     }

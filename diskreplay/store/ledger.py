@@ -32,8 +32,12 @@ class _Account:
         return self.info is not None and self.info.sealed
 
     @property
+    def lost(self) -> int:
+        return 0 if self.info is None else self.info.lost.steps
+
+    @property
     def kept(self) -> int:
-        return max(0, self.steps - self.hidden)
+        return max(0, self.steps - self.hidden - self.lost)
 
 
 class Ledger:
@@ -57,6 +61,7 @@ class Ledger:
         self._doomed: set[int] = set()  # too old, or hidden whole
         self._entries = HiddenEntries(root)
         self._evicted = 0
+        self._changes = 0
         self.has_more = False
 
     @property
@@ -84,7 +89,9 @@ class Ledger:
             self._unsealed.add(number)
         self._next = max(end, self._next)
         self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
-        for number in [n for n in self._unsealed if again or n >= first]:
+        # Some segments may have been replaced by what was whole in them.
+        replaced, self._changes = self._changes != words[layout.CHANGES], int(words[layout.CHANGES])
+        for number in [n for n in (self._accounts if replaced else self._unsealed) if again or replaced or n >= first]:
             self._look(number)
         self._move_horizon(int(words[layout.HORIZON]), end)
         due = self._due()
@@ -167,13 +174,15 @@ class Ledger:
             steps = count_steps(self._root, info) if info.steps is None else info.steps
         except FileNotFoundError:
             return
+        before = account.kept
         account.info, account.inode = info, inode
+        self._count(number, account.kept - before)  # some of it may have been lost since
         nbytes = 0 if self._root.capacity_bytes is None else disk_usage(path)[0]
         self._set(number, account, steps=steps, hidden=account.hidden, nbytes=nbytes)
         if info.sealed:
-            self._unsealed.discard(number)
-            if self._root.max_age_s is not None:
+            if self._root.max_age_s is not None and number in self._unsealed:
                 heapq.heappush(self._by_age, (info.sealed_at or time.time(), number))
+            self._unsealed.discard(number)
             self._note_hidden_whole(number, account)
 
     def _set(
@@ -186,11 +195,14 @@ class Ledger:
         if nbytes is not None:
             self._nbytes += nbytes - account.nbytes
             account.nbytes = nbytes
+        self._count(number, account.kept - before)
+
+    def _count(self, number: int, more: int) -> None:
         if self._newest and number >= self._newest[0]:
-            self._kept += account.kept - before
+            self._kept += more
 
     def _note_hidden_whole(self, number: int, account: _Account) -> None:
-        if account.sealed and account.hidden and not account.kept:
+        if account.sealed and account.hidden + account.lost and not account.kept:
             self._doomed.add(number)
 
     def _forget_gone(self) -> None:

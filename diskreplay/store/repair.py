@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from diskreplay.format.mending import (
     move_aside,
     restore,
 )
+from diskreplay.format.rebuild import finish_replacements
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -27,16 +27,20 @@ from diskreplay.format.unproven import Fate, fate_of
 from diskreplay.format.unwritten import is_never_written
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
-from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, read_plan, read_words
+from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, read_hidden, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
+from diskreplay.store.rebuilding import find_losses, is_of_rows, replace_by_rebuilt, steps_at_stake, told
+from diskreplay.store.repaired import Action, Repaired
 from diskreplay.store.retention import Retention
 from diskreplay.store.salvage import salvage as salvage_steps
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.verify import segment_numbers, verify
 
+__all__ = ["Action", "Repaired", "repair"]
+
 Progress = Callable[[int, int], None]
 # Mending a counter may show what could not be seen before.
-_ROUNDS = 3
+_ROUNDS = 4
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
 # What begins like this is being made or deleted; some have a lock that their maker holds.
 _TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
@@ -47,32 +51,6 @@ _WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """Something that repair did, or would do.
-
-    Attributes
-    ----------
-    what : str
-        ``"sealed"``, ``"quarantined"``, ``"restored"``, ``"mended"`` or ``"removed"``.
-    where : str
-        The file or folder, relative to the store.
-    detail : str
-        Why, or what became of it.
-    """
-
-    what: str
-    where: str
-    detail: str
-
-
-@dataclass
-class Repaired:
-    """What a repair did, and what is wrong after it."""
-
-    actions: list[Action] = field(default_factory=list)
-    left: list[Problem] = field(default_factory=list)
-
 
 @shown_paths()
 def repair(
@@ -81,13 +59,16 @@ def repair(
     dry_run: bool = False,
     foreign: bool = False,
     salvage: bool = False,
+    max_lost_steps: int | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
     """Mend a store without losing a byte: what is damaged beyond that is moved to ``counters/quarantine``.
 
-    Small files whose right bytes follow from others are written anew. A damaged segment, and what has no place in a
-    store, goes into quarantine, from where it can be moved back. Segments whose writer died are sealed. What a living
-    writer holds is left alone. Every sealed chunk is read once.
+    Small files whose right bytes follow from others are written anew. A sealed segment with damaged rows is rebuilt
+    with the episodes that are whole, under the same ids, and the damaged one goes into quarantine; so does a segment
+    of which nothing is left, or that cannot be read at all, and what has no place in a store. Segments whose writer
+    died are sealed. What a living writer holds is left alone. Every sealed chunk is read once, or where it is damaged
+    a few times.
 
     Parameters
     ----------
@@ -99,6 +80,8 @@ def repair(
         Seal also segments that another machine wrote, whose writer must be dead: that cannot be seen from here.
     salvage : bool
         Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
+    max_lost_steps : int, optional
+        Leave a damaged segment as it is where more steps than this would have been set aside with it. None: no limit.
     progress : callable, optional
         Called with the number of segments that were looked at, and of all of them.
 
@@ -117,7 +100,7 @@ def repair(
     plan = read_plan(Files(str(root)))
     if plan is None:
         return Repaired(left=problems)  # without its own document nothing is known about a store
-    mender = _Mender(home, plan, dry_run)
+    mender = _Mender(home, plan, dry_run, max_lost_steps)
     if not mender.has_lock():
         return Repaired(mender.actions, problems)
     with nullcontext() if dry_run else held_lock(root / layout.COUNTERS / layout.LOCK):
@@ -133,19 +116,37 @@ def repair(
 class _Mender:
     """One repair of one store. `mend` needs the store lock."""
 
-    def __init__(self, home: OpenFolder, plan: Plan, dry_run: bool) -> None:
+    def __init__(self, home: OpenFolder, plan: Plan, dry_run: bool, max_lost_steps: int | None) -> None:
         self._home, self._root, self._plan, self._dry_run = home, home.path, plan, dry_run
+        self._most = max_lost_steps
         self.actions: list[Action] = []
 
     @cached_property
     def _store(self) -> Root:
         return read_root(self._home.name, self._home)
 
+    @cached_property
+    def _evicted(self) -> dict[int, list[tuple[int, int]]]:
+        """Position and steps of the episodes of each segment that were evicted by hand."""
+        files = Files(str(self._root))
+        words = read_words(files)
+        return {} if words is None else read_hidden(files, self._plan, words)
+
     # --- the ways to mend --------------------------------------------------------------------------------------------
 
-    def _set_aside(self, where: str, detail: str) -> None:
+    def _set_aside(self, where: str, detail: str, steps: int = 0) -> None:
         now = f"{QUARANTINE}/{where}" if self._dry_run else move_aside(self._root, where)
-        self.actions.append(Action("quarantined", where, f"{detail}; now {now}"))
+        self.actions.append(Action("quarantined", where, f"{detail}; now {now}", steps))
+
+    def _may_lose(self, where: str, detail: str, steps: int) -> bool:
+        """Whether so many steps more may be set aside; that they may not is noted."""
+        left = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
+        if left is None or steps <= left:
+            return True
+        self.actions.append(
+            Action("refused", where, f"{detail}; {steps} steps would be set aside, and {left} may be", steps)
+        )
+        return False
 
     def _restore(self, where: str, data: bytes, detail: str) -> None:
         if (self._root / where).is_dir() and not (self._root / where).is_symlink():
@@ -177,6 +178,7 @@ class _Mender:
 
     def mend(self, problems: list[Problem]) -> None:
         """Mend everything but what dead writers left."""
+        self._finish_replacements()
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
                 if problem.kind == "type":
@@ -197,6 +199,15 @@ class _Mender:
                 damaged.setdefault(number, []).append(problem)
         for number, found in sorted(damaged.items()):
             self._mend_segment(number, found)
+
+    def _finish_replacements(self) -> None:
+        """Go on where a process died that was replacing a damaged segment."""
+        if self._dry_run:
+            return
+        with suppress(FormatError):  # the store's counters may have to be mended first; an opener finishes it then
+            for number in finish_replacements(self._store):
+                where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+                self.actions.append(Action("rebuilt", where, "a process died in the middle of it"))
 
     def _mend_counters(self, numbers: list[int]) -> None:
         path = self._root / COUNTERS_FILE
@@ -235,19 +246,44 @@ class _Mender:
             for _ in range(_ROUNDS):
                 if not problems:
                     return
-                if not self._mend_inside(info, where, problems):
+                of_rows = [p for p in problems if is_of_rows(info, self._plan, p.where.removeprefix(f"{where}/"), p)]
+                others = [p for p in problems if p not in of_rows]
+                if others and not self._mend_inside(info, where, others):
+                    break
+                if of_rows and info is not None and (self._dry_run or not others):
+                    if self._rebuild(info, where, of_rows):
+                        return
                     break
                 problems = [] if self._dry_run else self._look(number)
             if problems:
-                name = problems[0].where.removeprefix(f"{where}/")
-                rows = _rows_with_flags(self._root / where)
-                self._set_aside(where, problems[0].detail if name == where else f"{name} {problems[0].detail}")
-                # A document that claims more than there is room for is not believed.
-                if info is not None and info.steps and info.steps <= rows and not self._dry_run:
-                    add_evicted(self._root, info.steps)
+                self._set_segment_aside(info, where, told(problems, where))
         finally:
             if lock is not None:
                 lock.release()
+
+    def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
+        """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
+        evicted = self._evicted.get(info.number, [])
+        losses = find_losses(info, self._plan, evicted)
+        if losses is None:
+            return False
+        detail = f"{told(problems, where)}; {losses}"
+        if not self._may_lose(where, detail, losses.steps):
+            return True
+        now: str | None = f"{QUARANTINE}/{where}"
+        if not self._dry_run:
+            now = replace_by_rebuilt(self._store, self._plan, losses, evicted)
+        if now is not None:
+            self.actions.append(Action("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps))
+        return now is not None
+
+    def _set_segment_aside(self, info: SegmentInfo | None, where: str, detail: str) -> None:
+        counted, steps = steps_at_stake(info, self._root / where)
+        if not self._may_lose(where, detail, steps):
+            return
+        self._set_aside(where, detail, steps)
+        if counted and not self._dry_run:
+            add_evicted(self._root, counted)
 
     def _lock(self, where: str) -> tuple[Lock | None, bool]:
         """Return a segment's lock, and whether it has no living writer. One that is no folder has no lock."""
@@ -282,6 +318,8 @@ class _Mender:
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # as good as none: who takes it makes it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return False
+            if known is not None and not (self._root / problem.where).parent.is_dir():
+                return False  # with its folder all of a field is gone
             remedies[problem.where] = known
         details = {problem.where: problem.detail for problem in problems}
         for file, known in remedies.items():
@@ -380,10 +418,3 @@ class _Mender:
             for info in unsealed:
                 if not may_seal(info) and (lock := try_lock(info.lock_path)) is not None:
                     sealer.submit(info, lock)
-
-
-def _rows_with_flags(segment: Path) -> int:
-    """Return for how many rows a segment has files; a flag is a byte."""
-    with suppress(OSError):
-        return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
-    return 0

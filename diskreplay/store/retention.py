@@ -13,6 +13,7 @@ from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.hidden import HiddenEntries, hide
 from diskreplay.format.mending import move_aside
 from diskreplay.format.numbers import next_number, segment_numbers
+from diskreplay.format.rebuild import finish_replacements
 from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import may_seal
@@ -103,9 +104,21 @@ class Retention:
             segments = {first >> layout.POSITION_BITS for first, _ in episodes}
             there = {number for number in segments if os.path.exists(self._root.segment_path(number))}
             left = [e for e in episodes if e[0] not in known and e[0] >> layout.POSITION_BITS in there]
+            if left and self._counters.read()[layout.CHANGES]:
+                left = self._without_lost(left)
             if left:
                 hide(self._root, self._counters, left, find_frontier())
         return [first for first, _ in left]
+
+    def _without_lost(self, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Leave out episodes that were lost to damage since they were chosen: they are counted as that."""
+        infos = {n: read_segment(self._root, n) for n in {first >> layout.POSITION_BITS for first, _ in episodes}}
+        left = []
+        for first, steps in episodes:
+            info = infos[first >> layout.POSITION_BITS]
+            if not info.lost.holds(first & layout.POSITION_MASK, len(info.lanes)):
+                left.append((first, steps))
+        return left
 
     def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.
@@ -151,6 +164,7 @@ class Retention:
     def _clean_up(self) -> None:
         """Remove what processes that died left half removed or half made; the caller holds the store lock."""
         self._finish_removals()
+        finish_replacements(self._root)
         for name in os.listdir(self._root.counters_folder):
             if name.startswith("new-"):
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)

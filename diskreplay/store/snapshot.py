@@ -23,7 +23,8 @@ class Snapshot:
     Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment
     is gone), ``lane_base`` and ``sealed``; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows
     of that lane that are complete and whose observation is there. Steps with an id below ``frontier`` are hidden, and
-    those of the episodes in ``hidden``, which were evicted by hand and are in neither table of episodes.
+    those of the episodes in ``hidden``, which were evicted by hand or lost to damage and are in neither table of
+    episodes.
     ``log`` holds the ended episodes in the order they were found, ``open`` the others; positions in ``log`` mean the
     same episode in every snapshot of one ``generation``.
     """
@@ -99,7 +100,7 @@ class Snapshot:
         return there
 
     def evicted(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which ids, all of rows of the snapshot's segments, are of episodes that were evicted by hand."""
+        """Tell which ids, all of rows of the snapshot's segments, are of episodes that were evicted by hand or lost."""
         return self.hidden.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:

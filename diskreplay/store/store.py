@@ -26,6 +26,7 @@ from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.marker import Durability, Marker, check_durability
 from diskreplay.store.recorder import Recorder
+from diskreplay.store.repair import Action, repair
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.snapshot import Snapshot
@@ -158,6 +159,45 @@ class Store:
         sealed chunk. It may be written meanwhile. See docs/durability.md.
         """
         return verify(self.path, deep=deep, progress=progress)
+
+    @shown_paths()
+    def repair(
+        self,
+        *,
+        dry_run: bool = False,
+        foreign: bool = False,
+        salvage: bool = False,
+        max_lost_steps: int | None = None,
+    ) -> list[Action]:
+        """Repair the store as ``diskreplay repair`` does, and return what was done; then refresh.
+
+        Damaged segments are rebuilt with the episodes that are whole, under the same ids; what was damaged is moved to
+        quarantine. Other processes may use the store meanwhile. See docs/durability.md.
+
+        Parameters
+        ----------
+        dry_run : bool
+            Change nothing, only return what would be done.
+        foreign : bool
+            Seal also segments that another machine wrote; their writers must be dead.
+        salvage : bool
+            Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
+        max_lost_steps : int, optional
+            Leave a segment as it is where more steps than this would have been set aside with it. None: no limit.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        """
+        index = self._open_index()
+        if not dry_run:
+            self._check_writable("repair")
+        done = repair(
+            self.path, dry_run=dry_run, foreign=foreign, salvage=salvage, max_lost_steps=max_lost_steps
+        )
+        index.refresh()
+        return done.actions
 
     @shown_paths()
     def evict(self, where: Callable[[Episode], bool]) -> int:

@@ -81,6 +81,7 @@ def info() -> dict[str, Any]:
         "max_age_s": None,
         "steps": 1_234_567,
         "steps_evicted": 0,
+        "steps_lost": 0,
         "episodes": {"total": 1_005, "open": 2, "terminated": 900, "truncated": 100, "cut": 3},
         "returns": {"count": 1_003, "mean": 101.25, "std": 7.5, "min": -3.0, "median": 99.0, "max": 500.0},
         "lengths": {"count": 1_003, "mean": 1230.5, "std": 0.0, "min": 9, "median": 1000.0, "max": 12_345},

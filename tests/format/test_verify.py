@@ -13,8 +13,9 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.format import verify_root, verify_segment
+from diskreplay.format.verify_crc import after_zeros
 from diskreplay.format.verify_flags import START, first_wrong, is_row, may_follow
-from diskreplay.format.verify_sums import after_zeros, checksum
+from diskreplay.format.verify_sums import checksum
 from diskreplay.store.scan import Stretch, scan
 from diskreplay.store.verify import KINDS, verify
 from tests.testing.support import append_numbered, digest, open_descriptors, serial_schema
@@ -318,6 +319,32 @@ DAMAGE = {
     "a segment's lock elsewhere": (as_link(f"{SEGMENT}/committed/lock"), "type", f"{SEGMENT}/committed/lock"),
     "no segment document": (unlink(f"{SEGMENT}/zarr.json"), "missing", f"{SEGMENT}/zarr.json"),
     "an empty segment document": (truncate(f"{SEGMENT}/zarr.json", 0), "checksum", f"{SEGMENT}/zarr.json"),
+    "no checksums of blocks": (unlink(f"{SEGMENT}/durable/blocks"), "missing", f"{SEGMENT}/durable/blocks"),
+    "a checksum of a block": (
+        lambda path: replace_bytes(path / SEGMENT / "durable/blocks", 0, b"\x01\x02\x03\x04"),
+        "checksum",
+        f"{SEGMENT}/durable/blocks",
+    ),
+    "lost rows that are no episode": (
+        with_attributes(SEGMENT, lost=[[1, 1]], steps_lost=1),
+        "flags",
+        f"{SEGMENT}/done",
+    ),
+    "lost rows in no order": (
+        with_attributes(SEGMENT, lost=[[3, 1], [1, 1]], steps_lost=1),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
+    ),
+    "rows lost twice": (
+        with_attributes(SEGMENT, lost=[[0, 9], [1, 1]], steps_lost=1),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
+    ),
+    "more steps lost than rows": (
+        with_attributes(SEGMENT, lost=[[1, 1]], steps_lost=2),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
+    ),
     "lanes that are none": (with_attributes(SEGMENT, lanes=[]), "metadata", f"{SEGMENT}/zarr.json"),
     "steps that are not there": (with_attributes(SEGMENT, steps=5), "counters", f"{SEGMENT}/zarr.json"),
     "checksums elsewhere": (

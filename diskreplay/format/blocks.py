@@ -1,0 +1,258 @@
+"""Checksums of the blocks of sealed chunks: damage costs the rows of a block and not a segment.
+
+A sealed segment has one file of them, ``durable/blocks``: the CRC-32C of every block of every chunk file, little-endian
+uint32, in the order of arrays (sorted paths), chunks, and blocks. What a chunk's blocks say together is its own
+CRC-32C, which stands in the segment's attributes: so each chunk's part of the file proves itself.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.durable import read_file, write_file
+from diskreplay.format.mapping import open_regular
+from diskreplay.format.segment import SegmentInfo
+
+Sums = NDArray[np.uint32]
+
+_WINDOW = 1 << 20
+_POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
+_NUMBER = re.compile(r"c\.0\.(0|[1-9][0-9]{0,17})((?:\.0)*)")
+
+
+class Rows(Protocol):
+    """An array with rows, as far as its blocks go."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row of one lane."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Its bytes."""
+
+
+class NamedRows(Rows, Protocol):
+    """An array with rows that knows its path."""
+
+    @property
+    def path(self) -> str:
+        """Its path below the segment."""
+
+
+def block_bytes(row_bytes: int) -> int:
+    """Return the bytes of a block: as many rows as fit 64 KiB, a power of two up to 512; 64 KiB where none does."""
+    if row_bytes > layout.BLOCK_BYTES:
+        return layout.BLOCK_BYTES
+    return min(layout.BLOCK_ROWS, layout.floor_power_of_two(layout.BLOCK_BYTES // row_bytes)) * row_bytes
+
+
+@dataclass
+class BlockSums:
+    """The checksums of a segment's blocks, chunk by chunk, until they are written."""
+
+    chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
+
+    def add(self, array: NamedRows, chunk: int, fd: int) -> int:
+        """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
+        size, block = os.fstat(fd).st_size, block_bytes(array.row_bytes)
+        sums = read_sums(fd, size, block)
+        self.chunks[array.path, chunk] = sums.astype("<u4").tobytes()
+        return combine(sums, size, block)
+
+    def content(self) -> bytes:
+        """Return the bytes of the file."""
+        return b"".join(self.chunks[key] for key in sorted(self.chunks))
+
+    def write(self, segment: str) -> int:
+        """Write the file into a segment that is not sealed yet, and return its checksum."""
+        data = self.content()
+        write_file(f"{segment}/{layout.BLOCKS}", data)
+        return int(google_crc32c.value(data))
+
+
+def read_sums(fd: int, size: int, block: int) -> Sums:
+    """Return the checksums of the blocks of a file's first ``size`` bytes; a block inside of a hole is not read.
+
+    Raises
+    ------
+    FormatError
+        The file became shorter.
+    OSError
+        The disk refuses to read it.
+    """
+    if size <= block:  # many segments are small
+        return np.array([google_crc32c.value(_read_exactly(fd, size, 0))] if size else [], np.uint32)
+    sums = np.full(-(-size // block), _sum_of_zeros(block), np.uint32)
+    if size % block:
+        sums[-1] = _sum_of_zeros(size % block)
+    window = min(-(-size // block), _WINDOW // block) * block
+    buffer = np.empty(window, np.uint8)
+    at = 0
+    while at < size and (data := _seek(fd, at, os.SEEK_DATA, size)) < size:
+        at = max(at, data - data % block)
+        stop = min(size, -(-_seek(fd, max(at, data), os.SEEK_HOLE, size) // block) * block)
+        while at < stop:
+            count = min(window, stop - at)
+            _read_into(fd, buffer[:count], at)
+            sums[at // block : -(-(at + count) // block)] = [
+                google_crc32c.value(buffer[i : min(i + block, count)]) for i in range(0, count, block)
+            ]
+            at += count
+    return sums
+
+
+def _read_exactly(fd: int, nbytes: int, at: int) -> bytes:
+    data = os.pread(fd, nbytes, at)
+    if len(data) != nbytes:
+        raise FormatError("a file became shorter while it was read; the store is damaged")
+    return data
+
+
+def _read_into(fd: int, out: NDArray[np.uint8], at: int) -> None:
+    done = 0
+    while done < len(out):
+        count = os.preadv(fd, [out[done:].data], at + done)
+        if not count:
+            raise FormatError("a file became shorter while it was read; the store is damaged")
+        done += count
+
+
+def _seek(fd: int, at: int, what: int, size: int) -> int:
+    try:
+        return min(os.lseek(fd, at, what), size)
+    except OSError:  # ENXIO: nothing of the kind up to the end
+        return size
+
+
+# --- the arithmetic of checksums --------------------------------------------------------------------------------------
+
+
+def combine(sums: Sums, size: int, block: int) -> int:
+    """Return the checksum of a file of ``size`` bytes from those of its blocks."""
+    values = sums.tolist()
+    if not values:
+        return 0
+    crc: int = values[0]
+    if len(values) > 1:
+        one, two, three, four = _followed_by_zeros(block)
+        for value in values[1:-1]:
+            crc = one[crc & 255] ^ two[crc >> 8 & 255] ^ three[crc >> 16 & 255] ^ four[crc >> 24] ^ value
+        one, two, three, four = _followed_by_zeros(size - (len(values) - 1) * block)
+        crc = one[crc & 255] ^ two[crc >> 8 & 255] ^ three[crc >> 16 & 255] ^ four[crc >> 24] ^ values[-1]
+    return crc
+
+
+@lru_cache(maxsize=64)
+def _sum_of_zeros(nbytes: int) -> int:
+    return int(google_crc32c.value(bytes(nbytes)))
+
+
+@lru_cache(maxsize=64)
+def _followed_by_zeros(nbytes: int) -> tuple[tuple[int, ...], ...]:
+    """Return what ``nbytes`` zeros make of each byte of the register: of the lowest one first, ``(4, 256)``.
+
+    What two strings have as their checksum together is that of the first, followed by so many zeros without the
+    inversions at either end, exclusive-or that of the second.
+    """
+    columns = [1 << bit for bit in range(32)]  # what zeros make of each bit; none, so far
+    power = _one_zero_byte()
+    while nbytes:
+        if nbytes & 1:
+            columns = [_product(power, column) for column in columns]
+        nbytes >>= 1
+        power = [_product(power, column) for column in power] if nbytes else power
+    return tuple(tuple(_product(columns[8 * place : 8 * place + 8], byte) for byte in range(256)) for place in range(4))
+
+
+def _one_zero_byte() -> list[int]:
+    columns = [1 << bit for bit in range(32)]
+    for _ in range(8):
+        columns = [column >> 1 ^ (_POLYNOMIAL if column & 1 else 0) for column in columns]
+    return columns
+
+
+def _product(columns: Sequence[int], bits: int) -> int:
+    product, place = 0, 0
+    while bits:
+        if bits & 1:
+            product ^= columns[place]
+        bits, place = bits >> 1, place + 1
+    return product
+
+
+# --- what a sealed segment says of its blocks -------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """A chunk file of a sealed segment: its array, its number, its name below the segment, and its bytes."""
+
+    leaf: str
+    number: int
+    name: str
+    nbytes: int
+
+
+def sealed_chunks(info: SegmentInfo, arrays: Mapping[str, Rows]) -> Iterator[Chunk]:
+    """Yield the chunk files that a sealed segment has a checksum of, in the order of their blocks."""
+    numbers: dict[str, list[int]] = {leaf: [] for leaf in arrays}
+    for name in info.checksums:
+        leaf, _, file = name.rpartition("/")
+        match = _NUMBER.fullmatch(file)
+        if leaf in arrays and match and len(match[2]) == 2 * len(arrays[leaf].shape):
+            numbers[leaf].append(int(match[1]))
+    for leaf in sorted(arrays):
+        array = arrays[leaf]
+        for number in sorted(numbers[leaf]):
+            name = f"{leaf}/{layout.chunk_key(number, len(array.shape))}"
+            yield Chunk(leaf, number, name, len(info.lanes) * info.chunk_rows[leaf] * array.row_bytes)
+
+
+def known_sums(info: SegmentInfo, arrays: Mapping[str, Rows]) -> dict[str, Sums]:
+    """Return the checksums of the blocks of each chunk file, by its name, where they fit that of the whole file."""
+    path = f"{info.path}/{layout.BLOCKS}"
+    try:
+        os.close(open_regular(path, None))
+        data = read_file(path)
+    except (OSError, FormatError):
+        return {}
+    known, at = {}, 0
+    for chunk in sealed_chunks(info, arrays):
+        block = block_bytes(arrays[chunk.leaf].row_bytes)
+        part = data[at : (at := at + 4 * -(-chunk.nbytes // block))]
+        sums = np.frombuffer(part[: len(part) & ~3], "<u4").astype(np.uint32)
+        if 4 * len(sums) == 4 * -(-chunk.nbytes // block) and (
+            combine(sums, chunk.nbytes, block) == info.checksums[chunk.name]
+        ):
+            known[chunk.name] = sums
+    return known
+
+
+def derive_blocks(info: SegmentInfo, arrays: Mapping[str, Rows]) -> bytes:
+    """Return what ``durable/blocks`` has to hold, from the chunk files as they are; nothing where one is damaged."""
+    parts = []
+    for chunk in sealed_chunks(info, arrays):
+        block = block_bytes(arrays[chunk.leaf].row_bytes)
+        try:
+            fd = open_regular(f"{info.path}/{chunk.name}", chunk.nbytes)
+        except (OSError, FormatError):
+            return b""
+        try:
+            sums = read_sums(fd, chunk.nbytes, block)
+        except (OSError, FormatError):
+            return b""
+        finally:
+            os.close(fd)
+        if combine(sums, chunk.nbytes, block) != info.checksums[chunk.name]:
+            return b""
+        parts.append(sums.astype("<u4").tobytes())
+    return b"".join(parts)

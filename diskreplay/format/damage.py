@@ -1,0 +1,335 @@
+"""What is damaged in a sealed segment: parts of its chunk files, and the rows and episodes that are lost with them.
+
+A block that does not fit its checksum, in any field, damages the rows that it holds part of; the episodes that have
+these rows are lost. Where flags are damaged, nobody knows which episodes there were: all is lost from the start of the
+episode that reaches there up to the next first step behind.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.blocks import Chunk, Rows, block_bytes, combine, known_sums, read_sums, sealed_chunks
+from diskreplay.format.mapping import open_regular
+from diskreplay.format.segment import SegmentInfo
+
+Range = tuple[int, int]
+
+_PIECE = 1 << 20
+_NO_STEP = layout.OBSERVATION_ONLY | layout.END_MARKER
+_ENDED = layout.TERMINATED | layout.TRUNCATED
+
+
+@dataclass
+class Damage:
+    """What is damaged in a segment, and what is left of it.
+
+    Attributes
+    ----------
+    parts : dict of str to list of (int, int)
+        The bytes of each chunk file that are damaged: first, and the one after the last. None for a whole file.
+    lost : dict of int to list of (int, int)
+        By lane the rows that are lost, first and the one after the last, those lost before included.
+    more : dict of int to list of (int, int)
+        Those of them that were not lost before.
+    flags : dict of (int, int) to int
+        New flags of rows, by lane and row. Beside these, those of lost rows are 0.
+    steps_kept, steps_lost : int
+        Of the steps that the segment ever had. What was evicted by hand is kept, as evicted.
+    episodes : int
+        The episodes that are lost now; where flags are damaged, at least so many.
+    flags_damaged : bool
+        Whether some flags are unknown.
+    """
+
+    parts: dict[str, list[Range]]
+    lost: dict[int, list[Range]] = field(default_factory=dict)
+    more: dict[int, list[Range]] = field(default_factory=dict)
+    flags: dict[tuple[int, int], int] = field(default_factory=dict)
+    steps_kept: int = 0
+    steps_lost: int = 0
+    episodes: int = 0
+    flags_damaged: bool = False
+
+
+def find_damage(
+    info: SegmentInfo, arrays: Mapping[str, Rows], rows: NDArray[np.int64], hidden: Sequence[tuple[int, int]]
+) -> Damage:
+    """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
+
+    ``hidden`` are position and steps of its episodes that were evicted by hand.
+
+    Raises
+    ------
+    FormatError
+        A chunk that its rows need has no checksum.
+    """
+    return _Search(info, arrays, rows).find(hidden)
+
+
+class _Search:
+    def __init__(self, info: SegmentInfo, arrays: Mapping[str, Rows], rows: NDArray[np.int64]) -> None:
+        self._info, self._arrays, self._rows = info, arrays, rows.tolist()
+        self._known = known_sums(info, arrays)
+        self._chunks = list(sealed_chunks(info, arrays))
+        there = {(chunk.leaf, chunk.number) for chunk in self._chunks}
+        for leaf in arrays:
+            for number in range(-(-max(self._rows) // info.chunk_rows[leaf])):
+                if (leaf, number) not in there:
+                    raise FormatError(f"{info.path}: chunk {number} of {leaf} has no checksum")
+        self._per_chunk = info.chunk_rows[layout.DONE]
+
+    def find(self, hidden: Sequence[tuple[int, int]]) -> Damage:
+        lanes = len(self._info.lanes)
+        damage = Damage({chunk.name: parts for chunk in self._chunks if (parts := self._parts(chunk))})
+        damaged: dict[int, list[Range]] = {}
+        unknown: dict[int, list[Range]] = {}
+        for chunk in self._chunks:
+            for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
+                damaged.setdefault(lane, []).append(range_)
+                if chunk.leaf == layout.DONE:
+                    unknown.setdefault(lane, []).append(range_)
+        damage.flags_damaged = bool(unknown)
+        lost_before, evicted = _by_lane(self._info.lost.ranges, lanes), _by_lane(hidden, lanes)
+        kept = 0
+        for lane, count in enumerate(self._rows):
+            before = lost_before.get(lane, [])
+            if lane not in damaged:
+                kept += self._count(lane, count, before)
+                if before:
+                    self._note(damage, lane, before, before)
+                continue
+            holes = merge(unknown.get(lane, []))
+            starts = self._starts(lane, count, holes)
+            known = np.unique(
+                [0, *starts.tolist(), *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
+            )
+            lost = merge([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])
+            rewritten: list[Range] = []
+            for episode in evicted.get(lane, []):
+                lost, again = self._spare(damage, lane, lost, episode, holes)
+                rewritten += again
+            self._note(damage, lane, lost, before)
+            more = damage.more.get(lane, [])
+            damage.episodes += sum(int(np.count_nonzero((starts >= a) & (starts < b))) for a, b in more)
+            kept += self._count(lane, count, merge([*lost, *rewritten])) + sum(b - a for a, b in rewritten)
+        damage.steps_kept, damage.steps_lost = kept, (self._info.steps or 0) - kept
+        return damage
+
+    def _note(self, damage: Damage, lane: int, lost: list[Range], before: list[Range]) -> None:
+        damage.lost[lane], damage.more[lane] = lost, _without(lost, before)
+        for first, stop in lost:
+            damage.flags |= {(lane, first): layout.FIRST}
+            damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _parts(self, chunk: Chunk) -> list[Range]:
+        """Return which bytes of a chunk file are damaged: whole blocks."""
+        block, known = block_bytes(self._arrays[chunk.leaf].row_bytes), self._known.get(chunk.name)
+        found = self._found(chunk, block)
+        if known is None:
+            is_whole = bool((found >= 0).all()) and (
+                combine(found.astype(np.uint32), chunk.nbytes, block) == self._info.checksums[chunk.name]
+            )
+            return [] if is_whole else [(0, chunk.nbytes)]
+        bad = np.flatnonzero(found != known).tolist()
+        return merge([(i * block, min((i + 1) * block, chunk.nbytes)) for i in bad])
+
+    def _found(self, chunk: Chunk, block: int) -> NDArray[np.int64]:
+        """Return the checksums of a chunk file's blocks as it is; -1 where one cannot be read."""
+        found = np.full(-(-chunk.nbytes // block), -1, np.int64)
+        try:
+            fd = open_regular(f"{self._info.path}/{chunk.name}", None)
+        except (OSError, FormatError):
+            return found
+        try:
+            size = os.fstat(fd).st_size
+            whole = chunk.nbytes if size >= chunk.nbytes else size - size % block
+            try:
+                sums = read_sums(fd, whole, block)
+                found[: len(sums)] = sums
+            except (OSError, FormatError):
+                for at in range(0, whole, block):
+                    found[at // block] = _sum_at(fd, at, min(block, whole - at))
+        finally:
+            os.close(fd)
+        return found
+
+    def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
+        """Yield lane and rows that parts of a chunk file hold."""
+        row_bytes, per_chunk = self._arrays[chunk.leaf].row_bytes, self._info.chunk_rows[chunk.leaf]
+        above = chunk.number * per_chunk
+        for start, stop in parts:
+            first, last = start // row_bytes, -(-stop // row_bytes)
+            for lane in range(first // per_chunk, -(-last // per_chunk)):
+                low = above + max(first - lane * per_chunk, 0)
+                high = min(above + min(last - lane * per_chunk, per_chunk), self._rows[lane])
+                if low < high:
+                    yield lane, (low, high)
+
+    # --- flags -------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, lane: int, count: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield the first row and the flags of pieces of a lane; zeros where nothing can be read."""
+        row = 0
+        while row < count:
+            inside = row % self._per_chunk
+            width = min(count - row, self._per_chunk - inside, _PIECE)
+            data = self._read(row // self._per_chunk, lane * self._per_chunk + inside, width)
+            yield row, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
+            row += width
+
+    def _read(self, chunk: int, at: int, nbytes: int) -> bytes:
+        try:
+            fd = open_regular(f"{self._info.path}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", None)
+        except (OSError, FormatError):
+            return b""
+        try:
+            return os.pread(fd, nbytes, at)
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+    def _flag(self, lane: int, row: int) -> int:
+        data = self._read(row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk, 1)
+        return data[0] if data else 0
+
+    def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
+        """Return the rows with a first step, as far as flags are known."""
+        parts = [np.flatnonzero(flags & layout.FIRST) + row for row, flags in self._pieces(lane, count)]
+        starts = np.concatenate([np.zeros(0, np.int64), *parts])
+        for first, stop in unknown:
+            starts = starts[(starts < first) | (starts >= stop)]
+        return starts
+
+    def _count(self, lane: int, count: int, without: list[Range]) -> int:
+        """Count the steps of a lane outside of some rows."""
+        steps = 0
+        for row, flags in self._pieces(lane, count):
+            is_step = flags & _NO_STEP == 0
+            for first, stop in without:
+                is_step[max(first - row, 0) : max(stop - row, 0)] = False
+            steps += int(np.count_nonzero(is_step))
+        return steps
+
+    def _proven(self, lane: int, unknown: list[Range]) -> Iterator[int]:
+        """Yield where flags are unknown from a row on that surely begins an episode: the one before it is whole."""
+        for first, _ in unknown:
+            if first == 0:
+                continue
+            before = self._flag(lane, first - 1)
+            # Only an episode that ended in a step, without its values, may have one more row: its final observation.
+            is_whole = bool(before & _NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
+            if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
+                yield first
+
+    def _likely(self, lane: int, row: int) -> int | None:
+        """Return what a damaged flag was if one byte of its block was changed; None where that cannot be told.
+
+        It decides whether the episode before it, each of whose rows is whole, ended there. It is never shown.
+        """
+        chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
+        block, nbytes = block_bytes(1), len(self._info.lanes) * self._per_chunk
+        known = self._known.get(f"{layout.DONE}/{layout.chunk_key(chunk, 0)}")
+        start = at - at % block
+        data = self._read(chunk, start, min(block, nbytes - start))
+        if known is None or len(data) != min(block, nbytes - start):
+            return None
+        found = single_error(data, int(known[start // block]))
+        if found is None:
+            return None
+        return found[1] if found[0] == at - start else data[at - start]
+
+    def _spare(
+        self, damage: Damage, lane: int, lost: list[Range], episode: Range, unknown: list[Range]
+    ) -> tuple[list[Range], list[Range]]:
+        """Leave an episode out of what is lost that was evicted by hand: it is hidden already, and stays an episode.
+
+        Return what is lost then, and its rows where their flags are written anew.
+        """
+        first, stop = episode
+        if not any(a <= first and stop <= b for a, b in lost):
+            return lost, []
+        if any(a < stop and first < b for a, b in unknown):
+            damage.flags[lane, first] = layout.FIRST
+            damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
+            return _without(lost, [episode]), [episode]
+        known = any(a <= stop < b for a, b in lost) and not any(a <= stop < b for a, b in unknown)
+        if known and self._flag(lane, stop) & _NO_STEP:
+            stop += 1
+        return _without(lost, [(first, stop)]), []
+
+
+def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:
+    """Sort positions, each with a number of rows, by lane: the first row, and the one after the last."""
+    found: dict[int, list[Range]] = {}
+    for position, rows in sorted(entries):
+        row, lane = divmod(position, lanes)
+        found.setdefault(lane, []).append((row, row + rows))
+    return found
+
+
+def _sum_at(fd: int, at: int, nbytes: int) -> int:
+    try:
+        data = os.pread(fd, nbytes, at)
+    except OSError:
+        return -1
+    return int(google_crc32c.value(data)) if len(data) == nbytes else -1
+
+
+def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
+    """Return the rows of the episodes that some rows belong to; the first row is a start."""
+    behind = int(np.searchsorted(starts, rows[1]))
+    first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
+    return first, int(starts[behind]) if behind < len(starts) else count
+
+
+def merge(ranges: Sequence[Range]) -> list[Range]:
+    """Return ranges in order, with those that touch or overlap as one."""
+    merged: list[Range] = []
+    for first, stop in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        elif first < stop:
+            merged.append((first, stop))
+    return merged
+
+
+def _without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
+    """Return what of some ranges is in none of the others."""
+    left = list(ranges)
+    for first, stop in others:
+        left = [part for a, b in left for part in ((a, min(b, first)), (max(a, stop), b)) if part[0] < part[1]]
+    return left
+
+
+# --- one changed byte -------------------------------------------------------------------------------------------------
+
+
+@cache
+def _byte_changes() -> NDArray[np.uint32]:
+    """Return how the checksum changes with the exclusive-or that the last byte of a string is changed by."""
+    return np.array([google_crc32c.value(bytes([i])) ^ google_crc32c.value(b"\0") for i in range(256)], np.uint32)
+
+
+def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
+    """Return the place of the one byte whose change makes ``data`` fit a checksum, and what it becomes, or None.
+
+    None also where several would do. For 512 bytes that are damaged otherwise, one is found by chance in 30,000 times.
+    """
+    table = _byte_changes()
+    wanted = np.uint32(google_crc32c.value(data) ^ crc)
+    changes, found = table, []
+    for at in range(len(data) - 1, -1, -1):
+        found += [(at, data[at] ^ int(change)) for change in np.flatnonzero(changes == wanted)]
+        changes = changes >> np.uint32(8) ^ table[changes & np.uint32(255)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,67 @@
+"""Rows of a sealed segment that were lost to damage: what its attributes say of them.
+
+Repair puts zeros in their place and flags that make one episode of each range, so that whoever reads the flags finds
+episodes everywhere. Readers leave these episodes out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from diskreplay.format import layout
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Which rows of a segment were lost, and how many steps had been in them.
+
+    Attributes
+    ----------
+    ranges : tuple of (int, int)
+        The position of the first row, and how many rows of its lane; in order of positions.
+    steps : int
+        The steps that were lost. Episodes that had been evicted by hand are not among them: they stay evicted ones.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    steps: int = 0
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
+        return {"lost": [list(entry) for entry in self.ranges], "steps_lost": self.steps} if self.ranges else {}
+
+    def holds(self, position: int, lanes: int) -> bool:
+        """Tell whether a row is one of those that were lost."""
+        row, lane = divmod(position, lanes)
+        return any(
+            first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
+        )
+
+
+NOTHING_LOST = Lost()
+
+
+def parse_lost(attributes: Any, lanes: int) -> Lost:
+    """Return what the attributes of a sealed segment say was lost.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They name what cannot be: rows beyond every segment, twice or in another order, more steps than rows.
+    """
+    given, steps = attributes.get("lost", []), attributes.get("steps_lost", 0)
+    ends: dict[int, int] = {}  # by lane
+    before = -1
+    for position, rows in given:
+        if not (_is_whole(position) and _is_whole(rows)):
+            raise TypeError(f"lost names {position!r:.40} and {rows!r:.40}")
+        row, lane = divmod(position, lanes)
+        if position <= before or row < ends.get(lane, 0) or rows < 1 or (row + rows) * lanes > layout.POSITION_MASK:
+            raise ValueError(f"lost names {rows} rows from position {position} on")
+        before, ends[lane] = position, row + rows
+    if not _is_whole(steps) or steps > min(attributes["steps"], sum(rows for _, rows in given)):
+        raise ValueError(f"steps_lost is {steps!r:.40}")
+    return Lost(tuple((position, rows) for position, rows in given), steps)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,262 @@
+"""A damaged segment is replaced by one of what is whole in it: the same rows in the same places, so with the same ids.
+
+It is built beside the counters as ``new-NNNNNNNN``, which is worth nothing: whoever holds the store lock may delete it.
+Whole and fsynced, it becomes ``rebuilt-NNNNNNNN``; then the damaged one is moved to quarantine, and this one into its
+place. Whoever holds the store lock and finds a ``rebuilt-NNNNNNNN`` goes on from there.
+"""
+
+import dataclasses
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.blocks import BlockSums, block_bytes, known_sums, sealed_chunks
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.damage import Damage, Range, merge
+from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
+from diskreplay.format.lost import Lost
+from diskreplay.format.mapping import open_regular
+from diskreplay.format.mending import QUARANTINE, move_aside
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo
+
+_BUILDING, _REBUILT = "new-", re.compile(r"rebuilt-([0-9]{8,9})")
+_COPIED_AT_ONCE = 64 << 20
+_MOST_BYTES = 64 << 20  # of a document or a counter
+# What the system says where it cannot copy inside of itself.
+_NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
+
+
+def build_anew(root: Root, info: SegmentInfo, damage: Damage) -> str:
+    """Build a sealed segment anew without what is damaged; return its folder, relative to the store.
+
+    The caller holds the store lock. The damaged segment is only read.
+
+    Raises
+    ------
+    StorageFull
+        There is no room for it; nothing is left behind.
+    FormatError
+        A small file does not fit its checksum, or what was whole is not any more; nothing is left behind.
+    """
+    name = f"{_BUILDING}{layout.segment_name(info.number)}"
+    folder = f"{root.counters_folder}/{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.mkdir(folder)
+        _Build(root, info, damage, folder).run()
+        sync_tree(folder)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise storage_error(error, folder) from error
+        raise
+    return f"{layout.COUNTERS}/{name}"
+
+
+def drop_build(root: Root, where: str) -> None:
+    """Delete what `build_anew` built."""
+    shutil.rmtree(root.path / where, ignore_errors=True)
+
+
+class _Build:
+    def __init__(self, root: Root, info: SegmentInfo, damage: Damage, folder: str) -> None:
+        self._info, self._damage, self._folder = info, damage, folder
+        self._arrays, self._paths = (
+            root.blueprint.arrays,
+            [path for path, _ in root.blueprint.documents(1, info.chunk_rows, 1)],
+        )
+        self._blueprint = root.blueprint
+        self._sums: dict[str, int] = {}
+
+    def run(self) -> None:
+        info = self._info
+        for path in self._paths:
+            os.mkdir(f"{self._folder}/{path}")
+        chunks = {chunk.name for chunk in sealed_chunks(info, self._arrays)}
+        for name in sorted(info.checksums.keys() - chunks - {layout.BLOCKS}):
+            if name.rpartition("/")[0] in self._paths:
+                self._copy_small(name)
+        write_file(f"{self._folder}/{layout.COMMITTED}/{layout.LOCK}")
+        blocks = BlockSums()
+        known = known_sums(info, self._arrays)
+        for chunk in sealed_chunks(info, self._arrays):
+            array = self._arrays[chunk.leaf]
+            skipped = self._skipped(chunk.leaf, chunk.number, self._damage.parts.get(chunk.name, []))
+            fd = os.open(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                os.ftruncate(fd, chunk.nbytes)
+                self._copy(chunk.name, fd, _rest(skipped, chunk.nbytes))
+                if chunk.leaf == layout.DONE:
+                    self._put_flags(fd, chunk.number)
+                self._sums[chunk.name] = blocks.add(array, chunk.number, fd)
+            finally:
+                os.close(fd)
+            self._check(chunk.name, blocks.chunks[chunk.leaf, chunk.number], known.get(chunk.name), skipped)
+        self._sums[layout.BLOCKS] = blocks.write(self._folder)
+        lanes = len(info.lanes)
+        ranges = sorted(
+            (first * lanes + lane, stop - first) for lane, rows in self._damage.lost.items() for first, stop in rows
+        )
+        rebuilt = dataclasses.replace(
+            info,
+            inode=os.stat(f"{self._folder}/{layout.COMMITTED}/c.0").st_ino,
+            checksums=self._sums,
+            lost=Lost(tuple(ranges), self._damage.steps_lost),
+        )
+        write_file(f"{self._folder}/{layout.METADATA}", self._blueprint.segment_document(rebuilt.attributes()))
+
+    def _copy_small(self, name: str) -> None:
+        """Copy a document, a counter, or what else is small and has a checksum."""
+        fd = open_regular(f"{self._info.path}/{name}", None)
+        try:
+            data = os.pread(fd, min(os.fstat(fd).st_size, _MOST_BYTES), 0)
+        finally:
+            os.close(fd)
+        if google_crc32c.value(data) != self._info.checksums[name]:
+            raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
+        write_file(f"{self._folder}/{name}", data)
+        self._sums[name] = self._info.checksums[name]
+
+    def _skipped(self, leaf: str, chunk: int, damaged: list[Range]) -> list[Range]:
+        """Return the bytes of a chunk file that stay zeros: what is damaged, and rows that are lost."""
+        row_bytes, per_chunk = self._arrays[leaf].row_bytes, self._info.chunk_rows[leaf]
+        skipped = list(damaged)
+        for lane, ranges in self._damage.lost.items():
+            for first, stop in ranges:
+                low, high = max(first - chunk * per_chunk, 0), min(stop - chunk * per_chunk, per_chunk)
+                if low < high:
+                    at = lane * per_chunk
+                    skipped.append(((at + low) * row_bytes, (at + high) * row_bytes))
+        return merge(skipped)
+
+    def _copy(self, name: str, target: int, parts: Iterator[Range]) -> None:
+        """Copy parts of a chunk file; its holes stay holes."""
+        try:
+            source = open_regular(f"{self._info.path}/{name}", None)
+        except (OSError, FormatError):
+            return  # it is gone, and all of it is skipped
+        try:
+            size = os.fstat(source).st_size
+            for start, stop in parts:
+                for first, last in _data(source, start, min(stop, size)):
+                    _copy_range(source, target, first, last)
+        finally:
+            os.close(source)
+
+    def _put_flags(self, fd: int, chunk: int) -> None:
+        per_chunk = self._info.chunk_rows[layout.DONE]
+        for (lane, row), flags in self._damage.flags.items():
+            if row // per_chunk == chunk:
+                os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
+
+    def _check(self, name: str, found: bytes, known: NDArray[np.uint32] | None, skipped: list[Range]) -> None:
+        """See that every block that was copied as a whole has the checksum it had."""
+        if known is None:
+            return
+        block = block_bytes(self._arrays[name.rpartition("/")[0]].row_bytes)
+        for at in (np.flatnonzero(np.frombuffer(found, "<u4") != known) * block).tolist():
+            if not any(first < at + block and at < stop for first, stop in skipped):
+                raise FormatError(f"{self._info.path}/{name} changed while it was copied")
+
+
+def _rest(skipped: list[Range], nbytes: int) -> Iterator[Range]:
+    at = 0
+    for first, stop in [*skipped, (nbytes, nbytes)]:
+        if at < first:
+            yield at, first
+        at = stop
+
+
+def _data(fd: int, start: int, stop: int) -> Iterator[Range]:
+    """Yield the parts between two places that are no holes."""
+    at = start
+    while at < stop:
+        try:
+            first = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: nothing but a hole up to the end
+            return
+        if first >= stop:
+            return
+        at = min(os.lseek(fd, first, os.SEEK_HOLE), stop)
+        yield first, at
+
+
+def _copy_range(source: int, target: int, first: int, stop: int) -> None:
+    """Copy bytes to the same place; where the file system can, blocks are shared and not copied."""
+    while first < stop:
+        count = min(stop - first, _COPIED_AT_ONCE)
+        try:
+            done = os.copy_file_range(source, target, count, first, first)
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+            done = os.pwrite(target, os.pread(source, min(count, 1 << 20), first), first)
+        if not done:
+            raise FormatError("a chunk became shorter while it was copied")
+        first += done
+
+
+# --- in place of the damaged one --------------------------------------------------------------------------------------
+
+
+def put_in_place(root: Root, number: int, building: str) -> str | None:
+    """Put a segment that was built anew in place of the damaged one; return where that one is now.
+
+    The caller holds the store lock.
+    """
+    folder = root.counters_folder
+    os.rename(root.path / building, folder / f"rebuilt-{layout.segment_name(number)}")
+    sync_folder(folder)
+    return _replace(root, number)
+
+
+def finish_replacements(root: Root) -> list[int]:
+    """Go on where a process died that was replacing a segment; return which ones. The caller holds the store lock."""
+    found = [int(match[1]) for name in sorted(os.listdir(root.counters_folder)) if (match := _REBUILT.fullmatch(name))]
+    for number in found:
+        _replace(root, number)
+    return found
+
+
+def _replace(root: Root, number: int) -> str | None:
+    name = layout.segment_name(number)
+    rebuilt, path, where = (
+        root.counters_folder / f"rebuilt-{name}",
+        root.segment_path(number),
+        f"{layout.SEGMENTS}/{name}",
+    )
+    counters = root.counters(writable=True)
+    aside = None
+    if os.path.lexists(path):
+        aside = move_aside(root.path, where)
+    elif not _is_in_quarantine(root, name) or number < int(counters.read()[layout.FIRST_LIVE]):
+        # It was evicted since. What was built is not needed, and not deleted: that is for retention alone.
+        move_aside(root.path, f"{layout.COUNTERS}/{rebuilt.name}")
+        return None
+    os.rename(rebuilt, path)
+    for folder in (path.parent, rebuilt.parent):
+        sync_folder(folder)
+    count_change(counters)
+    return aside
+
+
+def count_change(counters: StoreCounters) -> None:
+    """Have readers look again at which segments there are. The caller holds the store lock."""
+    counters.set(layout.CHANGES, min(int(counters.read()[layout.CHANGES]) + 1, layout.MOST_COUNTED))
+
+
+def _is_in_quarantine(root: Root, name: str) -> bool:
+    with suppress(OSError):
+        folder = root.path / QUARANTINE / layout.SEGMENTS
+        return any(re.fullmatch(rf"{name}(\.[0-9]+)?", entry) for entry in os.listdir(folder))
+    return False

@@ -1,0 +1,46 @@
+"""What a repair did to a store, and what is wrong after it."""
+
+from dataclasses import dataclass, field
+
+from diskreplay.format.verify_files import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that repair did, or would do.
+
+    Attributes
+    ----------
+    what : str
+        ``"sealed"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"mended"`` or ``"removed"``; ``"refused"``
+        where more steps would have been set aside than may be.
+    where : str
+        The file or folder, relative to the store.
+    detail : str
+        Why, or what became of it.
+    steps : int
+        How many steps it set aside, or with ``"refused"`` would have.
+    """
+
+    what: str
+    where: str
+    detail: str
+    steps: int = 0
+
+
+@dataclass
+class Repaired:
+    """What a repair did, and what is wrong after it."""
+
+    actions: list[Action] = field(default_factory=list)
+    left: list[Problem] = field(default_factory=list)
+
+    @property
+    def steps_lost(self) -> int:
+        """How many steps were set aside, or with a dry run would be."""
+        return sum(action.steps for action in self.actions if action.what != "refused")
+
+    @property
+    def steps_refused(self) -> int:
+        """How many steps would have been set aside that were more than may be."""
+        return sum(action.steps for action in self.actions if action.what == "refused")
