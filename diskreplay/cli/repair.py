@@ -1,4 +1,4 @@
-"""`diskreplay repair`: mends what can be mended, and says what it did, one line each."""
+"""`diskreplay repair`: repairs what can be repaired, and says what it did, one line each."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,8 @@ import typer
 
 from diskreplay.cli import console, text
 from diskreplay.cli.verify import PROBLEMS, problem_lines
+from diskreplay.format.quarantine import Quarantined
+from diskreplay.store.quarantine import drop_segment, find_segment
 from diskreplay.store.repair import Action, repair as mend
 
 
@@ -16,22 +18,59 @@ def repair(
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Seal segments of other machines too; their writers must be dead.")
     ] = False,
+    restore: Annotated[
+        int | None,
+        typer.Option("--restore", metavar="SEGMENT", min=0, help="Only bring this segment back from quarantine."),
+    ] = None,
+    drop: Annotated[
+        int | None,
+        typer.Option("--drop", metavar="SEGMENT", min=0, help="Only delete this segment from quarantine, for good."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --drop deletes.")] = False,
 ) -> None:
-    """Mend what can be mended of a store.
+    """Repair what can be repaired of a store.
 
     Reads everything as verify --deep does. Metadata that follows from the rest is written anew, damaged segments and
     what has no place in a store are moved to counters/quarantine inside it, and segments of dead writers are sealed.
-    Nothing is deleted but what processes that died left half made or half evicted. What a living writer holds is left
-    alone. Exit code 1 if something is wrong that could not be mended, or with --dry-run if anything is wrong.
+    Nothing is deleted but what processes that died left half made or half evicted, and what --drop names. What a living
+    writer holds is left alone. Exit code 1 if something is wrong that could not be repaired or steps are in quarantine,
+    or with --dry-run if anything is wrong.
     """
+    if drop is not None:
+        if restore is not None:
+            raise typer.BadParameter("--restore and --drop exclude each other")
+        _drop(path, drop, dry_run=dry_run, yes=yes)
+        return
     with console.bar("Verifying segments") as progress:
-        done = mend(path, dry_run=dry_run, foreign=foreign, progress=progress)
+        done = mend(path, dry_run=dry_run, foreign=foreign, restore=restore, progress=progress)
     lines = [action_line(action, dry_run) for action in done.actions] or ["nothing to repair"]
     if done.left and not dry_run:
-        lines += ["not mended; restore it from a backup:", *problem_lines(done.left)]
+        lines += ["not repaired; restore it from a backup:", *problem_lines(done.left)]
+    aside = [entry for entry in done.quarantine if entry.segment is not None and entry.steps != 0]
+    if aside:
+        lines += [
+            "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:",
+            *map(entry_line, aside),
+        ]
     console.emit("\n".join(lines))
-    if done.left:
+    if done.left or aside:
         raise typer.Exit(PROBLEMS)
+
+
+def _drop(path: Path, number: int, *, dry_run: bool, yes: bool) -> None:
+    entry = find_segment(Path(path).resolve(), number) if dry_run or not yes else None
+    if entry is not None and not dry_run:
+        typer.confirm(f"Delete {entry_line(entry)} for good?", abort=True, err=True)
+    if not dry_run:
+        entry = drop_segment(path, number)
+    if entry is not None:
+        console.emit(f"{'would be deleted' if dry_run else 'deleted'}  {entry_line(entry)}")
+
+
+def entry_line(entry: Quarantined) -> str:
+    """Give what is in quarantine: which segment, where, how many steps, why."""
+    steps = "unknown steps" if entry.steps is None else text.plural(entry.steps, "step")
+    return f"segment {entry.segment}  {text.clean(entry.where)}  {steps}: {text.clean(entry.reason)}"
 
 
 def action_line(action: Action, dry_run: bool) -> str:

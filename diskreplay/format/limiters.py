@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from diskreplay.format.durable import held_lock, storage_error, sync_folder, syn
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.mapping import map_file
 from diskreplay.format.metadata import dump
+from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment, segment_numbers
 
@@ -92,17 +94,23 @@ class StepCounter:
     """Counts the steps of a store, each row once: what a look costs is what is new. Not thread-safe.
 
     Steps count when they are committed, those that a capacity or an eviction by hand hides too; those of a segment
-    that was deleted are in the store's own counter.
+    that was deleted are in the store's own counter, and those of one that was set aside in its record.
     """
 
     def __init__(self, root: Root) -> None:
         self._root, self._counters = root, root.counters()
         self._raw = b""
+        self._ever = 0
+        self._changes = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        """Count from nothing: segments were set aside, brought back or replaced."""
         self._next = -1
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
-        self._ever = 0
-        self._entries = HiddenEntries(root)
+        self._aside = 0
+        self._entries = HiddenEntries(self._root)
         self._hidden: dict[int, int] = {}
 
     def read(self) -> Inserted:
@@ -111,11 +119,15 @@ class StepCounter:
             raw = self._counters.raw()
             words = self._counters.read()
             if raw != self._raw:
-                self._look_for_segments(int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+                if words[layout.CHANGES] != self._changes:
+                    self._changes = int(words[layout.CHANGES])
+                    self._begin()
+                    self._aside = sum(e.steps or 0 for e in read_quarantine(self._root.path) if e.segment is not None)
+                self._look_for_segments(int(words[layout.NEXT_SEGMENT]))
                 self._look_for_hidden(int(words[layout.HIDDEN_ENTRIES]))
                 self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
-            ever = held + int(words[layout.STEPS_EVICTED])
+            ever = held + int(words[layout.STEPS_EVICTED]) + self._aside
             if ever >= self._ever:
                 break
             # A segment that is being deleted is in neither count for a moment.
@@ -123,11 +135,11 @@ class StepCounter:
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values())))
 
-    def _look_for_segments(self, first: int, end: int) -> None:
-        """Take in new segments, and let go of those that were sealed or deleted."""
+    def _look_for_segments(self, end: int) -> None:
+        """Take in new segments, and release those that were sealed or deleted."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
-        new = segment_numbers(self._root, max(first, self._next), end)
+        new = segment_numbers(self._root, max(0, self._next), end)
         for number in sorted({*self._growing, *new}):
             try:
                 info = read_segment(self._root, number)
@@ -136,8 +148,10 @@ class StepCounter:
                     self._growing.pop(number, None)
                 elif number not in self._growing:
                     self._growing[number] = _Growing(info)
-            except FileNotFoundError:
+            except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._growing.pop(number, None)
+                if self._root.segment_path(number).exists():  # damaged: what it held was inserted
+                    self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
         self._next = end
 
     def _look_for_hidden(self, count: int) -> None:
@@ -159,7 +173,12 @@ class _Growing:
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self) -> int:
-        """Return its steps, after reading the flags of new rows."""
+        """Return its steps, after reading the flags of new rows. Where a file of it is gone, no more are counted."""
+        with suppress(FormatError, OSError):
+            self._read_new()
+        return self._steps
+
+    def _read_new(self) -> None:
         committed = self._committed.copy()
         for lane in np.flatnonzero(committed != self._rows).tolist():
             row, stop = int(self._rows[lane]), int(committed[lane])
@@ -169,8 +188,7 @@ class _Growing:
                 flags = self._chunk(chunk)[lane, inside : inside + count]
                 self._steps += int(np.count_nonzero(flags & _NO_STEP == 0))
                 row += count
-            self._rows[lane] = stop
-        return self._steps
+                self._rows[lane] = row
 
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:

@@ -9,7 +9,19 @@ import os
 import stat
 from dataclasses import dataclass
 
-KINDS = ("missing", "type", "size", "unreadable", "metadata", "checksum", "counters", "flags", "hidden", "unexpected")
+KINDS = (
+    "missing",
+    "type",
+    "size",
+    "unreadable",
+    "metadata",
+    "checksum",
+    "counters",
+    "flags",
+    "hidden",
+    "unexpected",
+    "quarantine",
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,7 +34,8 @@ class Problem:
         ``"missing"`` (a file or folder), ``"type"`` (a link, or a folder where a file must be), ``"size"`` (of a
         file), ``"unreadable"`` (the system refuses), ``"metadata"`` (a document that says what cannot be),
         ``"checksum"`` (bytes that are not those that were sealed), ``"counters"``, ``"flags"`` (no sequence of
-        episodes), ``"hidden"`` (an eviction by hand of what is no episode) or ``"unexpected"`` (what has no place).
+        episodes), ``"hidden"`` (an eviction by hand of what is no episode), ``"unexpected"`` (what has no place) or
+        ``"quarantine"`` (steps that repair or a recovery has set aside).
     where : str
         The file or folder, relative to the store.
     detail : str

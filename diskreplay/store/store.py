@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,10 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import ReadOnlyError, ReplayError, SchemaError, StoreExists
 from diskreplay.format import layout
+from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
+from diskreplay.store.arguments import as_int, check_count, check_seconds
 from diskreplay.store.episodes import Episode, EpisodeList
 from diskreplay.store.eviction import evict
 from diskreplay.store.forks import told_of_forks
@@ -22,6 +23,8 @@ from diskreplay.store.index import Index
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.recorder import Recorder
+from diskreplay.store.repair import repair as repair_store
+from diskreplay.store.repair_tools import Action
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.snapshot import Snapshot
@@ -132,8 +135,57 @@ class Store:
         return self._open_index().refresh()
 
     def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once."""
-        return store_info(self._root, self._counters, self.snapshot, progress)
+        """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once.
+
+        Episodes whose segment has left meanwhile are not counted. What is in quarantine is counted apart, and not as
+        evicted.
+        """
+        index = self._open_index()
+        return store_info(self._root, self._counters, index.snapshot, index.damaged.details, progress)
+
+    @property
+    def quarantine(self) -> list[Quarantined]:
+        """What repair or a recovery has set aside, by path: each with segment, steps, reason, since and where."""
+        return read_quarantine(self._root.path)
+
+    def repair(
+        self,
+        dry_run: bool = False,
+        foreign: bool = False,
+        salvage: bool = False,
+        restore: int | None = None,
+        max_lost_steps: int | None = None,
+    ) -> list[Action]:
+        """Repair the store on disk, and return what was done; what this object shows changes with the next `refresh`.
+
+        Parameters
+        ----------
+        dry_run : bool
+            Change nothing, and return what would be done.
+        foreign : bool
+            Seal also segments that another machine wrote, whose writer must be dead: that cannot be seen from here.
+        salvage : bool
+            Take also rows that were never proven to be on disk, where their flags are whole.
+        restore : int, optional
+            Only bring back this segment from quarantine.
+        max_lost_steps : int, optional
+            Change nothing where more steps than this would be lost.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        ReplayError
+            The segment to restore is not in quarantine, is still damaged, or has no place.
+        StoreLocked
+            Another process held the store's lock for a minute.
+        """
+        if not dry_run:
+            self._check_writable("repair")
+        repaired = repair_store(
+            self.path, dry_run=dry_run, foreign=foreign, salvage=salvage, restore=restore, max_lost_steps=max_lost_steps
+        )
+        return repaired.actions
 
     def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
         """Look for what is wrong with the store on disk; empty where nothing is.
@@ -302,12 +354,12 @@ def create(
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
-    _check_count("capacity", capacity, 1, None)
-    _check_count("capacity_bytes", capacity_bytes, 1, None)
-    _check_seconds("max_age_s", max_age_s)
-    _check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
+    check_count("capacity", capacity, 1, None)
+    check_count("capacity_bytes", capacity_bytes, 1, None)
+    check_seconds("max_age_s", max_age_s)
+    check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
     if segment_steps != "episode":
-        _check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
+        check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
     target = Path(path).absolute()
     try:
         if exist_ok and (target / layout.METADATA).exists():
@@ -315,11 +367,11 @@ def create(
         create_root(
             target,
             schema,
-            capacity=_as_int(capacity),
-            capacity_bytes=_as_int(capacity_bytes),
+            capacity=as_int(capacity),
+            capacity_bytes=as_int(capacity_bytes),
             max_age_s=None if max_age_s is None else float(max_age_s),
             chunk_bytes=int(chunk_bytes),
-            segment_steps=segment_steps if segment_steps == "episode" else _as_int(segment_steps),
+            segment_steps=segment_steps if segment_steps == "episode" else as_int(segment_steps),
         )
     except StoreExists:
         if not exist_ok:
@@ -344,25 +396,3 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
         With mode "a", the system lets this process not write there.
     """
     return Store(path, mode)
-
-
-def _check_count(name: str, value: Any, least: int, most: int | None) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise ValueError(f"{name} is a whole number, not {value!r}")
-    if value < least or (most is not None and value > most):
-        raise ValueError(f"{name} is {value}; it must be at least {least}" + (f" and at most {most}" if most else ""))
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
-        raise ValueError(f"{name} is a number of seconds, not {value!r}")
-    if not 0 < value <= sys.float_info.max:
-        raise ValueError(f"{name} is {value}; it must be more than 0 and finite")
-
-
-def _as_int(value: Any) -> int | None:
-    return None if value is None else int(value)
