@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from diskreplay.buffers.replay import Experience as Experience, ReplayBuffer as ReplayBuffer
     from diskreplay.buffers.rollout import RolloutBuffer as RolloutBuffer
     from diskreplay.errors import (
+        DamagedSegmentWarning as DamagedSegmentWarning,
         FormatError as FormatError,
         InvalidIndex as InvalidIndex,
         NotEnoughData as NotEnoughData,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         ReadOnlyError as ReadOnlyError,
         ReplayError as ReplayError,
         SchemaError as SchemaError,
+        SegmentGone as SegmentGone,
         StorageFull as StorageFull,
         StoreExists as StoreExists,
         StoreLocked as StoreLocked,
@@ -59,6 +61,7 @@ __version__ = "0.1.0"
 # name -> module that defines it; the imports above say the same to type checkers, a test compares the two
 _MODULES = {
     "Batch": "diskreplay.loading.batch",
+    "DamagedSegmentWarning": "diskreplay.errors",
     "DistillationBuffer": "diskreplay.buffers.distillation",
     "Episode": "diskreplay.store.episodes",
     "Episodes": "diskreplay.views.episodes",
@@ -86,6 +89,7 @@ _MODULES = {
     "Sampler": "diskreplay.loading.sampler",
     "Schema": "diskreplay.format.schema",
     "SchemaError": "diskreplay.errors",
+    "SegmentGone": "diskreplay.errors",
     "Sequences": "diskreplay.views.sequences",
     "StorageFull": "diskreplay.errors",
     "Store": "diskreplay.store.store",

@@ -11,7 +11,10 @@ ReplayError
 ├── NotEnoughData   BufferError        fewer steps than the request needs
 ├── WriterClosed    ValueError         an append after close, or from a forked child
 ├── RateLimited     TimeoutError       a limiter did not let the call through in time
+├── SegmentGone     LookupError        evicted or set aside since the snapshot was taken
 └── InvalidIndex    IndexError         an id that never existed
+
+DamagedSegmentWarning is the RuntimeWarning of a store that is used without a segment which cannot be read.
 """
 
 from diskreplay.folders import shown
@@ -64,5 +67,13 @@ class RateLimited(ReplayError, TimeoutError):
     """A rate limiter did not let the call through before its timeout."""
 
 
+class SegmentGone(ReplayError, LookupError):
+    """A segment was evicted or set aside after the snapshot was taken, and what is asked for was not mapped yet."""
+
+
 class InvalidIndex(ReplayError, IndexError):
     """An id that no step of the store ever had."""
+
+
+class DamagedSegmentWarning(RuntimeWarning):
+    """A segment of a store cannot be read; the rest of the store is used without it until it is repaired."""

@@ -19,6 +19,7 @@ ERRORS = {
     "ReadOnlyError": PermissionError,
     "ReplayError": Exception,
     "SchemaError": ValueError,
+    "SegmentGone": LookupError,
     "StorageFull": OSError,
     "StoreExists": FileExistsError,
     "StoreLocked": RuntimeError,
@@ -28,6 +29,7 @@ ERRORS = {
 NAMES = {
     *ERRORS,
     "Batch",
+    "DamagedSegmentWarning",
     "DistillationBuffer",
     "Episode",
     "Episodes",

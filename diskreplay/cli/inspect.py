@@ -15,7 +15,7 @@ from diskreplay.cli import console, text
 # Rows of a table before the rest is summed up; --all shows every one.
 ROWS_SHOWN = 10
 # What a reader wants to see first: who is writing now, then what needs repair.
-SEGMENT_STATES = ("writing", "dead", "foreign", "sealed")
+SEGMENT_STATES = ("damaged", "writing", "dead", "foreign", "sealed")
 WRITER_STATES = ("alive", "dead", "closed")
 
 
@@ -45,6 +45,8 @@ def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
     if info["returns"] or info["lengths"]:
         parts.append(statistics_table(info))
     parts += [segments_table(info["segments"], limit), writers_table(info["writers"], limit)]
+    if info["quarantine"]["entries"]:
+        parts.append(quarantine_table(info["quarantine"]["entries"], limit))
     return Group(*(line for part in parts for line in (part, Text())))
 
 
@@ -70,8 +72,19 @@ def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{text.size(info['bytes_on_disk'])}"
         f" ({text.size(info['bytes_apparent'])} apparent, {text.size(info['holes'])} of it holes)",
     )
+    if info["quarantine"]["entries"]:
+        yield "quarantine", quarantine_line(info["quarantine"], info["capacity_bytes"])
     if limits := ", ".join(limits_of(info)):
         yield "limits", limits
+
+
+def quarantine_line(quarantine: Mapping[str, Any], capacity_bytes: int | None) -> str:
+    """Give what was set aside, which is in no other count."""
+    line = (
+        f"{text.count(quarantine['steps'])} steps in {text.plural(quarantine['segments'], 'segment')},"
+        f" {text.size(quarantine['bytes'])}"
+    )
+    return line if capacity_bytes is None else f"{line}, which the limit of bytes does not count"
 
 
 def limits_of(info: Mapping[str, Any]) -> Iterator[str]:
@@ -148,7 +161,27 @@ def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> 
     newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))
     for row in newest[:limit]:
         counts = (text.count(row[key]) for key in ("lanes", "rows", "steps"))
-        table.add_row(*_cells(str(row["number"]), str(row["writer"]), *counts, row["state"], text.size(row["bytes"])))
+        writer = text.NOTHING if row["writer"] is None else str(row["writer"])
+        table.add_row(*_cells(str(row["number"]), writer, *counts, row["state"], text.size(row["bytes"])))
+    _note_hidden(table, newest, limit)
+    return table
+
+
+def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
+    """Build the table of what was set aside, the latest first."""
+    table = _table("quarantine", ">segment", ">steps", "reason", "since", ">bytes")
+    newest = sorted(entries, key=lambda row: -row["since"])
+    for row in newest[:limit]:
+        name = text.clean(row["path"]) if row["segment"] is None else str(row["segment"])
+        table.add_row(
+            *_cells(
+                name,
+                text.count(row["steps"]),
+                text.clean(row["reason"]),
+                text.moment(row["since"]),
+                text.size(row["bytes"]),
+            )
+        )
     _note_hidden(table, newest, limit)
     return table
 

@@ -1,4 +1,4 @@
-"""`diskreplay repair`: mends what can be mended, and says what it did, one line each."""
+"""`diskreplay repair`: repairs what can be repaired, and says what it did, one line each."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,10 @@ import typer
 
 from diskreplay.cli import console, text
 from diskreplay.cli.verify import PROBLEMS, problem_lines
-from diskreplay.store.repair import Action, Repaired, repair as mend
+from diskreplay.format.quarantine import Quarantined
+from diskreplay.store.quarantine import drop_segment, find_segment
+from diskreplay.store.repair import repair as repair_store
+from diskreplay.store.repaired import Action, Repaired
 
 MOST_LOST = 10_000
 """Steps that are set aside without asking."""
@@ -19,38 +22,69 @@ def repair(
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Seal segments of other machines too; their writers must be dead.")
     ] = False,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Take also steps that no mark proves, where their flags are whole.")
+    ] = False,
     max_lost_steps: Annotated[
         int,
         typer.Option("--max-lost-steps", min=0, metavar="N", help="Set no more than N steps aside without asking."),
     ] = MOST_LOST,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, however many steps are set aside.")] = False,
+    restore: Annotated[
+        int | None,
+        typer.Option("--restore", metavar="SEGMENT", min=0, help="Only bring this segment back from quarantine."),
+    ] = None,
+    drop: Annotated[
+        int | None,
+        typer.Option("--drop", metavar="SEGMENT", min=0, help="Only delete this segment from quarantine, for good."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, however many steps are set aside, nor before --drop deletes.")
+    ] = False,
 ) -> None:
-    """Mend what can be mended of a store.
+    """Repair what can be repaired of a store.
 
     Reads everything as verify --deep does. Metadata that follows from the rest is written anew. A segment with damaged
     rows is rebuilt with the episodes that are whole, under the same ids. What is damaged, and what has no place in a
     store, is moved to counters/quarantine inside it, and segments of dead writers are sealed. Nothing is deleted but
-    what processes that died left half made or half evicted. What a living writer holds is left alone. More steps than
-    --max-lost-steps are set aside only after a yes on the terminal, or with --yes. Exit code 1 if steps were set aside
-    or something is wrong that could not be mended, or with --dry-run if anything is wrong.
+    what processes that died left half made or half evicted, and what --drop names. What a living writer holds is left
+    alone. More steps than --max-lost-steps are set aside only after a yes on the terminal, or with --yes. Exit code 1
+    if steps were set aside or are in quarantine, or something is wrong that could not be repaired; with --dry-run if
+    anything is wrong.
     """
-    limit = None if yes or dry_run else max_lost_steps
-    done = _repair(path, dry_run, foreign, limit)
+    if drop is not None:
+        if restore is not None:
+            raise typer.BadParameter("--restore and --drop exclude each other")
+        _drop(path, drop, dry_run=dry_run, yes=yes)
+        return
+
+    def run(limit: int | None) -> Repaired:
+        with console.bar("Verifying segments") as progress:
+            return repair_store(
+                path,
+                dry_run=dry_run,
+                foreign=foreign,
+                salvage=salvage,
+                restore=restore,
+                max_lost_steps=limit,
+                progress=progress,
+            )
+
+    done = run(None if yes or dry_run else max_lost_steps)
     _tell(done, dry_run)
-    steps_lost = done.steps_lost
+    lost = done.steps_lost
     if done.steps_refused and console.may_ask():
         question = f"{text.plural(done.steps_refused, 'step')} more would be set aside. Go on?"
         if typer.confirm(question, err=True):
-            done = _repair(path, dry_run, foreign, None)
-            steps_lost += done.steps_lost
+            done = run(None)
+            lost += done.steps_lost
             _tell(done, dry_run)
-    if done.left or steps_lost:
+    if done.left or lost or aside(done):
         raise typer.Exit(PROBLEMS)
 
 
-def _repair(path: Path, dry_run: bool, foreign: bool, limit: int | None) -> Repaired:
-    with console.bar("Verifying segments") as progress:
-        return mend(path, dry_run=dry_run, foreign=foreign, max_lost_steps=limit, progress=progress)
+def aside(done: Repaired) -> list[Quarantined]:
+    """Return the segments in quarantine that hold steps."""
+    return [entry for entry in done.quarantine if entry.segment is not None and entry.steps != 0]
 
 
 def _tell(done: Repaired, dry_run: bool) -> None:
@@ -58,8 +92,29 @@ def _tell(done: Repaired, dry_run: bool) -> None:
     if done.steps_refused:
         lines.append("to set them aside say --yes, or a higher --max-lost-steps")
     if done.left and not dry_run:
-        lines += ["not mended; restore it from a backup:", *problem_lines(done.left)]
+        lines += ["not repaired; restore it from a backup:", *problem_lines(done.left)]
+    if entries := aside(done):
+        lines += [
+            "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:",
+            *map(entry_line, entries),
+        ]
     console.emit("\n".join(lines))
+
+
+def _drop(path: Path, number: int, *, dry_run: bool, yes: bool) -> None:
+    entry = find_segment(Path(path).resolve(), number) if dry_run or not yes else None
+    if entry is not None and not dry_run:
+        typer.confirm(f"Delete {entry_line(entry)} for good?", abort=True, err=True)
+    if not dry_run:
+        entry = drop_segment(path, number)
+    if entry is not None:
+        console.emit(f"{'would be deleted' if dry_run else 'deleted'}  {entry_line(entry)}")
+
+
+def entry_line(entry: Quarantined) -> str:
+    """Give what is in quarantine: which segment, where, how many steps, why."""
+    steps = "unknown steps" if entry.steps is None else text.plural(entry.steps, "step")
+    return f"segment {entry.segment}  {text.clean(entry.where)}  {steps}: {text.clean(entry.reason)}"
 
 
 def action_line(action: Action, dry_run: bool) -> str:

@@ -100,6 +100,17 @@ class StoreCounters:
         self._words[BOOT] = value
         self._words[COUNTER_WORDS + BOOT] = ~value
 
+    def lower(self, word: int, value: int) -> None:
+        """Let the first segment that may exist go back; no other word ever does. The caller holds the store lock.
+
+        The complement is stored first: whoever reads in between, or after this process dies there, finds the older
+        first segment, as after any other death between the two stores.
+        """
+        if word != FIRST_LIVE:
+            raise ValueError(f"counter {word} never goes back")
+        self._words[COUNTER_WORDS + word] = ~value
+        self._words[word] = value
+
     def close(self) -> None:
         """Unmap the file; the words stay as they were read last."""
         self._words = self._words.copy()

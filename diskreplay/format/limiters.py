@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.mapping import map_file
 from diskreplay.format.metadata import dump
 from diskreplay.format.numbers import segment_numbers
+from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.trust import map_trusted
@@ -94,17 +96,24 @@ class StepCounter:
     """Counts the steps of a store, each row once: what a look costs is what is new. Not thread-safe.
 
     Steps count when they are committed, those that a capacity or an eviction by hand hides or that were lost to damage
-    too; those of a segment that was deleted are in the store's own counter.
+    too; those of a segment that was deleted are in the store's own counter, and those of one that was set aside in its
+    record.
     """
 
     def __init__(self, root: Root) -> None:
         self._root, self._counters = root, root.counters()
         self._raw = b""
+        self._ever = 0
+        self._changes = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        """Count from nothing: segments were set aside, brought back or replaced."""
         self._next = -1
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
-        self._ever = 0
-        self._entries = HiddenEntries(root)
+        self._aside = 0
+        self._entries = HiddenEntries(self._root)
         self._hidden: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._changes = 0
@@ -115,11 +124,15 @@ class StepCounter:
             raw = self._counters.raw()
             words = self._counters.read()
             if raw != self._raw:
-                self._look_for_segments(words)
+                if words[layout.CHANGES] != self._changes:
+                    self._changes = int(words[layout.CHANGES])
+                    self._begin()
+                    self._aside = self._count_aside()
+                self._look_for_segments(int(words[layout.NEXT_SEGMENT]))
                 self._look_for_hidden(int(words[layout.HIDDEN_ENTRIES]))
                 self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
-            ever = held + int(words[layout.STEPS_EVICTED])
+            ever = held + int(words[layout.STEPS_EVICTED]) + self._aside
             if ever >= self._ever:
                 break
             # A segment that is being deleted is in neither count for a moment.
@@ -127,15 +140,17 @@ class StepCounter:
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
 
-    def _look_for_segments(self, words: NDArray[np.int64]) -> None:
-        """Take in new segments, and let go of those that were sealed or deleted."""
-        first, end = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
+    def _count_aside(self) -> int:
+        # Of a segment that was rebuilt, the rows that were lost still count where they were.
+        aside = {e.segment: e.steps or 0 for e in read_quarantine(self._root.folder) if e.segment is not None}
+        return sum(steps for number, steps in aside.items() if not self._root.segment_path(number).exists())
+
+    def _look_for_segments(self, end: int) -> None:
+        """Take in new segments, and release those that were sealed or deleted."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
-        new = segment_numbers(self._root, max(first, self._next), end)
-        # Some segments may have been replaced by what was whole in them.
-        replaced, self._changes = self._changes != words[layout.CHANGES], int(words[layout.CHANGES])
-        for number in sorted({*self._growing, *new, *(self._sealed if replaced else ())}):
+        new = segment_numbers(self._root, max(0, self._next), end)
+        for number in sorted({*self._growing, *new}):
             try:
                 info = read_segment(self._root, number)
                 if info.steps is not None:
@@ -144,8 +159,10 @@ class StepCounter:
                     self._growing.pop(number, None)
                 elif number not in self._growing:
                     self._growing[number] = _Growing(self._root, info)
-            except FileNotFoundError:
+            except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._growing.pop(number, None)
+                if self._root.segment_path(number).exists():  # damaged: what it held was inserted
+                    self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
         self._lost = {number: steps for number, steps in self._lost.items() if steps and number in self._sealed}
         self._next = end
 
@@ -168,7 +185,12 @@ class _Growing:
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self) -> int:
-        """Return its steps, after reading the flags of new rows."""
+        """Return its steps, after reading the flags of new rows. Where a file of it is gone, no more are counted."""
+        with suppress(FormatError, OSError):
+            self._read_new()
+        return self._steps
+
+    def _read_new(self) -> None:
         committed = self._committed.copy()
         for lane in np.flatnonzero(committed != self._rows).tolist():
             row, stop = int(self._rows[lane]), int(committed[lane])
@@ -178,8 +200,7 @@ class _Growing:
                 flags = self._chunk(chunk)[lane, inside : inside + count]
                 self._steps += int(np.count_nonzero(flags & _NO_STEP == 0))
                 row += count
-            self._rows[lane] = stop
-        return self._steps
+                self._rows[lane] = row
 
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:

@@ -1,7 +1,8 @@
-"""What repair may change on disk: files whose right bytes are known, counters, and what is moved aside. No deletion."""
+"""What repair works out of a store: files whose right bytes are known, and counters. Nothing is deleted."""
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import numpy as np
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.blocks import derive_blocks
-from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.segment import SegmentInfo
@@ -24,26 +24,10 @@ from diskreplay.format.verify_documents import (
     store_documents,
 )
 
-# Inside the folder of an array, where no zarr reader looks; it mirrors the tree of the store.
-QUARANTINE = f"{layout.COUNTERS}/quarantine"
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
 _LIMITER_SLOTS, _HIDDEN_ROWS = 64, 4096
 # A writer that dies between a counter and its complement has added at most the steps of one segment.
 _MOST_STEPS = 1 << layout.POSITION_BITS
-
-
-def move_aside(root: Path, where: str) -> str:
-    """Move a file or folder of a store into quarantine; return where it is now. The caller holds the store lock."""
-    source, target = root / where, root / QUARANTINE / where
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free, count = target, 0
-    while os.path.lexists(free):
-        count += 1
-        free = target.with_name(f"{target.name}.{count}")
-    os.rename(source, free)
-    for folder in (free.parent, source.parent):
-        sync_folder(folder)
-    return str(free.relative_to(root))
 
 
 # --- files whose bytes are known -------------------------------------------------------------------------------------
@@ -118,12 +102,13 @@ def _is_folder(path: Path) -> bool:
 # --- the store's counters --------------------------------------------------------------------------------------------
 
 
-def mend_words(root: Path, numbers: list[int]) -> str | None:
+def mend_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str | None:
     """Make the store's counters possible again; return what they were and are, or None where they were right.
 
     One of a counter and its complement is right: a writer died between them, when the counter is the newer one, or a
     bit of one flipped. What is there decides, and where it does not, the choice that keeps more. The caller holds the
-    store lock. ``numbers`` are those of the segments that are there.
+    store lock. ``numbers`` are those of the segments that are there, ``aside`` those in quarantine, which are never
+    given again.
     """
     path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
     words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
@@ -132,7 +117,7 @@ def mend_words(root: Path, numbers: list[int]) -> str | None:
         with open(fd, "rb") as file:
             words = np.frombuffer(file.read(), "<i8")
     values = words[: layout.COUNTER_WORDS]
-    chosen = _choose(values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, _hidden_entries(root))
+    chosen = _choose(values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, aside, _hidden_entries(root))
     mended = np.array([*chosen, *(~value for value in chosen)], "<i8")
     if (mended == words).all() and path.exists():
         return None
@@ -148,9 +133,9 @@ def mend_words(root: Path, numbers: list[int]) -> str | None:
     return f"{values.tolist()} is now {chosen}"
 
 
-def _choose(values: list[int], others: list[int], numbers: list[int], hidden: int) -> list[int]:
+def _choose(values: list[int], others: list[int], numbers: list[int], aside: Sequence[int], hidden: int) -> list[int]:
     chosen: list[int] = []
-    following = 1 + max(numbers, default=-1)
+    following = 1 + max([*numbers, *aside], default=-1)
     for word, pair in enumerate(zip(values, others, strict=True)):
         low, high = min(able := [value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0]), max(able)
         if word == layout.NEXT_SEGMENT:
@@ -192,9 +177,3 @@ def _hidden_entries(root: Path) -> int:
             if used < _HIDDEN_ROWS:
                 break
     return count
-
-
-def add_evicted(root: Path, steps: int) -> None:
-    """Count steps as evicted: what limiters count must not shrink. The caller holds the store lock."""
-    counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
-    counters.set(layout.STEPS_EVICTED, counters.evicted_after(steps))

@@ -74,16 +74,26 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
     """
     if end - start <= _FEW:
         return range(start, end)
-    return sorted(number for number in _listed(root) if start <= number < end)
+    return sorted(number for number in listed_numbers(root) if start <= number < end)
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
     """Return those of the numbers, and perhaps others, that have a segment."""
     if len(numbers) > _FEW:
-        return _listed(root)
+        return listed_numbers(root)
     return [number for number in numbers if os.path.exists(root.segment_path(number))]
 
 
-def _listed(root: Root) -> list[int]:
+def document_identity(root: Root, number: int) -> tuple[int, int]:
+    """Return what tells a segment's own document from any other that was in its place; zeros where it is missing."""
+    try:
+        status = os.lstat(root.segment_path(number) / layout.METADATA)
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
+
+
+def listed_numbers(root: Root) -> list[int]:
+    """Return the numbers of all segments that are there, in no order, whatever the store's counters say."""
     names = os.listdir(root.segments_folder)
     return [int(name) for name in names if name.isdecimal() and len(name) < 10]

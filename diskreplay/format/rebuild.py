@@ -25,7 +25,7 @@ from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.lost import Lost
 from diskreplay.format.mapping import open_regular
-from diskreplay.format.mending import QUARANTINE, move_aside
+from diskreplay.format.quarantine import QUARANTINE, move_aside
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 
@@ -65,7 +65,7 @@ def build_anew(root: Root, info: SegmentInfo, damage: Damage) -> str:
 
 def drop_build(root: Root, where: str) -> None:
     """Delete what `build_anew` built."""
-    shutil.rmtree(root.path / where, ignore_errors=True)
+    shutil.rmtree(root.folder / where, ignore_errors=True)
 
 
 class _Build:
@@ -209,15 +209,17 @@ def _copy_range(source: int, target: int, first: int, stop: int) -> None:
 # --- in place of the damaged one --------------------------------------------------------------------------------------
 
 
-def put_in_place(root: Root, number: int, building: str) -> str | None:
+def put_in_place(root: Root, number: int, building: str, reason: str, steps: int) -> str | None:
     """Put a segment that was built anew in place of the damaged one; return where that one is now.
+
+    ``reason`` and ``steps``, those that are lost, go into the record of the damaged one.
 
     The caller holds the store lock.
     """
     folder = root.counters_folder
-    os.rename(root.path / building, folder / f"rebuilt-{layout.segment_name(number)}")
+    os.rename(root.folder / building, folder / f"rebuilt-{layout.segment_name(number)}")
     sync_folder(folder)
-    return _replace(root, number)
+    return _replace(root, number, reason, steps)
 
 
 def finish_replacements(root: Root) -> list[int]:
@@ -228,7 +230,7 @@ def finish_replacements(root: Root) -> list[int]:
     return found
 
 
-def _replace(root: Root, number: int) -> str | None:
+def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 0) -> str | None:
     name = layout.segment_name(number)
     rebuilt, path, where = (
         root.counters_folder / f"rebuilt-{name}",
@@ -238,10 +240,10 @@ def _replace(root: Root, number: int) -> str | None:
     counters = root.counters(writable=True)
     aside = None
     if os.path.lexists(path):
-        aside = move_aside(root.path, where)
+        aside = move_aside(root.folder, where, reason, steps=steps)
     elif not _is_in_quarantine(root, name) or number < int(counters.read()[layout.FIRST_LIVE]):
         # It was evicted since. What was built is not needed, and not deleted: that is for retention alone.
-        move_aside(root.path, f"{layout.COUNTERS}/{rebuilt.name}")
+        move_aside(root.folder, f"{layout.COUNTERS}/{rebuilt.name}", "its segment was evicted meanwhile", steps=0)
         return None
     os.rename(rebuilt, path)
     for folder in (path.parent, rebuilt.parent):
@@ -257,6 +259,6 @@ def count_change(counters: StoreCounters) -> None:
 
 def _is_in_quarantine(root: Root, name: str) -> bool:
     with suppress(OSError):
-        folder = root.path / QUARANTINE / layout.SEGMENTS
+        folder = root.folder / QUARANTINE / layout.SEGMENTS
         return any(re.fullmatch(rf"{name}(\.[0-9]+)?", entry) for entry in os.listdir(folder))
     return False

@@ -37,6 +37,12 @@ class Fate(Enum):
     REMOVED = "removed"  # nothing was ever written to it
 
 
+WHY = {
+    Fate.REMOVED: "nothing was written to it when its machine went down",
+    Fate.SET_ASIDE: "files are missing since its machine went down",
+}
+
+
 def fate_of(root: Root, info: SegmentInfo) -> Fate:
     """Return what becomes of an unsealed segment whose lock is free."""
     if shows_live_rows(info) or not has_no_mark(str(info.path)):

@@ -41,7 +41,6 @@ class Words:
     """The store's counters that matter here; ``hidden`` counts the entries of evictions by hand."""
 
     next_segment: int
-    first_live: int
     hidden: int
 
 
@@ -209,7 +208,7 @@ def read_words(files: Files) -> Words | None:
     ):
         files.report("counters", COUNTERS_FILE, f"holds impossible counters {values.tolist()}")
         return None
-    return Words(following, first, int(values[layout.HIDDEN_ENTRIES]))
+    return Words(following, int(values[layout.HIDDEN_ENTRIES]))
 
 
 def _settled_words(files: Files) -> NDArray[np.int64] | None:

@@ -28,13 +28,14 @@ _PAUSE_S = 0.02
 
 
 def verify_segment(
-    root: str, number: int, plan: Plan, *, deep: bool, hidden: list[tuple[int, int]]
+    root: str, number: int, plan: Plan, *, deep: bool, hidden: list[tuple[int, int]], where: str = ""
 ) -> tuple[list[Problem], bool]:
     """Return what is wrong with a segment, and whether it is sealed. Nothing is wrong with one that was evicted.
 
-    ``hidden`` are its entries in the store's list: position and steps of episodes evicted by hand.
+    ``hidden`` are its entries in the store's list: position and steps of episodes evicted by hand. ``where`` is its
+    folder if that is not its place.
     """
-    where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+    where = where or f"{layout.SEGMENTS}/{layout.segment_name(number)}"
     found: list[Problem] = []
     for look in range(_LOOKS):
         files = Files(root)

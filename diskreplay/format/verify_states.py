@@ -19,33 +19,47 @@ _CRC_BYTES = 4
 _BLOCK_BYTES = 1 << 20
 _LEVELS = 100  # of a tree; those that are written have a handful
 # A state that is replaced meanwhile is looked at again before anything is said of it.
-_LOOKS = 5
+_PATIENCE_S = 5.0
 _PAUSE_S = 0.02
 
 
-def verify_states(root: str, store: str) -> list[Problem]:
-    """Return what is wrong with the states that are saved in a store and count; others are what a dead process left."""
+def verify_states(root: str, store: str, only: str | None = None) -> list[Problem]:
+    """Return what is wrong with the states that are saved in a store and count; others are what a dead process left.
+
+    ``only``: those of one name.
+    """
     names = Files(root)
     problems = []
     for name, kind in sorted((names.listing(layout.SAMPLERS) or {}).items()):
-        if kind == "folder" and not name.startswith("."):
+        if kind == "folder" and not name.startswith(".") and only in (None, name):
             problems += _verify(root, f"{layout.SAMPLERS}/{name}", store)
     return problems
 
 
 def _verify(root: str, where: str, store: str) -> list[Problem]:
-    """Look at the states of one name until what is found cannot be the work of who saves one."""
-    before: object = None
-    for look in range(_LOOKS):
+    """Look at the states of one name until what is found cannot be the work of who saves one.
+
+    Only what is found twice of one and the same state, which counted before and after each look, is wrong with it. A
+    state that is replaced faster than it can be read, look after look, is as good as those who load it find it.
+    """
+    before = ""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
         files = Files(root)
         current = _look_at(files, where, store)
         if not files.problems or not os.path.lexists(files.path(where)):
             return []
-        if look and current == before:
-            break
-        before = current
+        if repr((current, _current(root, where))) == before:
+            return files.problems
+        before = repr((current, current))
+        if time.monotonic() > until:
+            return []
         time.sleep(_PAUSE_S)
-    return files.problems
+
+
+def _current(root: str, where: str) -> object:
+    """Return the number of the state that counts now, or whatever stands in its place."""
+    return (_attributes(Files(root), where) or {}).get("current")
 
 
 def _look_at(files: Files, where: str, store: str) -> object:

@@ -1,30 +1,29 @@
 """From files to snapshots: which segments there are, how far they reach, which episodes they hold."""
 
-import os
 import threading
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.trust import map_trusted
 from diskreplay.format.unwritten import NeverWritten
+from diskreplay.store.damaged import DAMAGE, DamagedSegments
 from diskreplay.store.flags import check_chunks, read_sealed
 from diskreplay.store.frontier import Frontier
 from diskreplay.store.hidden import Evictions
+from diskreplay.store.live_segment import LiveSegment
 from diskreplay.store.log import EpisodeLog
+from diskreplay.store.places import MOST_SLOTS, Places
 from diskreplay.store.scan import CONTINUES, OPEN, Episodes, Stretch, scan
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.tables import SegmentGone, Tables
+from diskreplay.store.tables import Tables
 
-# Numbers between the oldest living segment and the newest; far more than any store can hold.
-_MOST_SLOTS = 1 << 22
 # Bytes of flags of sealed segments that are looked at together.
 _AT_ONCE = 16 << 20
 
@@ -40,53 +39,10 @@ class _Sealed(NamedTuple):
     flags: Flags
 
 
-class _Live:
-    """The counters of a segment that may still grow, and how far its files were looked at."""
-
-    def __init__(self, root: Root, number: int) -> None:
-        self.metadata = str(root.segment_path(number) / layout.METADATA)
-        # Before the document is read: one that replaces it meanwhile is then seen as news.
-        self.inode = os.stat(self.metadata).st_ino
-        self.info, self.checked_rows = read_segment(root, number), 0
-        self.observed, self.committed = map_trusted(root, self.info)
-        self.seen = b""
-
-    def has_news(self) -> bool:
-        """Whether anything differs from what `read` and `may_be_sealed` found last."""
-        if self.observed.tobytes() + self.committed.tobytes() != self.seen:
-            return True
-        try:
-            return os.stat(self.metadata).st_ino != self.inode
-        except FileNotFoundError:
-            return True
-
-    def read(self, before: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""
-        # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
-        observed = self.observed.copy()
-        committed = self.committed.copy()
-        lanes = len(committed)
-        if (
-            (committed < before).any()
-            or (observed > committed + 1).any()
-            or int(committed.max()) > layout.POSITION_MASK // lanes
-        ):
-            raise FormatError(f"{self.info.path}: committed or observed is damaged; restore the segment")
-        self.seen = observed.tobytes() + committed.tobytes()
-        return committed, np.maximum(observed, committed)
-
-    def may_be_sealed(self) -> bool:
-        """Whether the attributes were replaced (or are gone)."""
-        try:
-            inode = os.stat(self.metadata).st_ino
-        except FileNotFoundError:
-            return True
-        changed, self.inode = inode != self.inode, inode
-        return changed
-
-
 class Index:
     """Follows a store on disk and makes snapshots of it.
+
+    A segment that cannot be read is left out, with a warning; `damaged` says which are.
 
     Concurrency: any thread; one refreshes at a time. It writes nothing and takes no lock on disk.
     """
@@ -103,9 +59,13 @@ class Index:
         self._words = self._counters.read()
         self._raw = b""
         self._broken = False
-        self._origin = int(self._words[layout.FIRST_LIVE])
+        self._places = Places(self._root, self._counters)
+        self._origin = self._places.lowest()
+        self._first = 0  # the first slot that has a segment, or had the last one
+        self._lost = 0  # steps of segments that turned out to be damaged in this refresh
+        self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, LiveSegment] = {}
         self._log = EpisodeLog(self._generation)
         self._frontier = Frontier(self._root.capacity)
         self._lanes = np.zeros(0, np.int64)
@@ -118,6 +78,7 @@ class Index:
         self._open_end = np.zeros(0, np.uint8)
         self._lane_slot = np.zeros(0, np.int64)
         self._evictions = Evictions(self._root)
+        self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
 
@@ -154,22 +115,26 @@ class Index:
         self._raw = raw
         words = self._counters.read()
         changed = force or bool((words != self._words).any())
+        is_rearranged = not force and bool(words[layout.CHANGES] != self._words[layout.CHANGES])
+        if is_rearranged and self._has_returned():
+            before, self._generation = len(self.snapshot), self._log.generation + 1
+            self._reset()
+            return max(0, len(self.snapshot) - before)
         arrived = -self._total_steps()
         if changed:
             self._add_segments(int(words[layout.NEXT_SEGMENT]))
             arrived += self._total_steps()
-            if (
-                words[[layout.STEPS_EVICTED, layout.FIRST_LIVE]]
-                != self._words[[layout.STEPS_EVICTED, layout.FIRST_LIVE]]
-            ).any():
-                self._drop_evicted()
+            gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES]
+            if (words[gone] != self._words[gone]).any():
+                self._drop_gone(everywhere=is_rearranged)
             self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
             self._words = words
             arrived -= self._total_steps()
         # The newest first: where a lane has moved on, what it left is read after it left.
         for slot in sorted(self._live, reverse=True):
             changed |= self._follow(slot)
-        arrived += self._total_steps()
+        arrived += self._total_steps() + self._lost
+        self._lost = 0
         if changed:
             self.snapshot = self._freeze()
         return arrived
@@ -182,7 +147,7 @@ class Index:
         if not there:
             return
         slots = there[-1] + 1 - start
-        if slots + len(self._lanes) > _MOST_SLOTS:
+        if slots + len(self._lanes) > MOST_SLOTS:
             raise FormatError(f"{self._root.path} has segments {there[0]} to {there[-1]}; restore its counters")
         infos: list[SegmentInfo | None] = [None] * slots
         for number in there:
@@ -209,44 +174,54 @@ class Index:
                     sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
                     pending += len(sealed[-1].flags)
                 else:
-                    self._live[slot] = _Live(self._root, info.number)
-            except FileNotFoundError as error:
-                self._check_evicted(info, error)
+                    self._live[slot] = LiveSegment(self._root, info.number)
+            except DAMAGE as error:
+                self._leave_out(slot, error)
             if pending > _AT_ONCE:
                 self._take_sealed(sealed)
                 sealed, pending = [], 0
         self._take_sealed(sealed)
 
     def _read_segment(self, number: int) -> SegmentInfo | None:
+        """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
+        self._places.note(number)
         try:
-            return read_segment(self._root, number)
+            info = read_segment(self._root, number)
+            return None if self._places.was_taken_out(info) else info
         except NeverWritten:
             return None
-        except (FileNotFoundError, NotADirectoryError):
-            path = self._root.segment_path(number)
-            if path.exists():
-                raise FormatError(f"{path} has no zarr.json; the store is damaged, restore this segment") from None
+        except DAMAGE as error:
+            self.damaged.note(number, error)
             return None
 
-    def _check_evicted(self, info: SegmentInfo, error: Exception) -> None:
-        """Pass over a segment that is gone as a whole; a missing file in one that is there is damage."""
-        if info.path.exists():
-            missing = getattr(error, "filename", info.path)
-            raise FormatError(f"{missing} is missing; the store is damaged, restore this file") from None
+    def _leave_out(self, slot: int, error: Exception) -> None:
+        """Go on without a segment that cannot be read."""
+        self.damaged.note(slot + self._origin, error)
+        self._drop([slot])
 
-    def _drop_evicted(self) -> None:
-        """Let go of segments whose folder is gone.
+    def _has_returned(self) -> bool:
+        """Whether a segment is there that was not, or is another one than it was."""
+        known = dict[int, int | None].fromkeys((np.flatnonzero(self._lanes) + self._origin).tolist())
+        known |= {slot + self._origin: live.folder for slot, live in self._live.items()}
+        stop = self._origin + len(self._lanes)
+        return bool(self.damaged.details) or self._places.has_other(self._origin, stop, known)
+
+    def _drop_gone(self, *, everywhere: bool) -> None:
+        """Release the segments whose folder is gone; ``everywhere``: not only where retention takes them out."""
+        words = self._counters.read()
+        stop = len(self._lanes)
+        if self._root.max_age_s is None and not words[layout.HIDDEN_ENTRIES] and not everywhere:
+            stop = max(0, min(int(words[layout.HORIZON]) - self._origin, stop))
+        known = np.flatnonzero(self._lanes[:stop]) + self._origin
+        there = set(present_segments(self._root, known.tolist()))
+        self._drop([number - self._origin for number in known.tolist() if number not in there])
+
+    def _drop(self, slots: list[int]) -> None:
+        """Empty slots.
 
         Their episodes stay in the log, behind the frontier, until they are half of it: a new log costs every sampler
         a new start.
         """
-        words = self._counters.read()
-        stop = len(self._lanes)
-        if self._root.max_age_s is None and not words[layout.HIDDEN_ENTRIES]:
-            stop = max(0, min(int(words[layout.HORIZON]) - self._origin, stop))
-        known = np.flatnonzero(self._lanes[:stop]) + self._origin
-        there = set(present_segments(self._root, known.tolist()))
-        slots = [number - self._origin for number in known.tolist() if number not in there]
         if not slots:
             return
         self._lanes = self._lanes.copy()
@@ -254,6 +229,8 @@ class Index:
         self._open_start[np.isin(self._lane_slot, slots)] = -1
         for slot in slots:
             self._live.pop(slot, None)
+        while self._first + 1 < len(self._lanes) and not self._lanes[self._first]:
+            self._first += 1
         self._tables = self._tables.without(slots)
         self._gone.extend(slot + self._origin for slot in slots)
         self._evictions.forget(np.array(slots) + self._origin)
@@ -278,11 +255,18 @@ class Index:
         try:
             sealed = False
             if live.may_be_sealed():
-                live = _Live(self._root, self._origin + slot)
+                self._places.note(self._origin + slot)
+                before, live = live, LiveSegment(self._root, self._origin + slot)
+                if live.folder != before.folder:
+                    return False  # replaced by repair, which is about to count a change
                 sealed = live.info.sealed
             return self._take_new_rows(slot, live, sealed)
-        except (FileNotFoundError, SegmentGone) as error:
-            self._check_evicted(live.info, error)
+        except (SegmentGone, *DAMAGE) as error:
+            if self.damaged.note(self._origin + slot, error):
+                steps = self._total_steps()
+                self._drop([slot])
+                self._lost += steps - self._total_steps()
+                return True
             base = int(self._lane_base[slot])
             if self._committed[base : base + int(self._lanes[slot])].any():
                 self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
@@ -290,7 +274,7 @@ class Index:
                 del self._live[slot]  # nothing of it had been durable when the power went
             return False
 
-    def _take_new_rows(self, slot: int, live: _Live, sealed: bool) -> bool:
+    def _take_new_rows(self, slot: int, live: LiveSegment, sealed: bool) -> bool:
         base, count = int(self._lane_base[slot]), int(self._lanes[slot])
         span = slice(base, base + count)
         committed, observed = live.read(self._committed[span])
@@ -336,8 +320,16 @@ class Index:
         there[[segment.slot for segment in segments]] = True
         at = np.flatnonzero(there[self._lane_slot])
         committed = np.concatenate([segment.committed for segment in segments])
-        flags = [segment.flags for segment in segments]
-        self._take_in(at, np.zeros_like(at), committed, flags[0] if len(flags) == 1 else np.concatenate(flags), True)
+        flags = segments[0].flags if len(segments) == 1 else np.concatenate([segment.flags for segment in segments])
+        try:
+            self._take_in(at, np.zeros_like(at), committed, flags, True)
+        except FormatError as error:  # of one of them the flags are damaged
+            if len(segments) == 1:
+                self._leave_out(segments[0].slot, error)
+            else:
+                for segment in segments:
+                    self._take_sealed([segment])
+            return
         self._committed[at] = self._observed[at] = committed
         self._sealed |= there
 
@@ -378,13 +370,15 @@ class Index:
     def _freeze(self) -> Snapshot:
         log, opened, words = self._log.view(), self._open_episodes(), self._words
         total = self._total_steps()
-        oldest = max(int(words[layout.HORIZON]) if self._root.has_horizon else 0, int(words[layout.FIRST_LIVE]))
-        least = max(self._least, int(words[layout.FRONTIER]), oldest << layout.POSITION_BITS)
-        frontier, hidden = self._frontier.find(log, self._log.generation, opened, total, least)
+        horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
+        least = max(self._least, int(words[layout.FRONTIER]), horizon << layout.POSITION_BITS)
+        # Below the first segment there is nothing; one may come back there, which what a rule has hidden never does.
+        start = max(least, (self._origin + self._first) << layout.POSITION_BITS)
+        frontier, hidden = self._frontier.find(log, self._log.generation, opened, total, start)
         if self._gone and frontier <= max(self._gone) << layout.POSITION_BITS | layout.POSITION_MASK:
             self._compact()
             return self._freeze()
-        self._least = frontier
+        self._least = frontier if frontier > start else least
         return Snapshot(
             schema=self._root.schema,
             generation=self._log.generation,

@@ -1,19 +1,25 @@
 """What a store says of itself: counts, statistics, segments and their writers."""
 
-from collections.abc import Callable
+import dataclasses
+import os
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.errors import SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
 from diskreplay.format.durable import is_locked
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.numbers import segment_numbers
+from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.unwritten import NeverWritten
+from diskreplay.store.damaged import DAMAGE
 from diskreplay.store.ledger import disk_usage
 from diskreplay.store.scan import OPEN
 from diskreplay.store.snapshot import Snapshot
@@ -23,38 +29,43 @@ _ROWS_AT_ONCE = 1 << 22
 
 
 def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[str, NDArray[Any]]:
-    """Return the episodes of a snapshot as columns, oldest first."""
+    """Return the episodes of a snapshot as columns, oldest first, without those whose segment has left meanwhile."""
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
-    return {
+    returns, gone = _returns(snapshot, progress)
+    table = {
         "id": episodes.first,
         "segment": episodes.first >> layout.POSITION_BITS,
         "lane": position % episodes.stride,
         "start": position // episodes.stride,
         "length": episodes.steps,
-        "return": _returns(snapshot, progress),
+        "return": returns,
         "terminated": (end & layout.TERMINATED) != 0,
         "truncated": (end & layout.TRUNCATED) != 0,
         "cut": (end & layout.CUT) != 0,
         "open": (end & OPEN) != 0,
     }
+    return {name: column[~gone] for name, column in table.items()} if gone.any() else table
 
 
-def _returns(snapshot: Snapshot, progress: Progress | None) -> NDArray[np.float64]:
-    """Sum the rewards of every episode: each lane's rows are read once, in order."""
+def _returns(snapshot: Snapshot, progress: Progress | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Sum the rewards of every episode: each lane's rows are read once, in order. Tell also whose segment is gone."""
     episodes = snapshot.episodes
     position = episodes.first & layout.POSITION_MASK
     segment, lane = episodes.first >> layout.POSITION_BITS, position % episodes.stride
     start = position // episodes.stride
     order = np.lexsort((start, lane, segment))
     breaks = np.flatnonzero((np.diff(segment[order]) != 0) | (np.diff(lane[order]) != 0)) + 1
-    returns = np.zeros(len(episodes))
+    returns, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
     for done, group in enumerate(groups := np.split(order, breaks) if len(order) else []):
-        _sum_lane(snapshot, group, start, returns)
+        try:
+            _sum_lane(snapshot, group, start, returns)
+        except SegmentGone:
+            gone[group] = True
         if progress is not None:
             progress(done + 1, len(groups))
-    return returns
+    return returns, gone
 
 
 def _sum_lane(
@@ -95,13 +106,20 @@ def _describe(values: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress: Progress | None) -> dict[str, Any]:
-    """Return the dictionary of `Store.info`."""
+def store_info(
+    root: Root,
+    counters: StoreCounters,
+    snapshot: Snapshot,
+    damaged: Collection[int],
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Return the dictionary of `Store.info`; ``damaged`` are the segments that the snapshot leaves out."""
     table = episode_table(snapshot, progress)
     ended = ~table["open"]
     words = counters.read()
     hidden = HiddenEntries(root).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
-    segments = _segments(root, words, hidden)
+    segments = _segments(root, words, hidden, damaged)
+    aside = [_set_aside(root, entry) for entry in read_quarantine(root.folder)]
     on_disk, apparent = disk_usage(root.folder)
     return {
         "path": str(root.path),
@@ -111,7 +129,7 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
         "capacity": root.capacity,
         "capacity_bytes": root.capacity_bytes,
         "max_age_s": root.max_age_s,
-        "steps": len(snapshot),
+        "steps": int(table["length"].sum()),
         "steps_evicted": int(words[layout.STEPS_EVICTED]) + sum(segment["steps_evicted"] for segment in segments),
         "steps_lost": sum(segment["steps_lost"] for segment in segments),
         "episodes": {
@@ -125,25 +143,55 @@ def store_info(root: Root, counters: StoreCounters, snapshot: Snapshot, progress
         "lengths": statistics(table["length"][ended]),
         "segments": segments,
         "writers": _writers(segments),
+        "quarantine": {
+            "steps": sum(entry["steps"] or 0 for entry in aside),
+            "segments": sum(entry["segment"] is not None for entry in aside),
+            "bytes": sum(entry["bytes"] for entry in aside),
+            "entries": aside,
+        },
         "bytes_on_disk": on_disk,
         "bytes_apparent": apparent,
         "holes": max(0, apparent - on_disk),
     }
 
 
-def _segments(root: Root, words: NDArray[np.int64], hidden: dict[int, int]) -> list[dict[str, Any]]:
+def _set_aside(root: Root, entry: Quarantined) -> dict[str, Any]:
+    path = root.path / entry.where
+    return {**dataclasses.asdict(entry), "bytes": disk_usage(path)[0]}
+
+
+def _segments(
+    root: Root, words: NDArray[np.int64], hidden: dict[int, int], damaged: Collection[int]
+) -> list[dict[str, Any]]:
     found = []
-    for number in segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
+    for number in segment_numbers(root, 0, int(words[layout.NEXT_SEGMENT])):
         try:
-            found.append(_segment(root, read_segment(root, number), hidden.get(number, 0)))
+            found.append(_segment(root, number, hidden.get(number, 0), number in damaged))
         except FileNotFoundError:
             continue  # evicted, perhaps just now
     return found
 
 
-def _segment(root: Root, info: SegmentInfo, hidden: int) -> dict[str, Any]:
-    rows = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
-    steps = info.steps if info.steps is not None else count_steps(root, info)
+def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str, Any]:
+    """Describe a segment; of a damaged one, what can be known of it.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is gone.
+    """
+    path = root.segment_path(number)
+    try:
+        info = read_segment(root, number)
+        rows = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
+        steps = info.steps if info.steps is not None else count_steps(root, info)
+    except NeverWritten:
+        raise
+    except DAMAGE:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(path) from None
+        lost = {"number": number, "writer": None, "lanes": None, "rows": None, "steps": claimed_steps(path)}
+        return {**lost, "steps_evicted": hidden, "state": "damaged", "bytes": disk_usage(path)[0]}
     return {
         "number": info.number,
         "writer": info.writer,
@@ -152,7 +200,7 @@ def _segment(root: Root, info: SegmentInfo, hidden: int) -> dict[str, Any]:
         "steps": steps - hidden - info.lost.steps,
         "steps_evicted": hidden,
         "steps_lost": info.lost.steps,
-        "state": _state(info),
+        "state": "damaged" if is_damaged else _state(info),
         "bytes": disk_usage(info.path)[0],
     }
 
@@ -169,6 +217,8 @@ def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Group segments by their writer; one whose segments are all sealed has closed."""
     writers: dict[int, dict[str, Any]] = {}
     for segment in segments:
+        if segment["writer"] is None:  # damaged, and does not say whose it is
+            continue
         writer = writers.setdefault(
             segment["writer"],
             {"writer": segment["writer"], "state": "closed", "segments": 0, "lanes": segment["lanes"], "steps": 0},
@@ -178,6 +228,6 @@ def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
         writer["lanes"] = max(writer["lanes"], segment["lanes"])
         if segment["state"] == "writing":
             writer["state"] = "alive"
-        elif segment["state"] != "sealed" and writer["state"] == "closed":
+        elif segment["state"] not in ("sealed", "damaged") and writer["state"] == "closed":
             writer["state"] = "dead"
     return list(writers.values())

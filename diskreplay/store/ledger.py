@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.hidden import HiddenEntries
@@ -43,13 +44,19 @@ class _Account:
 class Ledger:
     """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
 
-    Only sealed segments leave. Those that do, by any of the rules: the lowest, while the others hold `capacity` steps
-    that are not hidden; the lowest, while all segments together take more than `capacity_bytes` on disk; those that
-    were sealed `max_age_s` ago; those whose every step was evicted by hand. The first two move the retention horizon.
+    Only sealed segments that can be read leave. Those that do, by any of the rules: the lowest, while the others hold
+    `capacity` steps that are not hidden; the lowest, while all segments together take more than `capacity_bytes` on
+    disk; those that were sealed `max_age_s` ago; those whose every step was evicted by hand. The first two move the
+    retention horizon.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
+        self._changes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing."""
         self._next = 0  # numbers below it were looked at
         self._accounts: dict[int, _Account] = {}  # of every segment, lowest number first
         self._unsealed: set[int] = set()
@@ -59,7 +66,7 @@ class Ledger:
         self._older: list[int] = []  # segments below the horizon that are still there
         self._by_age: list[tuple[float, int]] = []  # a heap of when each was sealed
         self._doomed: set[int] = set()  # too old, or hidden whole
-        self._entries = HiddenEntries(root)
+        self._entries = HiddenEntries(self._root)
         self._evicted = 0
         self._changes = 0
         self.has_more = False
@@ -80,6 +87,9 @@ class Ledger:
         be too few, which only makes the horizon move later.
         """
         words = self._counters.read()
+        if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
+            self._changes = int(words[layout.CHANGES])
+            self._begin()
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
         if self._evicted != words[layout.STEPS_EVICTED] and (self._root.max_age_s or words[layout.HIDDEN_ENTRIES]):
             self._forget_gone()
@@ -173,6 +183,13 @@ class Ledger:
             info = account.info if account.info and account.inode == inode else read_segment(self._root, number)
             steps = count_steps(self._root, info) if info.steps is None else info.steps
         except FileNotFoundError:
+            if not os.path.lexists(path):
+                self._forget(number)  # set aside; who brings it back counts a change
+            return
+        except (FormatError, NotADirectoryError, IsADirectoryError):
+            # Damaged: it holds what it takes on disk, and stays until it is repaired, as one that is not sealed.
+            if self._root.capacity_bytes is not None:
+                self._set(number, account, hidden=account.hidden, nbytes=disk_usage(path)[0])
             return
         before = account.kept
         account.info, account.inode = info, inode
@@ -224,13 +241,14 @@ class Ledger:
 
 
 def disk_usage(path: Path) -> tuple[int, int]:
-    """Return the bytes that the files below ``path`` take on disk, and the bytes they seem to have."""
+    """Return the bytes that a file, or the files below a folder, take on disk, and the bytes they seem to have."""
     on_disk = apparent = 0
-    for folder, _, files in os.walk(path):
+    is_folder = os.path.isdir(path) and not os.path.islink(path)
+    for folder, _, files in os.walk(path) if is_folder else [(str(path.parent), [], [path.name])]:
         for name in files:
             try:
                 status = os.stat(os.path.join(folder, name), follow_symlinks=False)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue  # replaced or evicted meanwhile
             on_disk += status.st_blocks * 512
             apparent += status.st_size

@@ -86,8 +86,12 @@ def find_losses(info: SegmentInfo, plan: Plan, evicted: Sequence[tuple[int, int]
     return Losses(info, damage) if damage.parts and damage.steps_kept > 0 else None
 
 
-def replace_by_rebuilt(root: Root, plan: Plan, losses: Losses, evicted: Sequence[tuple[int, int]]) -> str | None:
+def replace_by_rebuilt(
+    root: Root, plan: Plan, losses: Losses, evicted: Sequence[tuple[int, int]], reason: str
+) -> str | None:
     """Rebuild a segment and put it in place of the damaged one; return where that one is now.
+
+    ``reason`` goes into the record of the damaged one.
 
     None, and nothing is changed, where what was built is not in order: the segment was damaged before it was sealed,
     or its small files are too. The caller holds the lock of the store and that of the segment.
@@ -101,18 +105,18 @@ def replace_by_rebuilt(root: Root, plan: Plan, losses: Losses, evicted: Sequence
         built = build_anew(root, losses.info, losses.damage)
     except (FormatError, FileNotFoundError, NotADirectoryError):
         return None
-    if verify_folder(str(root.path), built, plan, list(evicted)):
+    if verify_folder(str(root.folder), built, plan, list(evicted)):
         drop_build(root, built)
         return None
-    return put_in_place(root, losses.info.number, built)
+    return put_in_place(root, losses.info.number, built, reason, losses.steps)
 
 
-def steps_at_stake(info: SegmentInfo | None, segment: Path) -> tuple[int, int]:
-    """Return how many steps a segment says it has, 0 where that cannot be believed, and the most that it may have."""
+def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
+    """Return how many steps a segment says it has or, where that cannot be believed, the most that it may have."""
     rows = _rows_with_flags(segment)
     # A document that claims more than there is room for is not believed.
     counted = info.steps if info is not None and info.steps and info.steps <= rows else 0
-    return counted, counted or _rows_committed(segment, rows)
+    return counted or _rows_committed(segment, rows)
 
 
 def told(problems: list[Problem], where: str) -> str:

@@ -1,4 +1,4 @@
-"""Mends what can be mended of a store: damaged segments are set aside, and those of dead writers sealed."""
+"""Repairs what can be repaired of a store: damaged segments are rebuilt or set aside, those of dead writers sealed."""
 
 import os
 from collections.abc import Callable
@@ -9,47 +9,31 @@ from pathlib import Path
 from diskreplay.errors import FormatError
 from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
-from diskreplay.format.mending import (
-    QUARANTINE,
-    add_evicted,
-    known_document,
-    known_in_segment,
-    mend_words,
-    move_aside,
-    restore,
-)
+from diskreplay.format.durable import held_lock
+from diskreplay.format.mending import known_document, known_in_segment, mend_words, restore as write_anew
+from diskreplay.format.quarantine import QUARANTINE, note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.rebuild import finish_replacements
-from diskreplay.format.root import Root, read_root
-from diskreplay.format.sealing import may_seal
-from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.unproven import Fate, fate_of
-from diskreplay.format.unwritten import is_never_written
+from diskreplay.format.root import read_root
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
-from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, read_hidden, read_plan, read_words
+from diskreplay.format.verify_quarantine import check_quarantine
+from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, check_root, read_hidden, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
+from diskreplay.format.verify_states import verify_states
+from diskreplay.store.quarantine import restore_segment
 from diskreplay.store.rebuilding import find_losses, is_of_rows, replace_by_rebuilt, steps_at_stake, told
+from diskreplay.store.repair_dead import DeadWriters
+from diskreplay.store.repair_tools import RepairTools
 from diskreplay.store.repaired import Action, Repaired
-from diskreplay.store.retention import Retention
-from diskreplay.store.salvage import salvage as salvage_steps
-from diskreplay.store.sealer import Sealer
 from diskreplay.store.verify import segment_numbers, verify
 
-__all__ = ["Action", "Repaired", "repair"]
+__all__ = ["Action", "Repaired", "repair", "without_quarantine"]
 
 Progress = Callable[[int, int], None]
 # Mending a counter may show what could not be seen before.
 _ROUNDS = 4
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
-# What begins like this is being made or deleted; some have a lock that their maker holds.
-_TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
-
-_WHY = {
-    Fate.REMOVED: "nothing was written to it when its machine went down",
-    Fate.SET_ASIDE: f"files are missing since its machine went down; now in {QUARANTINE}",
-}
-
 
 
 @shown_paths()
@@ -59,16 +43,17 @@ def repair(
     dry_run: bool = False,
     foreign: bool = False,
     salvage: bool = False,
+    restore: int | None = None,
     max_lost_steps: int | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Mend a store without losing a byte: what is damaged beyond that is moved to ``counters/quarantine``.
+    """Repair a store without deleting anything: what cannot be repaired is moved to ``counters/quarantine``.
 
     Small files whose right bytes follow from others are written anew. A sealed segment with damaged rows is rebuilt
     with the episodes that are whole, under the same ids, and the damaged one goes into quarantine; so does a segment
     of which nothing is left, or that cannot be read at all, and what has no place in a store. Segments whose writer
     died are sealed. What a living writer holds is left alone. Every sealed chunk is read once, or where it is damaged
-    a few times.
+    a few times. Readers follow with their next refresh.
 
     Parameters
     ----------
@@ -80,6 +65,8 @@ def repair(
         Seal also segments that another machine wrote, whose writer must be dead: that cannot be seen from here.
     salvage : bool
         Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
+    restore : int, optional
+        Do nothing but bring this segment back from quarantine.
     max_lost_steps : int, optional
         Leave a damaged segment as it is where more steps than this would have been set aside with it. None: no limit.
     progress : callable, optional
@@ -91,10 +78,14 @@ def repair(
         There is no store at ``path``.
     FormatError
         It is of a version that this release does not know.
+    ReplayError
+        The segment to restore is not in quarantine, is still damaged, or has no place.
     StoreLocked
         Another process held the store's lock for a minute.
     """
-    problems = verify(path, deep=True, progress=progress)
+    if restore is not None:
+        return _restore(OpenFolder(Path(path).absolute()), restore, dry_run)
+    problems = without_quarantine(verify(path, deep=True, progress=progress))
     home = OpenFolder(Path(path).absolute())
     root = home.path
     plan = read_plan(Files(str(root)))
@@ -107,23 +98,38 @@ def repair(
         mender.mend(problems)
     # Before anything is mended, the store may be unreadable to what looks for dead writers.
     with suppress(FormatError) if dry_run else nullcontext():
-        mender.seal_dead(foreign)
+        dead = DeadWriters(home, dry_run, mender.actions)
+        dead.seal_dead(foreign)
         if salvage:
-            mender.salvage()
-    return Repaired(mender.actions, problems if dry_run else verify(path))
+            dead.salvage()
+    left = problems if dry_run else without_quarantine(verify(path))
+    return Repaired(mender.actions, left, read_quarantine(root))
 
 
-class _Mender:
+def without_quarantine(problems: list[Problem]) -> list[Problem]:
+    """Return the findings but those of what is in quarantine: there is nothing to repair about it."""
+    return [problem for problem in problems if problem.kind != "quarantine"]
+
+
+def _restore(home: OpenFolder, number: int, dry_run: bool) -> Repaired:
+    root = home.path
+    store, plan = read_root(home.name, home), read_plan(Files(str(root)))
+    if plan is None:
+        raise FormatError(f"{home.name}: its zarr.json is damaged; restore that first")
+    with nullcontext() if dry_run else held_lock(store.lock_path):
+        entry = restore_segment(root, plan, number, has_horizon=store.has_horizon, dry_run=dry_run)
+    steps = "" if entry.steps is None else f", {entry.steps} steps"
+    where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+    left = [] if dry_run else without_quarantine(verify(root))
+    return Repaired([Action("restored", where, f"from {entry.where}{steps}")], left, read_quarantine(root))
+
+
+class _Mender(RepairTools):
     """One repair of one store. `mend` needs the store lock."""
 
     def __init__(self, home: OpenFolder, plan: Plan, dry_run: bool, max_lost_steps: int | None) -> None:
-        self._home, self._root, self._plan, self._dry_run = home, home.path, plan, dry_run
-        self._most = max_lost_steps
-        self.actions: list[Action] = []
-
-    @cached_property
-    def _store(self) -> Root:
-        return read_root(self._home.name, self._home)
+        super().__init__(home, dry_run, [])
+        self._plan, self._most = plan, max_lost_steps
 
     @cached_property
     def _evicted(self) -> dict[int, list[tuple[int, int]]]:
@@ -131,12 +137,6 @@ class _Mender:
         files = Files(str(self._root))
         words = read_words(files)
         return {} if words is None else read_hidden(files, self._plan, words)
-
-    # --- the ways to mend --------------------------------------------------------------------------------------------
-
-    def _set_aside(self, where: str, detail: str, steps: int = 0) -> None:
-        now = f"{QUARANTINE}/{where}" if self._dry_run else move_aside(self._root, where)
-        self.actions.append(Action("quarantined", where, f"{detail}; now {now}", steps))
 
     def _may_lose(self, where: str, detail: str, steps: int) -> bool:
         """Whether so many steps more may be set aside; that they may not is noted."""
@@ -148,10 +148,12 @@ class _Mender:
         )
         return False
 
+    # --- the ways to mend --------------------------------------------------------------------------------------------
+
     def _restore(self, where: str, data: bytes, detail: str) -> None:
         if (self._root / where).is_dir() and not (self._root / where).is_symlink():
             self._set_aside(where, detail)
-        if self._dry_run or restore(self._root / where, data):
+        if self._dry_run or write_anew(self._root / where, data):
             self.actions.append(Action("restored", where, detail))
 
     def _make_group(self, name: str) -> None:
@@ -178,7 +180,9 @@ class _Mender:
 
     def mend(self, problems: list[Problem]) -> None:
         """Mend everything but what dead writers left."""
-        self._finish_replacements()
+        if not self._dry_run:
+            self._finish_replacements()
+            problems = self._still_found(problems)
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
                 if problem.kind == "type":
@@ -202,18 +206,39 @@ class _Mender:
 
     def _finish_replacements(self) -> None:
         """Go on where a process died that was replacing a damaged segment."""
-        if self._dry_run:
-            return
         with suppress(FormatError):  # the store's counters may have to be mended first; an opener finishes it then
             for number in finish_replacements(self._store):
                 where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
                 self.actions.append(Action("rebuilt", where, "a process died in the middle of it"))
 
+    def _still_found(self, problems: list[Problem]) -> list[Problem]:
+        """Leave out what was found beside the segments while it was being replaced: nobody does that under the lock.
+
+        Segments are looked at again one by one, and counters say themselves whether they are right.
+        """
+        words = (layout.COUNTERS, COUNTERS_FILE)
+        beside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
+        if not beside:
+            return problems
+        files = Files(str(self._root))
+        good = check_root(files, self._plan)
+        counters = read_words(files) if layout.COUNTERS in good else None
+        if counters is not None and layout.HIDDEN in good:
+            read_hidden(files, self._plan, counters)
+        if layout.COUNTERS in good:
+            check_quarantine(files, None)
+        found = files.problems
+        for name in {p.where.split("/")[1] for p in beside if p.where.startswith(f"{layout.SAMPLERS}/")}:
+            found += verify_states(str(self._root), name)
+        gone = set(beside) - {p for p in beside if any((p.kind, p.where) == (f.kind, f.where) for f in found)}
+        return [problem for problem in problems if problem not in gone]
+
     def _mend_counters(self, numbers: list[int]) -> None:
         path = self._root / COUNTERS_FILE
         if path.is_dir() and not path.is_symlink():
             self._set_aside(COUNTERS_FILE, "is a folder")
-        detail = "from the segments that are there" if self._dry_run else mend_words(self._root, numbers)
+        aside = quarantined_numbers(self._root)
+        detail = "from the segments that are there" if self._dry_run else mend_words(self._root, numbers, aside)
         if detail is not None:
             self.actions.append(Action("mended", COUNTERS_FILE, detail))
 
@@ -254,9 +279,13 @@ class _Mender:
                     if self._rebuild(info, where, of_rows):
                         return
                     break
+                if not self._dry_run:
+                    note_change(self._root)  # readers may have left it out
                 problems = [] if self._dry_run else self._look(number)
             if problems:
-                self._set_segment_aside(info, where, told(problems, where))
+                detail, steps = told(problems, where), steps_at_stake(info, self._root / where)
+                if self._may_lose(where, detail, steps):
+                    self._set_aside(where, detail, steps)
         finally:
             if lock is not None:
                 lock.release()
@@ -272,42 +301,14 @@ class _Mender:
             return True
         now: str | None = f"{QUARANTINE}/{where}"
         if not self._dry_run:
-            now = replace_by_rebuilt(self._store, self._plan, losses, evicted)
+            now = replace_by_rebuilt(self._store, self._plan, losses, evicted, detail)
         if now is not None:
             self.actions.append(Action("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps))
         return now is not None
 
-    def _set_segment_aside(self, info: SegmentInfo | None, where: str, detail: str) -> None:
-        counted, steps = steps_at_stake(info, self._root / where)
-        if not self._may_lose(where, detail, steps):
-            return
-        self._set_aside(where, detail, steps)
-        if counted and not self._dry_run:
-            add_evicted(self._root, counted)
-
-    def _lock(self, where: str) -> tuple[Lock | None, bool]:
-        """Return a segment's lock, and whether it has no living writer. One that is no folder has no lock."""
-        committed = self._root / where / layout.COMMITTED
-        path = committed / layout.LOCK
-        if (self._root / where).is_symlink() or committed.is_symlink() or not committed.is_dir():
-            return None, True
-        if self._dry_run:
-            return None, not is_locked(path)
-        try:
-            lock = try_lock(path)
-        except (FormatError, OSError):  # a link or a folder: no writer can hold it
-            return None, True
-        return lock, lock is not None
-
     def _look(self, number: int) -> list[Problem]:
         found = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])[0]
         return [problem for problem in found if problem.kind != "unproven"]
-
-    def _read(self, number: int) -> SegmentInfo | None:
-        try:
-            return read_segment(self._store, number)
-        except (FormatError, OSError):
-            return None
 
     def _mend_inside(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
         """Mend a segment file by file, if there is a remedy for each; else change nothing and tell so."""
@@ -318,8 +319,6 @@ class _Mender:
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # as good as none: who takes it makes it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return False
-            if known is not None and not (self._root / problem.where).parent.is_dir():
-                return False  # with its folder all of a field is gone
             remedies[problem.where] = known
         details = {problem.where: problem.detail for problem in problems}
         for file, known in remedies.items():
@@ -328,93 +327,3 @@ class _Mender:
             else:
                 self._restore(file, known, details[file])
         return True
-
-    # --- what died ---------------------------------------------------------------------------------------------------
-
-    def seal_dead(self, foreign: bool) -> None:
-        """Seal the segments of dead writers, and remove what was never finished or is half deleted."""
-        root = self._store
-        unsealed = [info for info in self._unsealed() if foreign or may_seal(info)]
-        leftovers, lost = self._leftovers(), self._never_written()
-        # As the next process that opens the store with mode "a" does.
-        fates = [fate_of(root, info) for info in unsealed]
-        if not self._dry_run:
-            retention, sealer = Retention(root, root.counters(writable=True)), Sealer(root, lambda: None)
-            with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
-                while dead := retention.dead_segments():
-                    for info, lock in dead:
-                        sealer.submit(info, lock)
-            if foreign:
-                self._submit_foreign(root, sealer, unsealed)
-            try:
-                sealer.drain()
-            except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                self._give_up(unsealed, error)
-            leftovers -= self._leftovers()
-        for where in lost:
-            self.actions.append(
-                Action("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
-            )
-        for name in sorted(leftovers):
-            self.actions.append(Action("removed", f"{layout.COUNTERS}/{name}", "a process died in the middle of it"))
-        for info, fate in zip(unsealed, fates, strict=True):
-            now = info if self._dry_run else self._read(info.number)
-            where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
-            if fate is not Fate.SEALED:
-                if self._dry_run or now is None:
-                    self.actions.append(Action(fate.value, where, _WHY[fate]))
-            elif now is not None and (self._dry_run or now.sealed):
-                steps = "" if now.steps is None else f", {now.steps} steps kept"
-                self.actions.append(Action("sealed", where, f"its writer is gone{steps}"))
-
-    def salvage(self) -> None:
-        """Take what no mark proves, as far as it is whole by its flags."""
-        for taken in salvage_steps(self._store, dry_run=self._dry_run):
-            where = f"{layout.SEGMENTS}/{layout.segment_name(taken.number)}"
-            detail = f"{taken.steps} steps that no mark proves count now" if taken.steps else "no step is whole"
-            self.actions.append(Action("salvaged", where, f"{detail}, {taken.left} are left behind"))
-
-    def _never_written(self) -> list[str]:
-        """Return the segments that say nothing of themselves since the power went, where no writer holds them."""
-        names = [f"{layout.SEGMENTS}/{layout.segment_name(n)}" for n in segment_numbers(Files(str(self._root)))]
-        return [
-            name
-            for name in names
-            if is_never_written(str(self._root / name))
-            and not is_locked(self._root / name / layout.COMMITTED / layout.LOCK)
-        ]
-
-    def _leftovers(self) -> set[str]:
-        names = Files(str(self._root)).listing(layout.COUNTERS) or {}
-        folder = self._root / layout.COUNTERS
-        return {
-            name
-            for name in names
-            for beginning, lock in _TEMPORARY.items()
-            if name.startswith(beginning) and not (lock and is_locked(folder / name / lock))
-        }
-
-    def _unsealed(self) -> list[SegmentInfo]:
-        """Return the unsealed segments that no living process of this machine holds."""
-        files = Files(str(self._root))
-        words = read_words(files)
-        found = (self._read(n) for n in segment_numbers(files) if words is None or n < words.next_segment)
-        return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
-
-    def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Set aside what cannot be sealed: no row of it was safe, or verify would have found what is missing."""
-        with held_lock(self._store.lock_path):
-            for info in unsealed:
-                where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
-                now = self._read(info.number)
-                lock, is_free = self._lock(where)
-                if is_free and now is not None and not now.sealed:
-                    self._set_aside(where, f"cannot be sealed: {error}")
-                if lock is not None:
-                    lock.release()
-
-    def _submit_foreign(self, root: Root, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
-        with held_lock(root.lock_path):
-            for info in unsealed:
-                if not may_seal(info) and (lock := try_lock(info.lock_path)) is not None:
-                    sealer.submit(info, lock)

@@ -1,7 +1,8 @@
-"""What a repair did to a store, and what is wrong after it."""
+"""What a repair did to a store, what is wrong after it, and what is in quarantine."""
 
 from dataclasses import dataclass, field
 
+from diskreplay.format.quarantine import Quarantined
 from diskreplay.format.verify_files import Problem
 
 
@@ -12,7 +13,8 @@ class Action:
     Attributes
     ----------
     what : str
-        ``"sealed"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"mended"`` or ``"removed"``; ``"refused"``
+        ``"sealed"``, ``"salvaged"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"mended"`` or ``"removed"``;
+        ``"refused"``
         where more steps would have been set aside than may be.
     where : str
         The file or folder, relative to the store.
@@ -30,10 +32,11 @@ class Action:
 
 @dataclass
 class Repaired:
-    """What a repair did, and what is wrong after it."""
+    """What a repair did, what is wrong after it, and what is in quarantine."""
 
     actions: list[Action] = field(default_factory=list)
     left: list[Problem] = field(default_factory=list)
+    quarantine: list[Quarantined] = field(default_factory=list)
 
     @property
     def steps_lost(self) -> int:

@@ -4,27 +4,28 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, StorageFull
 from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.hidden import HiddenEntries, hide
-from diskreplay.format.mending import move_aside
-from diskreplay.format.numbers import next_number, segment_numbers
+from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers
+from diskreplay.format.quarantine import make_room_for, move_aside, note_change, quarantined_numbers, settle_records
 from diskreplay.format.rebuild import finish_replacements
 from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import DRAFT, SegmentInfo, Size, build_segment, place_segment, read_segment
-from diskreplay.format.trust import map_trusted
-from diskreplay.format.unproven import Fate, fate_of
+from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.ledger import Ledger
 
 # Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
 _AT_ONCE = 64
+# So many segments at most are there that no counter knows: their makers died before they were counted.
+_UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
 # A segment that is being deleted: its number, and what the counter of steps evicted becomes.
 _REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 
@@ -123,7 +124,7 @@ class Retention:
     def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.
 
-        Those of an earlier boot without a durable row are removed: they may have empty files.
+        Those of an earlier boot without a durable row are set aside: they may have empty files.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         with self._locked():
@@ -132,33 +133,40 @@ class Retention:
             for info in self._live():
                 if len(dead) == _AT_ONCE:
                     break
-                if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
-                    continue
-                lock = try_lock(info.lock_path)
-                if lock is None:
-                    continue
-                if self._is_lost(info):
-                    lock.release()
-                    continue
-                # A sealer may just have finished.
-                info = read_segment(self._root, info.number)
-                if info.sealed:
-                    lock.release()
-                else:
-                    self._tried.add(info.number)
-                    dead.append((info, lock))
+                # One that is damaged is left as it is: readers say so, and repair is asked for by hand.
+                with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    if (taken := self._take_over(info)) is not None:
+                        dead.append(taken)
         return dead
 
+    def _take_over(self, info: SegmentInfo) -> tuple[SegmentInfo, Lock] | None:
+        """Lock a segment that has to be sealed, if its writer is gone and this machine may seal it."""
+        if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
+            return None
+        if (lock := try_lock(info.lock_path)) is None:
+            return None
+        try:
+            info = read_segment(self._root, info.number)
+            if not info.sealed and not self._is_lost(info):  # a sealer may just have finished
+                self._tried.add(info.number)
+                return info, lock
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()
+        return None
+
     def _is_lost(self, info: SegmentInfo) -> bool:
-        """Remove a segment that the power took before anything was written, set aside one of which files are missing.
+        """Delete a segment to which nothing was ever written, set aside one of which files are missing.
 
         Tell whether either was the case. Its lock is held.
         """
         fate = fate_of(self._root, info)
         if fate is Fate.REMOVED:
-            self._discard(info.number)
+            evicted = int(self._counters.read()[layout.STEPS_EVICTED])
+            destroy(self._root, [take_out(self._root, info.number, evicted)])
         elif fate is Fate.SET_ASIDE:
-            move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(info.number)}")
+            self._set_aside(info.number, WHY[fate])
         return fate is not Fate.SEALED
 
     def _clean_up(self) -> None:
@@ -173,27 +181,49 @@ class Retention:
             elif name.startswith(DRAFT):
                 remove_dead_draft(f"{self._root.counters_folder}/{name}", f"{layout.COMMITTED}/{layout.LOCK}")
         states.remove_stale(self._root)
-        words = self._counters.read()
-        for name in os.listdir(self._root.segments_folder):
-            if name.isdecimal() and name == layout.segment_name(number := int(name)):
-                self._check_place(number, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+        self._find_returned()
 
-    def _check_place(self, number: int, first: int, following: int) -> None:
-        """Remove a segment that came back after a loss of power, or that was made and never counted."""
+    def _find_returned(self) -> None:
+        """Count the segments that are there and that the counters leave out; the caller holds the store lock.
+
+        Somebody moved one back by hand, or its maker died before it was counted, or power was lost before its name
+        was gone from the disk. Those that retention had taken out stay out: what it went by still holds for them.
+        """
+        from_quarantine = settle_records(self._root.folder)
+        for number, steps in from_quarantine.items():
+            if not os.path.lexists(self._root.segment_path(number)):  # somebody deleted it by hand
+                self._counters.set(layout.STEPS_EVICTED, self._counters.evicted_after(steps))
+        returned = False
+        for number in sorted(listed_numbers(self._root)):
+            words = self._counters.read()
+            first, following = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
+            if first <= number < following or not self._is_in_place(number):
+                returned |= number in from_quarantine
+            elif number < first and self._root.has_horizon and number < words[layout.HORIZON]:
+                evicted = self._counters.evicted_after(from_quarantine.get(number, 0))
+                destroy(self._root, [take_out(self._root, number, evicted)])
+                self._counters.set(layout.STEPS_EVICTED, evicted)
+            elif number < following + _UNCOUNTED:
+                make_room_for(self._counters, number)
+                returned |= number < first
+        most = layout.MAX_SEGMENTS - _UNCOUNTED
+        aside = [number for number in quarantined_numbers(self._root.folder) if number < most]
+        if aside and aside[-1] >= self._counters.read()[layout.NEXT_SEGMENT]:
+            self._counters.set(layout.NEXT_SEGMENT, aside[-1] + 1)
+        if returned:
+            note_change(self._root.folder)
+            if not self._ledger.is_idle:
+                self._remove_old(again=True)
+
+    def _is_in_place(self, number: int) -> bool:
+        """Whether a folder is a segment by its name, and no process is writing to it."""
         path = self._root.segment_path(number)
-        if first <= number < following or is_locked(path / layout.COMMITTED / layout.LOCK):
-            return
-        try:
-            if number < first or not map_trusted(self._root, read_segment(self._root, number))[1].any():
-                self._discard(number)
-        except NeverWritten:
-            move_aside(self._root.folder, f"{layout.SEGMENTS}/{path.name}")
-        except (FormatError, OSError):
-            pass  # verify tells of it
+        return os.path.isdir(path) and not os.path.islink(path) and not is_locked(path / layout.COMMITTED / layout.LOCK)
 
-    def _discard(self, number: int) -> None:
-        """Delete a segment that has no step which counts."""
-        destroy(self._root, [take_out(self._root, number, int(self._counters.read()[layout.STEPS_EVICTED]))])
+    def _set_aside(self, number: int, reason: str) -> None:
+        """Move a segment into quarantine; where there is no room for that it stays where it is."""
+        with suppress(StorageFull):
+            move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(number)}", reason)
 
     def _live(self) -> list[SegmentInfo]:
         """Read the attributes of every segment that is there, lowest number first.
@@ -207,9 +237,9 @@ class Retention:
                 found.append(read_segment(self._root, number))
             except NeverWritten as error:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
-                    move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(number)}")
-            except FileNotFoundError:
-                continue
+                    self._set_aside(number, "nothing of it was written when the power went")
+            except (FormatError, FileNotFoundError, NotADirectoryError):
+                continue  # evicted, or damaged: readers say so, and repair is asked for by hand
         return found
 
     def _remove_old(self, *, again: bool) -> bool:

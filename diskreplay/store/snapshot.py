@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import InvalidIndex
+from diskreplay.errors import InvalidIndex, SegmentGone
 from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
 from diskreplay.format.schema import Schema
 from diskreplay.store.hidden import Hidden
 from diskreplay.store.scan import Episodes, hidden_steps
-from diskreplay.store.tables import LeafTable, SegmentGone, Tables
+from diskreplay.store.tables import LeafTable, Tables
 
 __all__ = ["SegmentGone", "Snapshot", "hidden_steps"]
 
@@ -107,7 +107,7 @@ class Snapshot:
         """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy where one chunk has them."""
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
-            raise SegmentGone(f"the segment of id {step_id} was evicted; refresh and look again")
+            raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh and look again")
         lanes = int(self.lanes[slot])
         row, lane = divmod(position, lanes)
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):

@@ -15,6 +15,7 @@ from diskreplay.errors import ReadOnlyError, ReplayError, SchemaError, StoreExis
 from diskreplay.folders import shown_paths
 from diskreplay.format import layout
 from diskreplay.format.file_systems import warn_of
+from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
 from diskreplay.store.arguments import as_int, check_count, check_seconds
@@ -26,7 +27,7 @@ from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.marker import Durability, Marker, check_durability
 from diskreplay.store.recorder import Recorder
-from diskreplay.store.repair import Action, repair
+from diskreplay.store.repair import Action, repair as repair_store
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.snapshot import Snapshot
@@ -149,8 +150,58 @@ class Store:
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once."""
-        return store_info(self._root, self._counters, self.snapshot, progress)
+        """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once.
+
+        Episodes whose segment has left meanwhile are not counted. What is in quarantine is counted apart, and not as
+        evicted.
+        """
+        index = self._open_index()
+        return store_info(self._root, self._counters, index.snapshot, index.damaged.details, progress)
+
+    @property
+    def quarantine(self) -> list[Quarantined]:
+        """What repair or a recovery has set aside, by path: each with segment, steps, reason, since and where."""
+        return read_quarantine(self._root.folder)
+
+    @shown_paths()
+    def repair(
+        self,
+        dry_run: bool = False,
+        foreign: bool = False,
+        salvage: bool = False,
+        restore: int | None = None,
+        max_lost_steps: int | None = None,
+    ) -> list[Action]:
+        """Repair the store on disk, and return what was done; what this object shows changes with the next `refresh`.
+
+        Parameters
+        ----------
+        dry_run : bool
+            Change nothing, and return what would be done.
+        foreign : bool
+            Seal also segments that another machine wrote, whose writer must be dead: that cannot be seen from here.
+        salvage : bool
+            Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
+        restore : int, optional
+            Only bring back this segment from quarantine.
+        max_lost_steps : int, optional
+            Leave a segment as it is where more steps than this would have been set aside with it. None: no limit.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        ReplayError
+            The segment to restore is not in quarantine, is still damaged, or has no place.
+        StoreLocked
+            Another process held the store's lock for a minute.
+        """
+        if not dry_run:
+            self._check_writable("repair")
+        repaired = repair_store(
+            self.path, dry_run=dry_run, foreign=foreign, salvage=salvage, restore=restore, max_lost_steps=max_lost_steps
+        )
+        return repaired.actions
 
     def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
         """Look for what is wrong with the store on disk; empty where nothing is.
@@ -159,45 +210,6 @@ class Store:
         sealed chunk. It may be written meanwhile. See docs/durability.md.
         """
         return verify(self.path, deep=deep, progress=progress)
-
-    @shown_paths()
-    def repair(
-        self,
-        *,
-        dry_run: bool = False,
-        foreign: bool = False,
-        salvage: bool = False,
-        max_lost_steps: int | None = None,
-    ) -> list[Action]:
-        """Repair the store as ``diskreplay repair`` does, and return what was done; then refresh.
-
-        Damaged segments are rebuilt with the episodes that are whole, under the same ids; what was damaged is moved to
-        quarantine. Other processes may use the store meanwhile. See docs/durability.md.
-
-        Parameters
-        ----------
-        dry_run : bool
-            Change nothing, only return what would be done.
-        foreign : bool
-            Seal also segments that another machine wrote; their writers must be dead.
-        salvage : bool
-            Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
-        max_lost_steps : int, optional
-            Leave a segment as it is where more steps than this would have been set aside with it. None: no limit.
-
-        Raises
-        ------
-        ReadOnlyError
-            The store was opened with mode "r".
-        """
-        index = self._open_index()
-        if not dry_run:
-            self._check_writable("repair")
-        done = repair(
-            self.path, dry_run=dry_run, foreign=foreign, salvage=salvage, max_lost_steps=max_lost_steps
-        )
-        index.refresh()
-        return done.actions
 
     @shown_paths()
     def evict(self, where: Callable[[Episode], bool]) -> int:

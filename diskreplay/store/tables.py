@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError, ReplayError
+from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.folders import shown_paths
 from diskreplay.format.mapping import MADV_HUGEPAGE, MADV_RANDOM, Mapping, map_file
 from diskreplay.format.metadata import array_leaves
@@ -25,10 +25,6 @@ WIDE_ROW = 1024
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
-
-
-class SegmentGone(ReplayError):
-    """The segment was evicted after its snapshot was taken, and this part of it was not mapped yet."""
 
 
 class LeafTable:
@@ -238,7 +234,7 @@ class Tables:
         """Map one chunk file; see `LeafTable.ensure`."""
         info = self.infos[slot]
         if info is None:
-            raise SegmentGone("the segment of these steps was evicted; draw again")
+            raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
         with shown_paths():
             return self._map(info, leaf, chunk)
 
@@ -250,5 +246,5 @@ class Tables:
             return map_file(path, chunk_nbytes(self.root, info, leaf))
         except FileNotFoundError:
             if not info.path.exists():
-                raise SegmentGone(f"segment {info.number} was evicted; refresh and draw again") from None
+                raise SegmentGone(f"segment {info.number} was evicted or set aside; refresh and draw again") from None
             raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from diskreplay.format import layout
 from diskreplay.format.verify_files import KINDS, Files, Problem
+from diskreplay.format.verify_quarantine import check_quarantine
 from diskreplay.format.verify_root import Words, check_root, read_hidden, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
 from diskreplay.format.verify_states import verify_states
@@ -21,8 +22,9 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
 
     Checks that everything the format names is there, has its size and says what the schema says; that counters are
     possible; that the flags of the rows they count are sequences of episodes; and the checksums of the metadata of
-    sealed segments. Rows that a writer has not committed are none of its business, nor is a segment whose writer died:
-    the next process that opens the store with mode "a" seals it.
+    sealed segments. Steps in quarantine are findings too, of the kind ``"quarantine"``. Rows that a writer has not
+    committed are none of its business, nor is a segment whose writer died: the next process that opens the store with
+    mode "a" seals it.
 
     Parameters
     ----------
@@ -55,6 +57,8 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     numbers = segment_numbers(files) if layout.SEGMENTS in good else []
     words = read_words(files) if layout.COUNTERS in good else None
     hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
+    if layout.COUNTERS in good:
+        check_quarantine(files, words.next_segment if words else None)
     problems = files.problems
     if deep and layout.SAMPLERS in good:
         problems += verify_states(root, plan.store)
@@ -63,7 +67,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
             progress(done, len(numbers))
         found, is_sealed = verify_segment(root, number, plan, deep=deep, hidden=hidden.get(number, []))
         problems += found
-        if words is not None and not found and (problem := _misplaced(root, number, words, is_sealed)):
+        if words is not None and not found and (problem := _misplaced(number, words, is_sealed)):
             problems.append(problem)
     if progress is not None:
         progress(len(numbers), len(numbers))
@@ -84,11 +88,9 @@ def segment_numbers(files: Files) -> list[int]:
     return sorted(numbers)
 
 
-def _misplaced(root: str, number: int, words: Words, is_sealed: bool) -> Problem | None:
+def _misplaced(number: int, words: Words, is_sealed: bool) -> Problem | None:
     """Return what is wrong with a whole segment that the store's counters leave out."""
     where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
-    if number < words.first_live and os.path.lexists(os.path.join(root, where)):
-        return Problem("unexpected", where, f"was evicted: the first segment that is left is {words.first_live}")
     if number >= words.next_segment and is_sealed:
         return Problem(
             "counters", f"{layout.COUNTERS}/c.0", f"the next segment is {words.next_segment}, and {where} is there"

@@ -102,6 +102,7 @@ def info() -> dict[str, Any]:
             {"writer": 0, "state": "alive", "segments": 2, "lanes": 1, "steps": 1_234_559},
             {"writer": 1, "state": "dead", "segments": 1, "lanes": 8, "steps": 8},
         ],
+        "quarantine": {"steps": 0, "segments": 0, "bytes": 0, "entries": []},
         "bytes_on_disk": 12_345_678_901,
         "bytes_apparent": 13_000_000_000,
         "holes": 654_321_099,

@@ -1,5 +1,6 @@
 """`verify` and `repair` on the command line: one line for each finding, exit codes, JSON, a bar."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -75,16 +76,79 @@ def test_repair_says_what_it_would_do_and_does_it(run: Callable, filled: Path) -
     assert would.out.startswith("would be quarantined  segments/00000000  reward/c.0.0 does not fit the checksum")
     assert run("verify", filled, "--deep").code == 1
     did = run("repair", filled)
-    assert did == (1, would.out.removeprefix("would be "), "")
-    assert run("verify", filled, "--deep").code == 0
-    assert run("repair", filled).out == "nothing to repair\n"
+    reason = "reward/c.0.0 does not fit the checksum that it was sealed with: rows 0 to 5 of lane 0"
+    aside = (
+        "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:\n"
+        f"segment 0  counters/quarantine/segments/00000000  5 steps: {reason}\n"
+    )
+    assert did == (1, would.out.removeprefix("would be ") + aside, "")
+    told = run("verify", filled, "--deep")
+    assert (told.code, told.err) == (1, "")
+    assert told.out.startswith("quarantine  counters/quarantine/segments/00000000  5 steps of writer 0 are set aside ")
+    assert run("repair", filled) == (1, "nothing to repair\n" + aside, "")
+
+
+@pytest.fixture
+def with_one_aside(run: Callable, filled: Path) -> Path:
+    """A store whose only segment was damaged and set aside, and is whole again."""
+    flip(filled / REWARDS)
+    run("repair", filled)
+    flip(filled / "counters/quarantine" / REWARDS)
+    return filled
+
+
+def test_a_segment_is_brought_back_by_its_number(run: Callable, with_one_aside: Path) -> None:
+    line = "restored  segments/00000000  from counters/quarantine/segments/00000000, 5 steps\n"
+    would = run("repair", with_one_aside, "--restore", 0, "--dry-run")
+    assert (would.code, would.out.splitlines()[0]) == (1, f"would be {line[:-1]}")
+    assert run("repair", with_one_aside, "--restore", 0) == (0, line, "")
+    assert run("verify", with_one_aside, "--deep") == (0, "no problems\n", "")
+    again = run("repair", with_one_aside, "--restore", 0)
+    assert (again.code, again.out) == (2, "")
+    assert again.err.startswith("diskreplay: segment 0 is not in ")
+
+
+def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(
+    run: Callable, with_one_aside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = with_one_aside / "counters/quarantine/segments/00000000"
+    assert run("repair", with_one_aside, "--drop", 0, "--dry-run").out.startswith("would be deleted  segment 0  ")
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert run("repair", with_one_aside, "--drop", 0).code == 130
+    assert place.exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    done = run("repair", with_one_aside, "--drop", 0)
+    assert done.code == 0
+    assert done.out.strip().startswith("deleted  segment 0  counters/quarantine/segments/00000000  5 steps: ")
+    assert not place.exists()
+    assert run("verify", with_one_aside, "--deep") == (0, "no problems\n", "")
+    assert run("repair", with_one_aside, "--drop", 0, "--yes").code == 2
+    assert run("repair", with_one_aside, "--drop", 0, "--restore", 0).code == 2
+
+
+def test_inspect_counts_what_is_aside_apart(run: Callable, with_one_aside: Path) -> None:
+    info = json.loads(run("inspect", with_one_aside, "--json").out)
+    assert (info["steps"], info["steps_evicted"], info["quarantine"]["steps"]) == (0, 0, 5)
+    shown = run("inspect", with_one_aside).out
+    assert "quarantine  5 steps in 1 segment, " in shown
+    assert "reward/c.0.0 does not fit the checksum" in shown
+    assert "evicted" not in shown
+
+
+def test_inspect_names_a_damaged_segment(run: Callable, filled: Path) -> None:
+    flip(filled / "segments/00000000/zarr.json")
+    with pytest.warns(dr.DamagedSegmentWarning):
+        shown = run("inspect", filled)
+    assert shown.code == 0
+    assert "1 (1 damaged)" in shown.out
 
 
 def test_what_cannot_be_mended_is_told(run: Callable, filled: Path) -> None:
     flip(filled / "zarr.json")
+    flip(filled / "hidden/document")
     done = run("repair", filled)
     assert done.code == 1
-    assert done.out.splitlines()[1] == "not mended; restore it from a backup:"
+    assert done.out.splitlines()[1] == "not repaired; restore it from a backup:"
     assert done.out.splitlines()[2].startswith("checksum  zarr.json  ")
 
 

@@ -87,7 +87,8 @@ def check(state: State, path: Path, marks: list[dict[str, Any]], capacity: int |
             with dr.open(path) as store:
                 assert check_coded_parts(store) == found
                 assert store.snapshot.sealed[store.snapshot.lanes > 0].all()
-                assert store.verify(deep=True) == []
+                # What was never written is set aside, and what its counters claim is told.
+                assert {problem.kind for problem in store.verify(deep=True)} <= {"quarantine"}
             known[recovered] = found
         left = {name for name in os.listdir(path / "counters") if not name.startswith(".")}
         assert left <= {"c.0", "lock", "zarr.json", "quarantine"}

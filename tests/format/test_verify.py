@@ -16,6 +16,7 @@ from diskreplay.format import verify_root, verify_segment
 from diskreplay.format.verify_crc import after_zeros
 from diskreplay.format.verify_flags import START, first_wrong, is_row, may_follow
 from diskreplay.format.verify_sums import checksum
+from diskreplay.store.repair import repair
 from diskreplay.store.scan import Stretch, scan
 from diskreplay.store.verify import KINDS, verify
 from tests.testing.support import append_numbered, digest, open_descriptors, serial_schema
@@ -313,7 +314,6 @@ DAMAGE = {
     "a counter without end": (lambda path: set_words(path, evicted=(1 << 63) - 1), "counters", "counters/c.0"),
     "an unused word": (lambda path: set_words(path, unused=9), "counters", "counters/c.0"),
     "counters that went back": (lambda path: set_words(path, next_segment=1), "counters", "counters/c.0"),
-    "an evicted segment": (lambda path: set_words(path, first_live=1), "unexpected", "segments/00000000"),
     "a lock elsewhere": (as_link("counters/lock"), "type", "counters/lock"),
     "a lock that is a folder": (as_folder("counters/lock"), "type", "counters/lock"),
     "a segment's lock elsewhere": (as_link(f"{SEGMENT}/committed/lock"), "type", f"{SEGMENT}/committed/lock"),
@@ -464,8 +464,28 @@ def test_evictions_by_hand_that_are_episodes_are_no_damage(store_path):
     assert found(store_path) == {("hidden", "hidden")}
 
 
+def test_steps_in_quarantine_are_a_finding_until_somebody_decides_about_them(store_path):
+    with open(store_path / SEGMENT / "reward/c.0.0", "r+b") as file:
+        file.write(b"\xff")
+    repair(store_path)
+    (problem,) = verify(store_path, deep=True)
+    assert (problem.kind, problem.where) == ("quarantine", f"counters/quarantine/{SEGMENT}")
+    assert problem.detail == (
+        "12 steps of writer 0 are set aside from segment 1 (reward/c.0.0 does not fit the checksum that it was sealed "
+        "with); diskreplay repair --restore 1 brings it back, --drop 1 deletes it"
+    )
+    record = store_path / f"counters/quarantine/{SEGMENT}.record.json"
+    for damage in (lambda: record.write_text("{"), lambda: record.write_text("[1]"), record.unlink):
+        damage()
+        (problem,) = verify(store_path, deep=True)
+        assert problem.detail.startswith("12 steps of writer 0 are set aside from segment 1; ")
+    set_words(store_path, next_segment=1)
+    shutil.rmtree(store_path / "segments/00000002")
+    assert ("counters", "counters/c.0") in found(store_path)
+
+
 def test_every_kind_is_made_by_a_test_above():
-    assert {kind for _, kind, _ in DAMAGE.values()} | {"unreadable", "unproven"} == set(KINDS)
+    assert {kind for _, kind, _ in DAMAGE.values()} | {"unreadable", "unproven", "quarantine"} == set(KINDS)
 
 
 @pytest.mark.parametrize("make", ["nothing", "file", "empty", "foreign"])

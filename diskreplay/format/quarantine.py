@@ -1,0 +1,362 @@
+"""Quarantine: what was in the way and is not deleted, with a record beside each entry of what it is and why.
+
+`counters/quarantine/` has the tree of the store, so that the way back of an entry is its own path. It lies inside the
+folder of an array, where no zarr reader looks. A record is written durably before its entry is moved; where one is
+missing or damaged, what it said is derived from the entry.
+"""
+
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, StorageFull
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.durable import read_file, sync_folder, write_atomic
+from diskreplay.format.mapping import open_regular
+
+QUARANTINE = f"{layout.COUNTERS}/quarantine"
+RECORD = ".record.json"  # what the name of a record adds to that of its entry
+
+_SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
+_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # by which a segment without a record is known
+_TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.HIDDEN)
+_DEEPEST = 8  # levels of a store's tree in which something may have been set aside
+_MOST_BYTES = 1 << 16  # of a record
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Something that was set aside, as `Store.quarantine` lists it.
+
+    Attributes
+    ----------
+    segment : int or None
+        The number of the segment; None: it is no segment.
+    steps : int or None
+        The steps in it that are nowhere else in the store; None: unknown.
+    reason : str
+        Why it was set aside.
+    since : float
+        When, in seconds since 1970.
+    where : str
+        Where it is now, relative to the store.
+    path : str
+        Where it was.
+    """
+
+    segment: int | None
+    steps: int | None
+    reason: str
+    since: float
+    where: str
+    path: str
+
+
+# --- setting aside ---------------------------------------------------------------------------------------------------
+
+
+def move_aside(root: Path, where: str, reason: str = "was in the way", *, steps: int | None = None) -> str:
+    """Move a file or folder of a store into quarantine; return where it is now. The caller holds the store lock.
+
+    ``steps`` are those in it that are nowhere else in the store; None: for a segment they are counted.
+    """
+    if where == QUARANTINE:  # a link or a file in its place
+        there = _free((root / where).with_name(".quarantine"))
+        os.rename(root / where, there)
+        return str(there.relative_to(root))
+    segment = _segment_of(where)
+    if steps is None:
+        steps = 0 if segment is None else claimed_steps(root / where)
+    target = _free_place(root, where)
+    now = str(target.relative_to(root))
+    record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
+    with suppress(StorageFull):  # without its record the entry still says most of it
+        write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
+        sync_folder(target.parent)
+    os.rename(root / where, target)
+    for folder in (target.parent, (root / where).parent):
+        sync_folder(folder)
+    if segment is not None:
+        note_change(root)
+    return now
+
+
+def note_change(root: Path) -> None:
+    """Tell readers that segments were set aside, brought back or replaced. The caller holds the store lock."""
+    with suppress(FormatError, OSError):  # nobody can read a store whose counters are damaged
+        counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
+        counters.set(layout.CHANGES, int(counters.read()[layout.CHANGES]) + 1)
+
+
+def _free_place(root: Path, where: str) -> Path:
+    """Make the folders above an entry in quarantine, never through a link, and return a path that is free."""
+    top = root / QUARANTINE
+    if os.path.lexists(top) and not _is_folder(top):
+        move_aside(root, QUARANTINE)
+    folder = top
+    if not _is_folder(folder):
+        _make_folder(folder)
+    *above, name = where.split("/")
+    for part in above:
+        folder = folder / part
+        if not _is_folder(folder) or os.path.lexists(_record_path(folder)):  # an entry itself: nothing goes into it
+            folder = _free(folder)
+            _make_folder(folder)
+    return _free(folder / name)
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir()
+    sync_folder(path.parent)
+
+
+def _free(path: Path) -> Path:
+    free, count = path, 0
+    while os.path.lexists(free) or os.path.lexists(_record_path(free)):
+        count += 1
+        free = path.with_name(f"{path.name}.{count}")
+    return free
+
+
+def _record_path(entry: Path) -> Path:
+    return entry.with_name(entry.name + RECORD)
+
+
+def _segment_of(where: str) -> int | None:
+    found = _SEGMENT.fullmatch(where)
+    return int(found[1]) if found and int(found[1]) < layout.MAX_SEGMENTS else None
+
+
+# --- what is there ---------------------------------------------------------------------------------------------------
+
+
+def read_quarantine(root: Path) -> list[Quarantined]:
+    """Return what is in quarantine, by path; nothing is followed out of it, and a damaged record is derived anew."""
+    return _entries(root, "", _DEEPEST)[0]
+
+
+def _entries(root: Path, folder: str, levels: int) -> tuple[list[Quarantined], bool]:
+    """Return the entries below a folder of the quarantine, and whether any of them has a record."""
+    base = root / QUARANTINE / folder
+    if not levels or not _is_folder(base):
+        return [], False
+    with suppress(OSError):
+        names = sorted(os.listdir(base))
+        known = {name for name in names if name + RECORD in names}
+        found: list[Quarantined] = []
+        for name in names:
+            if name.endswith(RECORD) or name.startswith("."):
+                continue
+            where = f"{folder}/{name}" if folder else name
+            inside: list[Quarantined] = []
+            is_above = where in _TOP and _is_folder(base / name)
+            if name not in known and _is_folder(base / name) and not _is_segment(base / name):
+                inside, has_records = _entries(root, where, levels - 1)
+                is_above = is_above or has_records
+            if name in known or not is_above:
+                found.append(_entry(root, where))
+            else:
+                found += inside
+        return found, bool(known) or any(entry.reason != _NO_RECORD for entry in found)
+    return [], False
+
+
+_NO_RECORD = "its record is missing"
+
+
+def _entry(root: Path, where: str) -> Quarantined:
+    path = root / QUARANTINE / where
+    segment = _segment_of(where) if _is_segment(path) else None
+    said: dict[str, Any] = {}
+    with suppress(OSError, ValueError, RecursionError):
+        if os.lstat(_record_path(path)).st_size <= _MOST_BYTES:
+            data = json.loads(read_file(str(_record_path(path))))
+            said = data if isinstance(data, dict) else {}
+    steps, since, reason, was = (said.get(key) for key in ("steps", "since", "reason", "path"))
+    if not _is_number(steps, int):
+        steps = None if said and steps is None else (0 if segment is None else claimed_steps(path))
+    moment = 0.0
+    if isinstance(since, (int, float)) and _is_number(since, (int, float)):
+        moment = float(since)
+    else:
+        with suppress(OSError):
+            moment = os.lstat(path).st_mtime
+    return Quarantined(
+        segment=segment,
+        steps=steps,
+        reason=reason if isinstance(reason, str) else _NO_RECORD,
+        since=moment,
+        where=f"{QUARANTINE}/{where}",
+        path=was if isinstance(was, str) else re.sub(r"\.[0-9]+$", "", where),
+    )
+
+
+def _is_segment(path: Path) -> bool:
+    """Whether a folder was a segment, and does not only hold files that were set aside from one."""
+    if not _is_folder(path):
+        return False
+    names = set(os.listdir(path))
+    return os.path.lexists(_record_path(path)) or layout.METADATA in names or len(names & _PARTS) >= _ENOUGH_PARTS
+
+
+def _is_number(value: Any, kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= layout.MOST_COUNTED
+
+
+def settle_records(root: Path) -> dict[int, int]:
+    """Remove the records of segments that are not in quarantine any more; return their numbers and steps.
+
+    Somebody moved them back by hand, or deleted them, or a process died that restored one. The caller holds the store
+    lock.
+    """
+    folder, gone = root / QUARANTINE / layout.SEGMENTS, dict[int, int]()
+    if not _is_folder(root / QUARANTINE) or not _is_folder(folder):
+        return gone
+    for name in os.listdir(folder):
+        entry = folder / name.removesuffix(RECORD)
+        if not name.endswith(RECORD) or os.path.lexists(entry):
+            continue
+        number = _segment_of(f"{layout.SEGMENTS}/{entry.name}")
+        if number is not None:
+            gone[number] = _entry(root, f"{layout.SEGMENTS}/{entry.name}").steps or 0
+        os.unlink(folder / name)
+    return gone
+
+
+def quarantined_numbers(root: Path) -> list[int]:
+    """Return the numbers of the segments in quarantine, by the names of their folders: they are never given again."""
+    folder = root / QUARANTINE / layout.SEGMENTS
+    if not _is_folder(root / QUARANTINE) or not _is_folder(folder):
+        return []
+    found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in os.listdir(folder))
+    return sorted({number for number in found if number is not None})
+
+
+def has_quarantine(root: Path) -> bool:
+    """Whether anything was ever set aside: a look that costs next to nothing."""
+    return os.path.isdir(root / QUARANTINE)
+
+
+# --- going back and leaving ------------------------------------------------------------------------------------------
+
+
+def bring_back(root: Path, entry: Quarantined) -> None:
+    """Move a segment back to its place, which is free. The caller holds the store lock, and has verified it.
+
+    A process that dies in between leaves a record without an entry, which the next one that opens the store takes for
+    a segment that was moved back by hand.
+    """
+    if entry.segment is None:
+        raise ValueError(f"{entry.where} is no segment")
+    source, target = root / entry.where, root / layout.SEGMENTS / layout.segment_name(entry.segment)
+    os.rename(source, target)
+    for folder in (target.parent, source.parent):
+        sync_folder(folder)
+    counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
+    make_room_for(counters, entry.segment)
+    note_change(root)
+    with suppress(FileNotFoundError):
+        os.unlink(_record_path(source))
+    sync_folder(source.parent)
+
+
+def make_room_for(counters: StoreCounters, number: int) -> None:
+    """Let the counters reach over a segment that is there again. The caller holds the store lock."""
+    words = counters.read()
+    if number < words[layout.FIRST_LIVE]:
+        counters.lower(layout.FIRST_LIVE, number)
+    if number >= words[layout.NEXT_SEGMENT]:
+        counters.set(layout.NEXT_SEGMENT, number + 1)
+
+
+def delete(root: Path, entry: Quarantined) -> None:
+    """Delete a segment that is in quarantine, for good. The caller holds the store lock.
+
+    Its steps count as evicted from then on: what limiters count does not shrink. As with an eviction, the name of the
+    folder that is being deleted tells the count.
+    """
+    path = root / entry.where
+    counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
+    evicted = counters.evicted_after(entry.steps or 0)
+    gone = root / layout.COUNTERS / f"old-{layout.segment_name(entry.segment or 0)}-{evicted}"
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        os.unlink(_record_path(path))  # first: one without an entry would be counted again
+    os.rename(path, gone)
+    sync_folder(path.parent)
+    counters.set(layout.STEPS_EVICTED, evicted)
+    note_change(root)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+# --- the steps of a segment that cannot be read ----------------------------------------------------------------------
+
+
+def claimed_steps(segment: Path) -> int | None:
+    """Count the steps that a segment's counters claim, whatever its own document says; None: they cannot be counted.
+
+    No more than there are flags for, so that a damaged counter claims no steps that were never there.
+    """
+    try:
+        rows = _claimed_rows(segment)
+        lanes = len(rows)
+        per_chunk = os.lstat(segment / layout.DONE / layout.chunk_key(0, 0)).st_size // lanes
+        chunk, steps = 0, 0
+        while per_chunk and chunk * per_chunk < int(rows.max()):
+            try:
+                fd = open_regular(str(segment / layout.DONE / layout.chunk_key(chunk, 0)), lanes * per_chunk)
+            except FileNotFoundError:
+                break
+            try:
+                inside = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
+                steps += sum(_count(fd, lane * per_chunk, count) for lane, count in enumerate(inside))
+            finally:
+                os.close(fd)
+            chunk += 1
+        return steps
+    except (OSError, FormatError, ValueError):
+        return None
+
+
+def _claimed_rows(segment: Path) -> NDArray[np.int64]:
+    error: Exception = ValueError("no counter")
+    for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
+        try:
+            fd = open_regular(f"{segment}/{name}/c.0", None)
+        except (OSError, FormatError) as reason:
+            error = reason
+            continue
+        try:
+            size = os.fstat(fd).st_size
+            if 0 < size <= 8 * layout.MAX_LANES and size % 8 == 0:
+                return np.maximum(np.frombuffer(os.pread(fd, size, 0), "<i8"), 0)
+        finally:
+            os.close(fd)
+    raise error
+
+
+def _count(fd: int, start: int, rows: int) -> int:
+    steps = 0
+    for at in range(0, rows, _BLOCK):
+        flags = np.frombuffer(os.pread(fd, min(rows - at, _BLOCK), start + at), np.uint8)
+        steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
+    return steps
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,74 @@
+"""Which segments of a store are in their places, and whether they are those that were there before."""
+
+import os
+import time
+
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.numbers import document_identity, listed_numbers
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo
+
+# Numbers between the oldest living segment and the newest; far more than any store can hold.
+MOST_SLOTS = 1 << 22
+
+
+class Places:
+    """What a reader knows of the places of segments. Not thread-safe."""
+
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self._root, self._counters = root, counters
+        self._documents: dict[int, tuple[int, int]] = {}
+
+    def lowest(self) -> int:
+        """Return the number from which on segments may be there.
+
+        The counter of the first one is a hint: one that somebody moved back may lie below it. What retention had
+        taken out stays out.
+        """
+        words = self._counters.read()
+        first = int(words[layout.FIRST_LIVE])
+        least = max(0, int(words[layout.NEXT_SEGMENT]) - MOST_SLOTS)
+        if self._root.has_horizon:
+            least = max(least, int(words[layout.HORIZON]))
+        if first <= least:
+            return first
+        return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
+
+    def note(self, number: int) -> None:
+        """Remember which document a segment has, before it is read."""
+        self._documents[number] = document_identity(self._root, number)
+
+    def was_taken_out(self, info: SegmentInfo) -> bool:
+        """Whether a segment is back after a loss of power that retention had taken out for its age."""
+        limit = self._root.max_age_s
+        if limit is None or not info.sealed or info.sealed_at > time.time() - limit:
+            return False
+        return info.number < self._counters.peek(layout.FIRST_LIVE)
+
+    def has_other(self, start: int, stop: int, known: dict[int, int | None]) -> bool:
+        """Whether a segment is there that was not, or is another one than it was.
+
+        ``known`` are those from ``start`` to ``stop`` that were there, with the inode of the folder of each that is
+        not sealed.
+        """
+        if self.lowest() < start:
+            return True
+        for number in listed_numbers(self._root):
+            if not start <= number < stop:
+                continue
+            if number not in known:
+                return True
+            folder = known[number]
+            if folder is not None:
+                if self._folder(number) not in (folder, 0):
+                    return True
+            elif document_identity(self._root, number) != self._documents.get(number):
+                return True
+        return False
+
+    def _folder(self, number: int) -> int:
+        try:
+            return os.stat(self._root.segment_path(number)).st_ino
+        except OSError:
+            return 0

@@ -1,0 +1,77 @@
+"""The ways out of quarantine: a segment is brought back, or deleted when somebody asks for it by name."""
+
+import os
+from pathlib import Path
+
+from diskreplay.errors import ReplayError
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.durable import held_lock
+from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
+from diskreplay.format.verify_documents import Plan
+from diskreplay.format.verify_segment import verify_segment
+
+
+def find_segment(root: Path, number: int) -> Quarantined:
+    """Return a segment in quarantine, of several with this number the one that was set aside last.
+
+    Raises
+    ------
+    ReplayError
+        There is none.
+    """
+    found = [entry for entry in read_quarantine(root) if entry.segment == number]
+    if not found:
+        raise ReplayError(f"segment {number} is not in {root / QUARANTINE}; diskreplay inspect lists what is")
+    return max(found, key=lambda entry: entry.since)
+
+
+def restore_segment(root: Path, plan: Plan, number: int, *, has_horizon: bool, dry_run: bool) -> Quarantined:
+    """Bring a segment back from quarantine, if it is whole and has a place; return what it was there.
+
+    Readers see it with their next refresh. The caller holds the store lock.
+
+    Raises
+    ------
+    ReplayError
+        It is not there, is still damaged, lies where retention would delete it at once, or another one with its number
+        is among the segments.
+    """
+    entry = find_segment(root, number)
+    place = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+    if os.path.lexists(root / place):
+        raise ReplayError(f"{place} is there; set it aside before {entry.where} is brought back")
+    words = StoreCounters(str(root / layout.COUNTERS / "c.0")).read()
+    if has_horizon and number < words[layout.HORIZON]:
+        raise ReplayError(
+            f"segment {number} lies below the retention horizon {int(words[layout.HORIZON])}: it would be evicted at "
+            f"once; copy what is wanted from {entry.where}"
+        )
+    problems, _ = verify_segment(str(root), number, plan, deep=True, hidden=[], where=entry.where)
+    if problems:
+        where = problems[0].where.removeprefix(f"{QUARANTINE}/")
+        raise ReplayError(
+            f"segment {number} is still damaged: {where} {problems[0].detail}; put a good copy of that file in its "
+            f"place below {QUARANTINE}, then restore it"
+        )
+    if not dry_run:
+        bring_back(root, entry)
+    return entry
+
+
+def drop_segment(path: Path, number: int) -> Quarantined:
+    """Delete a segment in quarantine for good, and return what it was. Its steps count as evicted.
+
+    Raises
+    ------
+    ReplayError
+        It is not there.
+    StoreLocked
+        Another process held the store's lock for a minute.
+    """
+    root = Path(os.path.realpath(path))
+    find_segment(root, number)
+    with held_lock(root / layout.COUNTERS / layout.LOCK):
+        entry = find_segment(root, number)
+        delete(root, entry)
+    return entry

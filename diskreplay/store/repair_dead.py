@@ -1,0 +1,117 @@
+"""What repair does about writers that died: their segments are sealed, and what was never finished is deleted."""
+
+from contextlib import suppress
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.durable import held_lock, is_locked, try_lock
+from diskreplay.format.quarantine import QUARANTINE
+from diskreplay.format.root import Root
+from diskreplay.format.sealing import may_seal
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.unproven import WHY, Fate, fate_of
+from diskreplay.format.unwritten import is_never_written
+from diskreplay.format.verify_files import Files
+from diskreplay.format.verify_root import read_words
+from diskreplay.store.repair_tools import RepairTools
+from diskreplay.store.repaired import Action
+from diskreplay.store.retention import Retention
+from diskreplay.store.salvage import salvage
+from diskreplay.store.sealer import Sealer
+from diskreplay.store.verify import segment_numbers
+
+# What begins like this is being made or deleted; some have a lock that their maker holds.
+_TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
+
+
+class DeadWriters(RepairTools):
+    """What dead writers left in one store. It takes the store lock itself."""
+
+    def seal_dead(self, foreign: bool) -> None:
+        """Seal the segments of dead writers, and delete what was never finished or is half evicted."""
+        root = self._store
+        unsealed = [info for info in self._unsealed() if foreign or may_seal(info)]
+        leftovers, lost = self._leftovers(), self._never_written()
+        # As the next process that opens the store with mode "a" does.
+        fates = [fate_of(root, info) for info in unsealed]
+        if not self._dry_run:
+            retention, sealer = Retention(root, root.counters(writable=True)), Sealer(root, lambda: None)
+            with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
+                while dead := retention.dead_segments():
+                    for info, lock in dead:
+                        sealer.submit(info, lock)
+            if foreign:
+                self._submit_foreign(root, sealer, unsealed)
+            try:
+                sealer.drain()
+            except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+                self._give_up(unsealed, error)
+            leftovers -= self._leftovers()
+        for where in lost:
+            self.actions.append(
+                Action("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
+            )
+        for name in sorted(leftovers):
+            self.actions.append(Action("removed", f"{layout.COUNTERS}/{name}", "a process died in the middle of it"))
+        for info, fate in zip(unsealed, fates, strict=True):
+            now = info if self._dry_run else self._read(info.number)
+            where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
+            if fate is not Fate.SEALED:
+                if self._dry_run or now is None:
+                    place = f"; now in {QUARANTINE}" if fate is Fate.SET_ASIDE else ""
+                    self.actions.append(Action(fate.value, where, f"{WHY[fate]}{place}"))
+            elif now is not None and (self._dry_run or now.sealed):
+                steps = "" if now.steps is None else f", {now.steps} steps kept"
+                self.actions.append(Action("sealed", where, f"its writer is gone{steps}"))
+
+    def salvage(self) -> None:
+        """Take what no mark proves, as far as it is whole by its flags."""
+        for taken in salvage(self._store, dry_run=self._dry_run):
+            where = f"{layout.SEGMENTS}/{layout.segment_name(taken.number)}"
+            detail = f"{taken.steps} steps that no mark proves count now" if taken.steps else "no step is whole"
+            self.actions.append(Action("salvaged", where, f"{detail}, {taken.left} are left behind"))
+
+    def _never_written(self) -> list[str]:
+        """Return the segments that say nothing of themselves since the power went, where no writer holds them."""
+        names = [f"{layout.SEGMENTS}/{layout.segment_name(n)}" for n in segment_numbers(Files(str(self._root)))]
+        return [
+            name
+            for name in names
+            if is_never_written(str(self._root / name))
+            and not is_locked(self._root / name / layout.COMMITTED / layout.LOCK)
+        ]
+
+    def _leftovers(self) -> set[str]:
+        names = Files(str(self._root)).listing(layout.COUNTERS) or {}
+        folder = self._root / layout.COUNTERS
+        return {
+            name
+            for name in names
+            for beginning, lock in _TEMPORARY.items()
+            if name.startswith(beginning) and not (lock and is_locked(folder / name / lock))
+        }
+
+    def _unsealed(self) -> list[SegmentInfo]:
+        """Return the unsealed segments that no living process of this machine holds."""
+        files = Files(str(self._root))
+        words = read_words(files)
+        found = (self._read(n) for n in segment_numbers(files) if words is None or n < words.next_segment)
+        return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
+
+    def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
+        """Set aside what cannot be sealed: no row of it was safe, or verify would have found what is missing."""
+        with held_lock(self._store.lock_path):
+            for info in unsealed:
+                where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
+                now = self._read(info.number)
+                lock, is_free = self._lock(where)
+                if is_free and now is not None and not now.sealed:
+                    self._set_aside(where, f"cannot be sealed: {error}")
+                if lock is not None:
+                    lock.release()
+
+    def _submit_foreign(self, root: Root, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
+        with held_lock(root.lock_path):
+            for info in unsealed:
+                if not may_seal(info) and (lock := try_lock(info.lock_path)) is not None:
+                    sealer.submit(info, lock)
