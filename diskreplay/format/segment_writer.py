@@ -1,8 +1,6 @@
 """Writing rows of one segment: reserve, put, publish."""
 
-import os
-from collections.abc import Iterator, Mapping as Named, Sequence
-from itertools import pairwise
+from collections.abc import Mapping as Named
 from typing import Any
 
 import numpy as np
@@ -10,184 +8,17 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
-from diskreplay.format.durable import Lock, storage_error, sync_file, sync_folder
+from diskreplay.format.durable import Lock, sync_file, sync_folder
 from diskreplay.format.layout import WIDE_ROW_BYTES
-from diskreplay.format.mapping import MADV_RANDOM, Mapping
-from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
+from diskreplay.format.segment import SegmentInfo, chunk_path
+from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column
 from diskreplay.format.stretches import Ints, Places, Stretch, Window, find_places
-
-_MOST_DESCRIPTORS = 32
-
-
-class _Column:
-    """One array of the segment, as its writer sees it: the chunks that lanes stand in.
-
-    A row is one item: a number where the field is a scalar, else, and for observations, its bytes. Items are assigned
-    and scattered in a fraction of the time that numpy takes for arrays of rows.
-    """
-
-    def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool) -> None:
-        self.root, self.info, self.leaf = root, info, array.path
-        self.dtype, self.row_bytes = array.dtype, array.row_bytes
-        self.as_bytes = is_bytes(array.path, array.shape)
-        self.item = np.dtype(f"V{self.row_bytes}") if self.as_bytes else self.dtype
-        self.zero: Any = bytes(self.row_bytes) if self.as_bytes else self.dtype.type(0)
-        self.rows = info.chunk_rows[self.leaf]
-        self.shift = self.rows.bit_length() - 1
-        self.mask = self.rows - 1
-        self.by_position = by_position
-        self.reserved = np.zeros(len(info.lanes), np.int64)  # chunks whose blocks a lane has
-        # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
-        self.chunks: dict[int, NDArray[Any]] = {}
-        self.descriptors: dict[int, int] = {}
-
-    def reserve(self, lane: int, row: int, rows: NDArray[np.int64]) -> None:
-        """Give the lane's part of a row's chunk its blocks, so that no write into it can find the disk full.
-
-        Lanes that stand shortly before the same chunk get theirs in the same call.
-        """
-        chunk = row >> self.shift
-        if self.reserved[lane] > chunk:
-            return
-        near = (self.reserved == chunk) & (rows >= row - max(1, self.rows // 8))
-        near[lane] = True
-        fd = self.descriptor(chunk) if self.by_position else open_chunk(self.root, self.info, self.leaf, chunk)
-        try:
-            # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
-            if not self.by_position and chunk not in self.chunks:
-                self._map(chunk, fd)
-            lane_bytes = self.rows * self.row_bytes
-            for first, stop in _runs(near):
-                os.posix_fallocate(fd, first * lane_bytes, (stop - first) * lane_bytes)
-        except OSError as error:
-            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
-        finally:
-            if not self.by_position:
-                os.close(fd)
-        self.reserved[near] = chunk + 1
-
-    def _map(self, chunk: int, fd: int) -> None:
-        mapping = Mapping(fd, chunk_nbytes(self.root, self.info, self.leaf), writable=True)
-        # Without it the first touch of a fresh chunk reads megabytes around it.
-        mapping.advise(MADV_RANDOM)
-        self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
-
-    def descriptor(self, chunk: int) -> int:
-        fd = self.descriptors.get(chunk)
-        if fd is None:
-            if len(self.descriptors) >= _MOST_DESCRIPTORS:
-                os.close(self.descriptors.pop(next(iter(self.descriptors))))
-            fd = self.descriptors[chunk] = open_chunk(self.root, self.info, self.leaf, chunk)
-        return fd
-
-    def put(self, lane: int, row: int, item: Any) -> None:
-        """Write one row: bytes, or a number that fits the dtype."""
-        at = lane * self.rows + (row & self.mask)
-        if self.by_position:
-            data = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
-            _write_at(self.descriptor(row >> self.shift), data, at * self.row_bytes)
-        else:
-            self.chunks[row >> self.shift][at] = item
-
-    def put_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
-        """Put rows ``row``, ``row + 1``, ...; their chunks are reserved."""
-        items, done = self.items(block), 0
-        while done < len(items):
-            at = (row + done) & self.mask
-            count = min(self.rows - at, len(items) - done)
-            part, at = items[done : done + count], at + lane * self.rows
-            if self.by_position:
-                data = part.view(np.uint8).data
-                _write_at(self.descriptor((row + done) >> self.shift), data, at * self.row_bytes)
-            else:
-                self.chunks[(row + done) >> self.shift][at : at + count] = part
-            done += count
-
-    def put_lanes(self, places: Sequence[Places], items: NDArray[Any]) -> None:
-        """Put one row of each of several lanes; their chunks are reserved."""
-        for chunk, at, chosen in places:
-            some = items if chosen is None else items[chosen]
-            if self.by_position:
-                self._write_items(self.descriptor(chunk), at, some)
-            else:
-                self.chunks[chunk][at] = some
-
-    def _write_items(self, fd: int, at: Ints, items: NDArray[Any]) -> None:
-        data, size = items.view(np.uint8).data, self.row_bytes
-        # Neighbours in the file, such as all lanes in chunks of one row, are written together.
-        edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
-        for start, stop in pairwise(edges):
-            _write_at(fd, data[start * size : stop * size], int(at[start]) * size)
-
-    def items(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
-        if not self.as_bytes:
-            return np.ascontiguousarray(values)
-        count = len(values)
-        return np.ascontiguousarray(values).reshape(count, -1).view(self.item).reshape(count)
-
-    def target(self, lane: int, row: int) -> tuple[Any, int]:
-        """Return what takes items by number, the first that of ``row``, up to the end of its chunk, and how many."""
-        at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
-        if self.by_position:
-            return _Positions(self, row >> self.shift, at), stop - at
-        return self.chunks[row >> self.shift][at:stop], stop - at
-
-    def forget_before(self, row: int) -> None:
-        """Let go of chunks that no lane will write again."""
-        first = row >> self.shift
-        for chunk in [c for c in self.chunks if c < first]:
-            del self.chunks[chunk]
-        for chunk in [c for c in self.descriptors if c < first]:
-            os.close(self.descriptors.pop(chunk))
-
-    def close(self) -> None:
-        self.chunks.clear()
-        while self.descriptors:
-            os.close(self.descriptors.popitem()[1])
-
-
-class _Positions:
-    """Rows of one chunk that are written by position, as if they were items of an array."""
-
-    __slots__ = ("_base", "_chunk", "_column")
-
-    def __init__(self, column: _Column, chunk: int, at: int) -> None:
-        self._column, self._chunk, self._base = column, chunk, at
-
-    def __setitem__(self, at: int, item: Any) -> None:
-        column = self._column
-        data = item if column.as_bytes else np.asarray(item, column.dtype).tobytes()
-        _write_at(column.descriptor(self._chunk), data, (self._base + at) * column.row_bytes)
-
-
-def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
-    """Whether a writer takes a row of this leaf as bytes; observations always, as they are compared by their bytes."""
-    return bool(shape) or leaf == "obs" or leaf.startswith("obs/")
 
 
 def _numbers(array: Ints) -> Any:
     """Return an array as Python's own numbers, which are read and stored in half of numpy's time."""
     return array.data
-
-
-def _runs(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of each run of True."""
-    if mask.all():  # a single lane, or lanes in step
-        yield 0, len(mask)
-        return
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    yield from zip(edges[::2], edges[1::2], strict=True)
-
-
-def _write_at(fd: int, data: Any, offset: int) -> None:
-    """Write bytes, or a view of bytes, in full."""
-    count = os.pwrite(fd, data, offset)
-    while count < len(data):
-        data, offset = memoryview(data)[count:], offset + count
-        count = os.pwrite(fd, data, offset)
 
 
 class SegmentWriter:
@@ -202,9 +33,9 @@ class SegmentWriter:
         self.root, self.info, self.number, self.lock = root, info, info.number, lock
         lanes = len(info.lanes)
         arrays = root.blueprint.arrays
-        in_blocks &= len(arrays) <= _MOST_DESCRIPTORS
+        in_blocks &= len(arrays) <= MOST_DESCRIPTORS
         self.columns = {
-            leaf: _Column(root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES)
+            leaf: Column(root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES)
             for leaf, array in arrays.items()
         }
         self.committed, self.observed = (
@@ -237,8 +68,8 @@ class SegmentWriter:
             self._durable = map_lane_counter(path, len(self.info.lanes), writable=True)
         return self._durable
 
-    def reserve(self, lane: int, row: int) -> None:
-        """Make sure that ``row`` of a lane can be written in every field.
+    def reserve(self, lane: int, row: int, stop: int = 0) -> None:
+        """Make sure that ``row`` of a lane can be written in every field; rows up to ``stop`` follow at once.
 
         Raises
         ------
@@ -251,15 +82,15 @@ class SegmentWriter:
         rows = self._lane_rows
         first = int(rows.min())
         for column in self.columns.values():
-            column.reserve(lane, row, rows)
+            column.reserve(lane, row, stop, rows)
             column.forget_before(first)
-        np.min([column.reserved << column.shift for column in self.columns.values()], axis=0, out=self._reserved)
+        np.min([column.reserved for column in self.columns.values()], axis=0, out=self._reserved)
         self._least_reserved, self._window_stop = int(self._reserved.min()), 0
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
         """Reserve the rows ``[row, stop)``; see `reserve`."""
         while row < stop:
-            self.reserve(lane, row)
+            self.reserve(lane, row, stop)
             row = self.reserved[lane]
 
     def has_room(self) -> bool:

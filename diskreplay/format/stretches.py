@@ -26,7 +26,7 @@ class Stretch:
         self._segment, self.start = segment, row
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
         # An observation may have to follow the last row.
-        self.last = min(limit, row + min(count for _, count in parts.values())) - 2
+        self.last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         targets = {leaf: target for leaf, (target, _) in parts.items() if not leaf.startswith("episode/")}
         self._done = targets.pop(layout.DONE)
         self._targets = list(targets.values())
