@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.format.commit import map_lane_counter, read_lane_counter, write_lane_counter
+from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import (
     boot_id,
     machine_id,
@@ -129,15 +129,17 @@ def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], 
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
     if not info.shows_live_rows or (observed > committed).any():
-        committed, observed = (map_lane_counter(f"{info.path}/{name}", lanes, writable=True) for name in _PUBLISHING)
+        committed, observed = committed.copy(), observed.copy()
         if not info.shows_live_rows:
             # The machine booted, or this is a copy: rows beyond `durable` may be torn.
             committed[:] = observed[:] = read_lane_counter(f"{info.path}/{layout.DURABLE}", lanes)
             for name in _PUBLISHING:
+                write_lane_counter(f"{info.path}/{name}", committed)
                 sync_file(info.path / name / "c.0")
         for lane in np.flatnonzero(observed > committed).tolist():
             _end_with_observation(root, info, lane, int(committed[lane]))
             committed[lane] += 1
+        write_lane_counter(f"{info.path}/{layout.COMMITTED}", committed)
     ends = {layout.COMMITTED: committed, layout.OBSERVED: observed, layout.DURABLE: committed}
     return committed.copy(), {f"{name}/c.0": google_crc32c.value(end.tobytes()) for name, end in ends.items()}
 

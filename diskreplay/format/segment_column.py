@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.durable import storage_error
+from diskreplay.format.durable import storage_error, write_at
 from diskreplay.format.mapping import LARGEST_PAGES, MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
@@ -26,7 +26,7 @@ class Column:
     and scattered in a fraction of the time that numpy takes for arrays of rows.
     """
 
-    def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool) -> None:
+    def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
         self.root, self.info, self.leaf = root, info, array.path
         self.dtype, self.row_bytes = array.dtype, array.row_bytes
         self.as_bytes = is_bytes(array.path, array.shape)
@@ -38,6 +38,7 @@ class Column:
         self._first_rows = max(2, PAGESIZE // self.row_bytes)
         self._chunk_bytes = chunk_nbytes(root, info, self.leaf)
         self.by_position = by_position
+        self._keeps = keeps
         # Rows of each lane whose blocks are reserved; in a lane's last chunk perhaps not all.
         self.reserved = np.zeros(len(info.lanes), np.int64)
         # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
@@ -57,7 +58,7 @@ class Column:
             return
         chunk = begin >> self.shift
         base, end = chunk << self.shift, (chunk + 1) << self.shift
-        upto = min(end, max(stop, 2 * begin, self._first_rows)) if chunk == 0 else end
+        upto = min(end, max(stop, 2 * begin, self._first_rows)) if chunk == 0 and self._keeps else end
         near = (self.reserved >= base) & (self.reserved < upto) & (rows >= row - max(1, (upto - begin) >> 3))
         near[lane] = True
         lanes = np.flatnonzero(near)
@@ -86,7 +87,7 @@ class Column:
         stops = np.minimum((stops + (PAGESIZE - 1)) & -PAGESIZE, self._chunk_bytes)
         breaks = np.flatnonzero(starts[1:] > stops[:-1])
         heads, tails = [0, *(breaks + 1).tolist()], [*breaks.tolist(), len(starts) - 1]
-        for head, tail in zip(heads, tails, strict=True):
+        for head, tail in zip(heads, tails, strict=True) if self._keeps else ():
             start, stop = int(starts[head]), int(stops[tail])
             os.posix_fallocate(fd, start, stop - start)
             if not self.by_position and stop - start < self._chunk_bytes:
@@ -129,7 +130,7 @@ class Column:
         at = lane * self.rows + (row & self.mask)
         if self.by_position:
             data = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
-            _write_at(self.descriptor(row >> self.shift), data, at * self.row_bytes)
+            self.write(row >> self.shift, at, data)
         else:
             self.chunks[row >> self.shift][at] = item
 
@@ -142,7 +143,7 @@ class Column:
             part, at = items[done : done + count], at + lane * self.rows
             if self.by_position:
                 data = part.view(np.uint8).data
-                _write_at(self.descriptor((row + done) >> self.shift), data, at * self.row_bytes)
+                self.write((row + done) >> self.shift, at, data)
             else:
                 self.chunks[(row + done) >> self.shift][at : at + count] = part
             done += count
@@ -152,16 +153,29 @@ class Column:
         for chunk, at, chosen in places:
             some = items if chosen is None else items[chosen]
             if self.by_position:
-                self._write_items(self.descriptor(chunk), at, some)
+                self._write_items(chunk, at, some)
             else:
                 self.chunks[chunk][at] = some
 
-    def _write_items(self, fd: int, at: Ints, items: NDArray[Any]) -> None:
+    def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
         data, size = items.view(np.uint8).data, self.row_bytes
         # Neighbours in the file, such as all lanes in chunks of one row, are written together.
         edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         for start, stop in pairwise(edges):
-            _write_at(fd, data[start * size : stop * size], int(at[start]) * size)
+            self.write(chunk, int(at[start]), data[start * size : stop * size])
+
+    def write(self, chunk: int, at: int, data: Any) -> None:
+        """Write items, as bytes, from the one with the number ``at`` of a chunk on, by position.
+
+        Raises
+        ------
+        StorageFull
+            There is no room where reserved blocks are not kept; what was written is not published.
+        """
+        try:
+            write_at(self.descriptor(chunk), data, at * self.row_bytes)
+        except OSError as error:
+            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
 
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
@@ -204,17 +218,9 @@ class _Positions:
     def __setitem__(self, at: int, item: Any) -> None:
         column = self._column
         data = item if column.as_bytes else np.asarray(item, column.dtype).tobytes()
-        _write_at(column.descriptor(self._chunk), data, (self._base + at) * column.row_bytes)
+        column.write(self._chunk, self._base + at, data)
 
 
 def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
     """Whether a writer takes a row of this leaf as bytes; observations always, as they are compared by their bytes."""
     return bool(shape) or leaf == "obs" or leaf.startswith("obs/")
-
-
-def _write_at(fd: int, data: Any, offset: int) -> None:
-    """Write bytes, or a view of bytes, in full."""
-    count = os.pwrite(fd, data, offset)
-    while count < len(data):
-        data, offset = memoryview(data)[count:], offset + count
-        count = os.pwrite(fd, data, offset)

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.format.commit import map_lane_counter
+from diskreplay.format.commit import Counters, CountersByPosition, open_lane_counter
 from diskreplay.format.durable import Lock, sync_file, sync_folder
+from diskreplay.format.filesystem import keeps_reservations
 from diskreplay.format.layout import WIDE_ROW_BYTES
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_path
@@ -16,7 +17,7 @@ from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column
 from diskreplay.format.stretches import Ints, Places, Stretch, Window, find_places
 
 
-def _numbers(array: Ints) -> Any:
+def _numbers(array: Counters) -> Any:
     """Return an array as Python's own numbers, which are read and stored in half of numpy's time."""
     return array.data
 
@@ -34,18 +35,18 @@ class SegmentWriter:
         lanes = len(info.lanes)
         arrays = root.blueprint.arrays
         in_blocks &= len(arrays) <= MOST_DESCRIPTORS
+        # Where reserved blocks are not kept, a store to mapped memory could end the process: all goes by position.
+        self._keeps = keeps_reservations(info.path)
         self.columns = {
-            leaf: Column(root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES)
+            leaf: Column(
+                root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES or not self._keeps, self._keeps
+            )
             for leaf, array in arrays.items()
         }
-        self.committed, self.observed = (
-            map_lane_counter(f"{info.path}/{name}", lanes, writable=True)
-            for name in (layout.COMMITTED, layout.OBSERVED)
-        )
+        self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
         # The same as Python's own numbers. An item of such a view is one aligned 8-byte store, as numpy's is.
         self.rows = _numbers(self._lane_rows)
-        self._show, self._show_observed = _numbers(self.committed), _numbers(self.observed)
         self.total_rows = 0
         self._reserved = np.zeros(lanes, np.int64)  # rows below this have their blocks in every field
         self._least_reserved = 0
@@ -58,14 +59,21 @@ class SegmentWriter:
         self.reserved = _numbers(self._reserved)
         self.stretch: Stretch | None = None
         self._synced_folders = False
-        self._durable: NDArray[np.int64] | None = None
+        self._durable: Counters | None = None
+
+    def _open_counters(self) -> None:
+        lanes = len(self.info.lanes)
+        self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
+        # Late, it leaves a step without the observation behind it for a while; committed is what publishes the step.
+        self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
+        self._show, self._show_observed = _numbers(self.committed), _numbers(self.observed)
 
     @property
-    def durable(self) -> NDArray[np.int64]:
+    def durable(self) -> Counters:
         """The rows known to be on the platter; mapped when first asked for, as many a segment is never flushed."""
         if self._durable is None:
             path = f"{self.info.path}/{layout.DURABLE}"
-            self._durable = map_lane_counter(path, len(self.info.lanes), writable=True)
+            self._durable = open_lane_counter(path, len(self.info.lanes))
         return self._durable
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
@@ -107,13 +115,24 @@ class SegmentWriter:
         """Return the rows of some lanes, None for all."""
         return self._lane_rows.copy() if lanes is None else self._lane_rows[lanes]
 
-    def publish(self, lane: int, rows: int, observed: int = 0) -> None:
-        """Make ``rows`` rows of a lane visible, and observations up to ``observed``. What they show is written."""
+    def publish(self, lane: int, rows: int, observed: int = 0, *, late: bool = False) -> None:
+        """Make ``rows`` rows of a lane visible, and observations up to ``observed``. What they show is written.
+
+        ``late``: other lanes of the same step are visible already, so this cannot be refused any more.
+
+        Raises
+        ------
+        StorageFull
+            There is no room where reserved blocks are not kept; nothing is visible.
+        """
+        if late and isinstance(self.committed, CountersByPosition):
+            self.committed.store(lane, rows, late=True)
+        else:
+            self._show[lane] = rows
         self.total_rows += rows - self.rows[lane]
         self.most_rows = max(self.most_rows, rows)
         self.rows[lane] = rows
         # Readers load `observed` first: one past `committed` then means the observation after just these rows.
-        self._show[lane] = rows
         if observed:
             self._show_observed[lane] = observed
 
@@ -151,19 +170,28 @@ class SegmentWriter:
         return self._window
 
     def publish_lanes(
-        self, lanes: Ints | None, rows: Ints, added: int, observed: NDArray[np.bool_] | None = None
+        self,
+        lanes: Ints | None,
+        rows: Ints,
+        added: int,
+        observed: NDArray[np.bool_] | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         """Make ``rows`` rows of each of some lanes visible, None for all: one or two more of each, ``added`` in all.
 
-        One observation more is visible where ``observed`` says so.
+        One observation more is visible where ``observed`` says so. ``late`` and errors as for `publish`.
         """
         if lanes is None:
             lanes = self.every_lane
+        if late and isinstance(self.committed, CountersByPosition):
+            self.committed.store(lanes, rows, late=True)
+        else:
+            # By index: numpy stores such items one by one, 8 aligned bytes each, and never as a block of bytes.
+            self.committed[lanes] = rows
         self.total_rows += added
         self.most_rows += 1 if added == len(lanes) else 2
         self._lane_rows[lanes] = rows
-        # By index: numpy stores such items one by one, 8 aligned bytes each, and never copies them as a block of bytes.
-        self.committed[lanes] = rows
         if observed is not None:
             self.observed[lanes[observed]] = rows[observed] + 1
 
@@ -179,11 +207,12 @@ class SegmentWriter:
 
     def flush(self) -> None:
         """Put everything published on the platter, then say so in ``durable``."""
+        self._settle(late=False)
         upto = self.committed.copy()
-        if self._synced_folders and (upto == self.durable).all():
+        if self._synced_folders and (upto == self.durable.copy()).all():
             return
         path = self.info.path
-        changed = self._chunks_since(self.durable, upto)
+        changed = self._chunks_since(self.durable.copy(), upto)
         for leaf, chunks in changed.items():
             for chunk in chunks:
                 sync_file(chunk_path(self.root, self.info, leaf, chunk))
@@ -193,6 +222,13 @@ class SegmentWriter:
             self._sync_new_segment()
         self.durable[:] = upto
         sync_file(path / layout.DURABLE / "c.0")
+
+    def _settle(self, *, late: bool) -> None:
+        """Show what had to be shown late; StorageFull where there is still no room and it may not be later."""
+        if isinstance(self.committed, CountersByPosition):
+            self.committed.settle(late=late)
+        if isinstance(self.observed, CountersByPosition):
+            self.observed.settle(late=True)
 
     def _chunks_since(self, before: NDArray[np.int64], upto: NDArray[np.int64]) -> dict[str, set[int]]:
         spans = [(int(a), int(b)) for a, b in zip(before, upto, strict=True) if a < b]
@@ -221,9 +257,12 @@ class SegmentWriter:
         self.info, self.number = info, info.number
         for column in self.columns.values():
             column.info = info
+        if not self._keeps:
+            self._open_counters()  # by position they are opened by their path
 
     def close(self) -> None:
         """Let go of every chunk. The lock stays: whoever seals the segment needs it."""
         self.stretch, self._window, self._window_stop = None, {}, 0
+        self._settle(late=True)
         for column in self.columns.values():
             column.close()

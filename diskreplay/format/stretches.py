@@ -46,9 +46,9 @@ class Stretch:
         if following is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = following[i]
-        # As `SegmentWriter.publish`, without the time that a call takes.
+        # As `SegmentWriter.publish`, without the time that a call takes; what may be refused comes first.
+        self._committed[0] = segment.rows[0] = row + 1
         segment.total_rows += 1
-        segment.rows[0] = self._committed[0] = row + 1
         if following is not None:
             self._observed[0] = row + 2
 

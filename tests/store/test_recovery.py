@@ -270,8 +270,8 @@ def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was
     append_numbered(writer, range(3), end="open")
     real = getattr(SegmentWriter if at == "publish" else Column, at)
 
-    def interrupted(self, *args):
-        real(self, *args)
+    def interrupted(self, *args, **kwargs):
+        real(self, *args, **kwargs)
         raise Interrupt
 
     with monkeypatch.context() as patch:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,9 +35,12 @@ class Disk:
         subprocess.run(["umount", str(self.path)], check=True, capture_output=True)
 
     def fill(self, *, but: int = 0, name: str = "ballast") -> Path:
-        """Fill it with a file of bytes that cannot be compressed, but for so many bytes; return the file."""
+        """Fill it with a file of bytes that cannot be compressed, but for so many bytes; return the file.
+
+        On xfs even the name of the file may find no room; then it is not there.
+        """
         ballast, size = self.path / name, 1 << 20
-        with open(ballast, "ab", buffering=0) as file:
+        with suppress(OSError), open(ballast, "ab", buffering=0) as file:
             while size >= 4096:
                 with suppress(OSError):
                     while file.write(os.urandom(size)):
@@ -46,6 +50,16 @@ class Disk:
                 file.truncate(max(0, file.tell() - but))
                 os.fsync(file.fileno())
         return ballast
+
+    def free(self, *files: Path) -> None:
+        """Delete files and wait until their room is free: xfs and btrfs do that in the background."""
+        files = tuple(file for file in files if file.exists())
+        taken = sum(file.stat().st_blocks * 512 for file in files)
+        for file in files:
+            file.unlink()
+        until, before = time.monotonic() + 30, os.statvfs(self.path)
+        while os.statvfs(self.path).f_bavail * before.f_frsize < taken // 2 and time.monotonic() < until:
+            subprocess.run(["sync", "-f", str(self.path)], check=True)
 
 
 @contextmanager
