@@ -1,17 +1,21 @@
 """The counters that publish data: the store's words, and three numbers a lane in every segment.
 
 Data first, commit second: a row is written in full before the counter that shows it is stored. One aligned 8-byte
-store is atomic, and x86-64 keeps the order of stores, so a reader that sees the counter sees the row.
+store is atomic, and x86-64 keeps the order of stores, so a reader that sees the counter sees the row. It goes through
+mapped memory, or where a file system does not keep reserved blocks by position, into the same page of the page cache.
 """
 
 import os
 import time
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import shown
+from diskreplay.format.durable import storage_error, write_at
+from diskreplay.format.filesystem import keeps_reservations
 from diskreplay.format.layout import (
     BOOT,
     COUNTER_WORDS,
@@ -26,6 +30,86 @@ from diskreplay.format.mapping import map_file, open_regular
 _RETRIES = 200
 
 
+class CountersByPosition:
+    """Counters that are read through a mapping and stored by position; else as an array, ``(count,)`` int64.
+
+    A store finds the disk full as a whole, or for so many counters that they are in several pages after some of them:
+    then the others are stored with the next ones, for what they publish is written. Those that are ``late`` may always
+    wait for that.
+
+    Concurrency: one process stores; the file is opened for each store, so nothing has to be closed.
+    """
+
+    def __init__(self, path: str, count: int, *, late: bool = False) -> None:
+        self._path, self._late = path, late
+        self._shown: NDArray[np.int64] = map_file(path, count * 8, writable=True).array("<i8", (count,))
+        self._owed: NDArray[np.int64] | None = None
+        self._pid = os.getpid()
+
+    @property
+    def data(self) -> Self:
+        """Itself: as the data of an array it stores number by number."""
+        return self
+
+    def copy(self) -> NDArray[np.int64]:
+        """Return what the counters show."""
+        return self._shown.copy()
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return what some show."""
+        return self._shown[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Store some; see `store`."""
+        self.store(key, value, late=self._late)
+
+    def store(self, key: Any, value: Any, *, late: bool) -> None:
+        """Store some counters, and those that are still owed.
+
+        Raises
+        ------
+        StorageFull
+            There is no room, and they may not be late; nothing was stored.
+        """
+        wanted = self._shown.copy() if self._owed is None else self._owed.copy()
+        wanted[key] = value
+        changed = np.flatnonzero(wanted != self._shown)
+        if len(changed) == 0:
+            return
+        first, stop = int(changed[0]), int(changed[-1]) + 1
+        try:
+            fd = open_regular(self._path, self._shown.nbytes, os.O_WRONLY)
+            try:
+                write_at(fd, wanted[first:stop].tobytes(), first * 8)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            full = storage_error(error, self._path)
+            if not isinstance(full, StorageFull):
+                raise
+            if not late and (wanted[changed] != self._shown[changed]).all():
+                raise full from error
+            self._owed = wanted
+        else:
+            self._owed = None
+
+    def settle(self, *, late: bool) -> None:
+        """Store what is owed, if anything is; errors as for `store`. A forked child's copy owes nothing."""
+        if self._owed is not None and os.getpid() == self._pid:
+            self.store([], [], late=late)
+
+
+Counters = NDArray[np.int64] | CountersByPosition
+
+
+def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
+    """Open counters to store to them: mapped where a store cannot find the disk full, else by position."""
+    if keeps_reservations(path):
+        mapped: NDArray[np.int64] = map_file(path, count * 8, writable=True).array("<i8", (count,))
+        return mapped
+    return CountersByPosition(path, count, late=late)
+
+
 class StoreCounters:
     """The words of ``counters/``, each beside its complement.
 
@@ -36,9 +120,11 @@ class StoreCounters:
 
     def __init__(self, path: str, *, writable: bool = False) -> None:
         self.path = shown(path)
-        self._words: NDArray[np.int64] = map_file(path, self.nbytes, writable=writable).array(
-            "<i8", (2 * COUNTER_WORDS,)
-        )
+        self._words: Counters
+        if writable:
+            self._words = open_counters(path, 2 * COUNTER_WORDS)
+        else:
+            self._words = map_file(path, self.nbytes).array("<i8", (2 * COUNTER_WORDS,))
 
     @staticmethod
     def fresh() -> bytes:
@@ -78,7 +164,7 @@ class StoreCounters:
 
     def raw(self) -> bytes:
         """Return the bytes of the file: the cheapest way to see that nothing changed."""
-        return self._words.tobytes()
+        return self._words.copy().tobytes()
 
     def peek(self, word: int) -> int:
         """Return one word without the check against its complement; good for a hint."""
@@ -89,9 +175,18 @@ class StoreCounters:
         return min(int(self.read()[STEPS_EVICTED]) + steps, MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
-        """Store a word and its complement. The caller holds the store lock; a word never goes back."""
+        """Store a word and its complement. The caller holds the store lock; a word never goes back.
+
+        Raises
+        ------
+        StorageFull
+            There is no room where the file system copies on write; nothing was stored.
+        """
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
+        if isinstance(self._words, CountersByPosition):
+            self._words[[word, COUNTER_WORDS + word]] = value, ~value  # both or neither
+            return
         self._words[word] = value
         self._words[COUNTER_WORDS + word] = ~value
 
@@ -128,12 +223,15 @@ class StoreCounters:
         self._words[COUNTER_WORDS:] = ~values
 
 
-def map_lane_counter(folder: str, lanes: int, *, writable: bool = False) -> NDArray[np.int64]:
-    """Map one of a segment's arrays of a number a lane, ``(lanes,)`` int64."""
-    array: NDArray[np.int64] = map_file(os.path.join(folder, "c.0"), lanes * 8, writable=writable).array(
-        "<i8", (lanes,)
-    )
+def map_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
+    """Map one of a segment's arrays of a number a lane for reading, ``(lanes,)`` int64."""
+    array: NDArray[np.int64] = map_file(os.path.join(folder, "c.0"), lanes * 8).array("<i8", (lanes,))
     return array
+
+
+def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counters:
+    """Open one of a segment's arrays of a number a lane to store to it, ``(lanes,)`` int64."""
+    return open_counters(os.path.join(folder, "c.0"), lanes, late=late)
 
 
 def read_lane_counter(folder: str, lanes: int, name: str = "c.0") -> NDArray[np.int64]:
@@ -146,9 +244,9 @@ def read_lane_counter(folder: str, lanes: int, name: str = "c.0") -> NDArray[np.
 
 
 def write_lane_counter(folder: str, values: NDArray[np.int64]) -> None:
-    """Write one of a segment's arrays of a number a lane that no other process may be reading."""
+    """Write one of a segment's arrays of a number a lane by position, where nobody else writes it."""
     fd = open_regular(os.path.join(folder, "c.0"), values.nbytes, os.O_WRONLY)
     try:
-        os.pwrite(fd, values.tobytes(), 0)
+        write_at(fd, values.tobytes(), 0)
     finally:
         os.close(fd)

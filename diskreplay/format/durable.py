@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from diskreplay.errors import FormatError, ReplayError, StorageFull, StoreLocked
 from diskreplay.folders import show_paths
@@ -38,6 +39,14 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     finally:
         os.close(fd)
+
+
+def write_at(fd: int, data: Any, offset: int) -> None:
+    """Write bytes, or a view of bytes, in full."""
+    count = os.pwrite(fd, data, offset)
+    while count < len(data):
+        data, offset = memoryview(data)[count:], offset + count
+        count = os.pwrite(fd, data, offset)
 
 
 def read_file(path: str) -> bytes:

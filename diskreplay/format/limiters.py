@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
+from diskreplay.format.commit import Counters, open_counters
 from diskreplay.format.durable import held_lock, storage_error, sync_folder, sync_tree
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.mapping import map_file
@@ -36,8 +37,8 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None and name != layout.METADATA
 
 
-def open_slots(root: Root, name: str) -> NDArray[np.int64]:
-    """Map a limiter's slots, (64,) int64, for writing; they are made, as zeros, where they are missing.
+def open_slots(root: Root, name: str) -> Counters:
+    """Open a limiter's slots, (64,) int64, for writing; they are made, as zeros, where they are missing.
 
     Any process adds to a slot under the lock `slots_lock`; nobody ever takes away.
 
@@ -51,8 +52,8 @@ def open_slots(root: Root, name: str) -> NDArray[np.int64]:
     folder = root.folder / layout.LIMITERS / name
     if not folder.exists():
         _create(root, name)
-    slots: NDArray[np.int64] = map_file(str(folder / "c.0"), SLOTS * 8, writable=True).array("<i8", (SLOTS,))
-    if (slots < 0).any():
+    slots = open_counters(str(folder / "c.0"), SLOTS)
+    if (slots.copy() < 0).any():
         raise FormatError(f"{folder} holds impossible counts; delete the folder to begin anew")
     return slots
 

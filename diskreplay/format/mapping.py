@@ -1,6 +1,7 @@
 """Memory mappings that keep no descriptor: Python's own would run out of them at about a thousand chunks."""
 
 import ctypes
+import errno
 import os
 import stat
 import weakref
@@ -20,7 +21,10 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
-MADV_RANDOM, MADV_WILLNEED, MADV_HUGEPAGE = 1, 3, 14
+MADV_RANDOM, MADV_WILLNEED, MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 1, 3, 14, 23
+
+# The page cache has no larger pages; they are aligned.
+LARGEST_PAGES = 2 << 20
 
 
 class Mapping:
@@ -51,6 +55,18 @@ class Mapping:
     def advise(self, advice: int) -> None:
         """Advise the kernel how the mapping will be used; a hint, so a refusal is not an error."""
         _libc.madvise(self.address, self.nbytes, advice)
+
+    def populate(self, start: int, stop: int) -> None:
+        """Make these bytes of the file, whole pages, ready to be stored to.
+
+        Raises
+        ------
+        OSError
+            ENOSPC: a store would find the disk full. Linux before 5.14, which has no large pages either, says nothing.
+        """
+        failed = stop > start and _libc.madvise(self.address + start, stop - start, _MADV_POPULATE_WRITE) != 0
+        if failed and ctypes.get_errno() == errno.EFAULT:  # where a store would end the process by SIGBUS
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def will_need(self, start: int, nbytes: int) -> None:
         """Have these bytes of the file read from disk while the caller goes on."""

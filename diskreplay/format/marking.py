@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.format.commit import map_lane_counter
+from diskreplay.format.commit import open_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder
 from diskreplay.format.marks import MarkLog, Place
 from diskreplay.format.root import Root
@@ -24,7 +24,7 @@ class DurableRows:
     def __init__(self, root: Root, info: SegmentInfo) -> None:
         self._root, self._info = root, info
         self._log = MarkLog(root, Place(str(info.path), len(info.lanes), info.chunk_rows))
-        self._counter = map_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), writable=True)
+        self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
         self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
         self._is_new = True
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums
-from diskreplay.format.commit import map_lane_counter, read_lane_counter, write_lane_counter
+from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.copies import WRITE_BITS, open_protected
 from diskreplay.format.durable import (
     boot_id,
@@ -160,11 +160,12 @@ def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
     if (observed > committed).any():
-        committed, observed = (map_lane_counter(f"{info.path}/{name}", lanes, writable=True) for name in _PUBLISHING)
+        committed = committed.copy()
         for lane in np.flatnonzero(observed > committed).tolist():
             _end_with_observation(root, info, lane, int(committed[lane]))
             committed[lane] += 1
-    return committed.copy()
+        write_lane_counter(f"{info.path}/{layout.COMMITTED}", committed)
+    return committed
 
 
 def _counter_sums(info: SegmentInfo, rows: NDArray[np.int64]) -> dict[str, int]:

@@ -1,195 +1,27 @@
 """Writing rows of one segment: reserve, put, publish."""
 
-import os
 import threading
-from collections.abc import Iterator, Mapping as Named, Sequence
-from itertools import pairwise
+from collections.abc import Mapping as Named
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.format.commit import map_lane_counter
-from diskreplay.format.durable import Lock, storage_error
+from diskreplay.format.commit import Counters, CountersByPosition, open_lane_counter
+from diskreplay.format.durable import Lock
+from diskreplay.format.filesystem import keeps_reservations
 from diskreplay.format.layout import WIDE_ROW_BYTES
-from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.marking import DurableRows
-from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column
 from diskreplay.format.stretches import Ints, Places, Stretch, Window, find_places
 
-_MOST_DESCRIPTORS = 32
 
-
-class _Column:
-    """One array of the segment, as its writer sees it: the chunks that lanes stand in.
-
-    A row is one item: a number where the field is a scalar, else, and for observations, its bytes. Items are assigned
-    and scattered in a fraction of the time that numpy takes for arrays of rows.
-    """
-
-    def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool) -> None:
-        self.root, self.info, self.leaf = root, info, array.path
-        self.dtype, self.row_bytes = array.dtype, array.row_bytes
-        self.as_bytes = is_bytes(array.path, array.shape)
-        self.item = np.dtype(f"V{self.row_bytes}") if self.as_bytes else self.dtype
-        self.zero: Any = bytes(self.row_bytes) if self.as_bytes else self.dtype.type(0)
-        self.rows = info.chunk_rows[self.leaf]
-        self.shift = self.rows.bit_length() - 1
-        self.mask = self.rows - 1
-        self.by_position = by_position
-        self.reserved = np.zeros(len(info.lanes), np.int64)  # chunks whose blocks a lane has
-        # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
-        self.chunks: dict[int, NDArray[Any]] = {}
-        self.descriptors: dict[int, int] = {}
-
-    def reserve(self, lane: int, row: int, rows: NDArray[np.int64]) -> None:
-        """Give the lane's part of a row's chunk its blocks, so that no write into it can find the disk full.
-
-        Lanes that stand shortly before the same chunk get theirs in the same call.
-        """
-        chunk = row >> self.shift
-        if self.reserved[lane] > chunk:
-            return
-        near = (self.reserved == chunk) & (rows >= row - max(1, self.rows // 8))
-        near[lane] = True
-        fd = self.descriptor(chunk) if self.by_position else open_chunk(self.root, self.info, self.leaf, chunk)
-        try:
-            # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
-            if not self.by_position and chunk not in self.chunks:
-                self._map(chunk, fd)
-            lane_bytes = self.rows * self.row_bytes
-            for first, stop in _runs(near):
-                os.posix_fallocate(fd, first * lane_bytes, (stop - first) * lane_bytes)
-        except OSError as error:
-            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
-        finally:
-            if not self.by_position:
-                os.close(fd)
-        self.reserved[near] = chunk + 1
-
-    def _map(self, chunk: int, fd: int) -> None:
-        mapping = Mapping(fd, chunk_nbytes(self.root, self.info, self.leaf), writable=True)
-        # Without it the first touch of a fresh chunk reads megabytes around it.
-        mapping.advise(MADV_RANDOM)
-        self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
-
-    def descriptor(self, chunk: int) -> int:
-        fd = self.descriptors.get(chunk)
-        if fd is None:
-            if len(self.descriptors) >= _MOST_DESCRIPTORS:
-                os.close(self.descriptors.pop(next(iter(self.descriptors))))
-            fd = self.descriptors[chunk] = open_chunk(self.root, self.info, self.leaf, chunk)
-        return fd
-
-    def put(self, lane: int, row: int, item: Any) -> None:
-        """Write one row: bytes, or a number that fits the dtype."""
-        at = lane * self.rows + (row & self.mask)
-        if self.by_position:
-            data = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
-            _write_at(self.descriptor(row >> self.shift), data, at * self.row_bytes)
-        else:
-            self.chunks[row >> self.shift][at] = item
-
-    def put_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
-        """Put rows ``row``, ``row + 1``, ...; their chunks are reserved."""
-        items, done = self.items(block), 0
-        while done < len(items):
-            at = (row + done) & self.mask
-            count = min(self.rows - at, len(items) - done)
-            part, at = items[done : done + count], at + lane * self.rows
-            if self.by_position:
-                data = part.view(np.uint8).data
-                _write_at(self.descriptor((row + done) >> self.shift), data, at * self.row_bytes)
-            else:
-                self.chunks[(row + done) >> self.shift][at : at + count] = part
-            done += count
-
-    def put_lanes(self, places: Sequence[Places], items: NDArray[Any]) -> None:
-        """Put one row of each of several lanes; their chunks are reserved."""
-        for chunk, at, chosen in places:
-            some = items if chosen is None else items[chosen]
-            if self.by_position:
-                self._write_items(self.descriptor(chunk), at, some)
-            else:
-                self.chunks[chunk][at] = some
-
-    def _write_items(self, fd: int, at: Ints, items: NDArray[Any]) -> None:
-        data, size = items.view(np.uint8).data, self.row_bytes
-        # Neighbours in the file, such as all lanes in chunks of one row, are written together.
-        edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
-        for start, stop in pairwise(edges):
-            _write_at(fd, data[start * size : stop * size], int(at[start]) * size)
-
-    def items(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
-        if not self.as_bytes:
-            return np.ascontiguousarray(values)
-        count = len(values)
-        return np.ascontiguousarray(values).reshape(count, -1).view(self.item).reshape(count)
-
-    def target(self, lane: int, row: int) -> tuple[Any, int]:
-        """Return what takes items by number, the first that of ``row``, up to the end of its chunk, and how many."""
-        at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
-        if self.by_position:
-            return _Positions(self, row >> self.shift, at), stop - at
-        return self.chunks[row >> self.shift][at:stop], stop - at
-
-    def forget_before(self, row: int) -> None:
-        """Let go of chunks that no lane will write again."""
-        first = row >> self.shift
-        for chunk in [c for c in self.chunks if c < first]:
-            del self.chunks[chunk]
-        for chunk in [c for c in self.descriptors if c < first]:
-            os.close(self.descriptors.pop(chunk))
-
-    def close(self) -> None:
-        self.chunks.clear()
-        while self.descriptors:
-            os.close(self.descriptors.popitem()[1])
-
-
-class _Positions:
-    """Rows of one chunk that are written by position, as if they were items of an array."""
-
-    __slots__ = ("_base", "_chunk", "_column")
-
-    def __init__(self, column: _Column, chunk: int, at: int) -> None:
-        self._column, self._chunk, self._base = column, chunk, at
-
-    def __setitem__(self, at: int, item: Any) -> None:
-        column = self._column
-        data = item if column.as_bytes else np.asarray(item, column.dtype).tobytes()
-        _write_at(column.descriptor(self._chunk), data, (self._base + at) * column.row_bytes)
-
-
-def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
-    """Whether a writer takes a row of this leaf as bytes; observations always, as they are compared by their bytes."""
-    return bool(shape) or leaf == "obs" or leaf.startswith("obs/")
-
-
-def _numbers(array: Ints) -> Any:
+def _numbers(array: Counters) -> Any:
     """Return an array as Python's own numbers, which are read and stored in half of numpy's time."""
     return array.data
-
-
-def _runs(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of each run of True."""
-    if mask.all():  # a single lane, or lanes in step
-        yield 0, len(mask)
-        return
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    yield from zip(edges[::2], edges[1::2], strict=True)
-
-
-def _write_at(fd: int, data: Any, offset: int) -> None:
-    """Write bytes, or a view of bytes, in full."""
-    count = os.pwrite(fd, data, offset)
-    while count < len(data):
-        data, offset = memoryview(data)[count:], offset + count
-        count = os.pwrite(fd, data, offset)
 
 
 class SegmentWriter:
@@ -204,19 +36,19 @@ class SegmentWriter:
         self.root, self.info, self.number, self.lock = root, info, info.number, lock
         lanes = len(info.lanes)
         arrays = root.blueprint.arrays
-        in_blocks &= len(arrays) <= _MOST_DESCRIPTORS
+        in_blocks &= len(arrays) <= MOST_DESCRIPTORS
+        # Where reserved blocks are not kept, a store to mapped memory could end the process: all goes by position.
+        self._keeps = keeps_reservations(info.path)
         self.columns = {
-            leaf: _Column(root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES)
+            leaf: Column(
+                root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES or not self._keeps, self._keeps
+            )
             for leaf, array in arrays.items()
         }
-        self.committed, self.observed = (
-            map_lane_counter(f"{info.path}/{name}", lanes, writable=True)
-            for name in (layout.COMMITTED, layout.OBSERVED)
-        )
+        self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
         # The same as Python's own numbers. An item of such a view is one aligned 8-byte store, as numpy's is.
         self.rows = _numbers(self._lane_rows)
-        self._show, self._show_observed = _numbers(self.committed), _numbers(self.observed)
         self.total_rows = 0
         self._reserved = np.zeros(lanes, np.int64)  # rows below this have their blocks in every field
         self._least_reserved = 0
@@ -231,8 +63,15 @@ class SegmentWriter:
         self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
         self._durable: DurableRows | None = None
 
-    def reserve(self, lane: int, row: int) -> None:
-        """Make sure that ``row`` of a lane can be written in every field.
+    def _open_counters(self) -> None:
+        lanes = len(self.info.lanes)
+        self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
+        # Late, it leaves a step without the observation behind it for a while; committed is what publishes the step.
+        self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
+        self._show, self._show_observed = _numbers(self.committed), _numbers(self.observed)
+
+    def reserve(self, lane: int, row: int, stop: int = 0) -> None:
+        """Make sure that ``row`` of a lane can be written in every field; rows up to ``stop`` follow at once.
 
         Raises
         ------
@@ -245,15 +84,15 @@ class SegmentWriter:
         rows = self._lane_rows
         first = int(rows.min())
         for column in self.columns.values():
-            column.reserve(lane, row, rows)
+            column.reserve(lane, row, stop, rows)
             column.forget_before(first)
-        np.min([column.reserved << column.shift for column in self.columns.values()], axis=0, out=self._reserved)
+        np.min([column.reserved for column in self.columns.values()], axis=0, out=self._reserved)
         self._least_reserved, self._window_stop = int(self._reserved.min()), 0
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
         """Reserve the rows ``[row, stop)``; see `reserve`."""
         while row < stop:
-            self.reserve(lane, row)
+            self.reserve(lane, row, stop)
             row = self.reserved[lane]
 
     def has_room(self) -> bool:
@@ -270,13 +109,24 @@ class SegmentWriter:
         """Return the rows of some lanes, None for all."""
         return self._lane_rows.copy() if lanes is None else self._lane_rows[lanes]
 
-    def publish(self, lane: int, rows: int, observed: int = 0) -> None:
-        """Make ``rows`` rows of a lane visible, and observations up to ``observed``. What they show is written."""
+    def publish(self, lane: int, rows: int, observed: int = 0, *, late: bool = False) -> None:
+        """Make ``rows`` rows of a lane visible, and observations up to ``observed``. What they show is written.
+
+        ``late``: other lanes of the same step are visible already, so this cannot be refused any more.
+
+        Raises
+        ------
+        StorageFull
+            There is no room where reserved blocks are not kept; nothing is visible.
+        """
+        if late and isinstance(self.committed, CountersByPosition):
+            self.committed.store(lane, rows, late=True)
+        else:
+            self._show[lane] = rows
         self.total_rows += rows - self.rows[lane]
         self.most_rows = max(self.most_rows, rows)
         self.rows[lane] = rows
         # Readers load `observed` first: one past `committed` then means the observation after just these rows.
-        self._show[lane] = rows
         if observed:
             self._show_observed[lane] = observed
 
@@ -314,19 +164,28 @@ class SegmentWriter:
         return self._window
 
     def publish_lanes(
-        self, lanes: Ints | None, rows: Ints, added: int, observed: NDArray[np.bool_] | None = None
+        self,
+        lanes: Ints | None,
+        rows: Ints,
+        added: int,
+        observed: NDArray[np.bool_] | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         """Make ``rows`` rows of each of some lanes visible, None for all: one or two more of each, ``added`` in all.
 
-        One observation more is visible where ``observed`` says so.
+        One observation more is visible where ``observed`` says so. ``late`` and errors as for `publish`.
         """
         if lanes is None:
             lanes = self.every_lane
+        if late and isinstance(self.committed, CountersByPosition):
+            self.committed.store(lanes, rows, late=True)
+        else:
+            # By index: numpy stores such items one by one, 8 aligned bytes each, and never as a block of bytes.
+            self.committed[lanes] = rows
         self.total_rows += added
         self.most_rows += 1 if added == len(lanes) else 2
         self._lane_rows[lanes] = rows
-        # By index: numpy stores such items one by one, 8 aligned bytes each, and never copies them as a block of bytes.
-        self.committed[lanes] = rows
         if observed is not None:
             self.observed[lanes[observed]] = rows[observed] + 1
 
@@ -340,10 +199,21 @@ class SegmentWriter:
             found = Stretch(self, row, limit) if row + 1 < min(limit, self.reserved[0]) else None
             self.stretch = found if found is not None and row <= found.last else None
 
+    def settle(self, *, late: bool = False) -> None:
+        """Show what had to be shown late; StorageFull where there is still no room and it may not be later.
+
+        Concurrency: the thread that appends.
+        """
+        if isinstance(self.committed, CountersByPosition):
+            self.committed.settle(late=late)
+        if isinstance(self.observed, CountersByPosition):
+            self.observed.settle(late=True)
+
     def mark(self) -> None:
         """Bring everything published to the disk, and say so in the segment's log of marks.
 
         Concurrency: any thread of the process, also while another one appends.
+
 
         Raises
         ------
@@ -360,9 +230,12 @@ class SegmentWriter:
         self.info, self.number = info, info.number
         for column in self.columns.values():
             column.info = info
+        if not self._keeps:
+            self._open_counters()  # by position they are opened by their path
 
     def close(self) -> None:
         """Let go of every chunk. The lock stays: whoever seals the segment needs it."""
         self.stretch, self._window, self._window_stop = None, {}, 0
+        self.settle(late=True)
         for column in self.columns.values():
             column.close()

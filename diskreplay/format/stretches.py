@@ -26,7 +26,7 @@ class Stretch:
         self._segment, self.start = segment, row
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
         # An observation may have to follow the last row.
-        self.last = min(limit, row + min(count for _, count in parts.values())) - 2
+        self.last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         targets = {leaf: target for leaf, (target, _) in parts.items() if not leaf.startswith("episode/")}
         self._done = targets.pop(layout.DONE)
         self._targets = list(targets.values())
@@ -46,9 +46,9 @@ class Stretch:
         if following is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = following[i]
-        # As `SegmentWriter.publish`, without the time that a call takes.
+        # As `SegmentWriter.publish`, without the time that a call takes; what may be refused comes first.
+        self._committed[0] = segment.rows[0] = row + 1
         segment.total_rows += 1
-        segment.rows[0] = self._committed[0] = row + 1
         if following is not None:
             self._observed[0] = row + 2
 

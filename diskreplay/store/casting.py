@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from diskreplay.format.schema import Field, Schema
-from diskreplay.format.segment_writer import is_bytes
+from diskreplay.format.segment_column import is_bytes
 
 Caster = Callable[[Any], Any]
 Items = list[Any]

@@ -157,7 +157,7 @@ class AttachedLimiter:
         """Return the steps inserted, and the steps drawn."""
         inserted = self._steps.read()
         held = inserted.held if self._capacity is None else min(inserted.held, self._capacity)
-        return Inserted(inserted.ever, held), int(self._slots.sum())
+        return Inserted(inserted.ever, held), int(self._slots.copy().sum())
 
     @contextmanager
     def inserting(self) -> Iterator[None]:
@@ -181,6 +181,8 @@ class AttachedLimiter:
         ------
         RateLimited
             They may not within the timeout; nothing changed.
+        StorageFull
+            There is no room for the count where the file system copies on write; nothing changed.
         ValueError
             Both sides could wait for each other, and there is no timeout.
         """

@@ -7,7 +7,7 @@ number for other scalars.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,16 @@ from diskreplay.store.sealer import Sealer
 
 Items = list[Any]
 EpisodeItems = Mapping[str, Any]
+
+
+class Written(NamedTuple):
+    """A step that is written and not published yet: what its lane will show, and how it goes on."""
+
+    lane: Any
+    rows: int
+    observed: int
+    pending: list[bytes] | None
+    ended: bool
 
 
 class Recorder:
@@ -108,6 +118,24 @@ class Recorder:
         episode: EpisodeItems | None,
     ) -> None:
         """Write a prepared step and publish it."""
+        self.publish(self.write(lane, items, following, terminated, truncated, episode))
+
+    def write(
+        self,
+        lane: Any,
+        items: Items,
+        following: list[bytes] | None,
+        terminated: bool,
+        truncated: bool,
+        episode: EpisodeItems | None,
+    ) -> Written:
+        """Write a prepared step; nobody sees it yet.
+
+        Raises
+        ------
+        StorageFull
+            There is no room where reserved blocks are not kept; the call may be repeated.
+        """
         segment, at = lane.segment, lane.at
         row = segment.rows[at]
         flags = 0 if lane.open else FIRST | (CUT if lane.continues else 0)
@@ -115,24 +143,26 @@ class Recorder:
         columns = segment.columns
         for i in range(0 if lane.pending is None else self.obs_count, len(items)):
             columns[self.columns[i]].put(at, row, items[i])
-        ended = terminated or truncated
-        lane.pending = None
         if following is None:
             columns[layout.DONE].put(at, row, flags | self._put_episode(segment, at, row, episode))
-            segment.publish(at, row + 1)
-        elif ended:
-            columns[layout.DONE].put(at, row, flags)
-            self._put_final(segment, at, row + 1, following, OBSERVATION_ONLY, episode)
-            segment.publish(at, row + 2)
         else:
+            columns[layout.DONE].put(at, row, flags)
+            if terminated or truncated:
+                self._put_final(segment, at, row + 1, following, OBSERVATION_ONLY, episode)
+                return Written(lane, row + 2, 0, None, True)
             for leaf, item in zip(self._obs_columns, following, strict=True):
                 columns[leaf].put(at, row + 1, item)
-            columns[layout.DONE].put(at, row, flags)
-            segment.publish(at, row + 1, row + 2)
-            lane.pending = following
-        lane.open, lane.continues, lane.resumes_at = not ended, False, None
+            return Written(lane, row + 1, row + 2, following, False)
+        return Written(lane, row + 1, 0, None, terminated or truncated)
+
+    def publish(self, step: Written, *, late: bool = False) -> None:
+        """Publish a step that was written; ``late`` where others of the same call are published already."""
+        lane = step.lane
+        lane.segment.publish(lane.at, step.rows, step.observed, late=late)
+        lane.pending = step.pending
+        lane.open, lane.continues, lane.resumes_at = not step.ended, False, None
         if len(self.lanes) == 1:
-            segment.go_on(self.rolling.next_look())
+            lane.segment.go_on(self.rolling.next_look())
 
     def _put_final(
         self,
@@ -279,6 +309,7 @@ class Recorder:
     def flush(self) -> None:
         """Make every published step durable, those in segments that were left included."""
         for segment in self.segments:
+            segment.settle()
             segment.mark()
         if self.rolling.left:
             self._sealer.drain()

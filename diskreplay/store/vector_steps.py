@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.layout import CUT, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
-from diskreplay.format.segment_writer import SegmentWriter, is_bytes
+from diskreplay.format.segment_column import is_bytes
+from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.recorder import Recorder
 from diskreplay.store.rolling import Lane
 
@@ -156,14 +157,15 @@ class VectorSteps:
             return
         segments = self._recorder.segments
         if len(segments) == 1:
-            self._commit(segments[0], step.lanes, step)
+            homes: list[tuple[SegmentWriter, Ints | None]] = [(segments[0], step.lanes)]
         else:
             lanes = self._every if step.lanes is None else step.lanes
             home = self._lanes.home[lanes]
-            for segment in segments:
-                here = lanes[home == segment.number]
-                if len(here):
-                    self._commit(segment, here, step)
+            homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
+        # All are written before any is published: a disk that is full refuses the whole step.
+        rows = [self._write(segment, here, step) for segment, here in homes]
+        for i, (segment, here) in enumerate(homes):
+            segment.publish_lanes(here, *rows[i], late=i > 0)
         self._note(step)
 
     # --- making room -------------------------------------------------------------------------------------------------
@@ -225,8 +227,10 @@ class VectorSteps:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _commit(self, segment: SegmentWriter, lanes: Ints | None, step: Step) -> None:
-        """Write prepared steps of lanes of one segment, None for all, then publish them."""
+    def _write(
+        self, segment: SegmentWriter, lanes: Ints | None, step: Step
+    ) -> tuple[Ints, int, NDArray[np.bool_] | None]:
+        """Write prepared steps of lanes of one segment, None for all; return what `publish_lanes` shows."""
         recorder = self._recorder
         chosen: Any = slice(None) if lanes is None else lanes
         rows = segment.rows_of(lanes)
@@ -244,8 +248,7 @@ class VectorSteps:
                 flags[ends] |= self._put_episodes(segment, last, rows[ends], step)
             segment.put_lanes(lanes, rows, values)
             rows += 1
-            segment.publish_lanes(lanes, rows, len(rows))
-            return
+            return rows, len(rows), None
         segment.put_lanes(lanes, rows, values)
         rows += 1
         segment.put_lanes(
@@ -254,7 +257,7 @@ class VectorSteps:
         if len(ends):
             self._put_finals(segment, last, rows[ends], step)
             rows += ended
-        segment.publish_lanes(lanes, rows, len(rows) + len(ends), ~ended)
+        return rows, len(rows) + len(ends), ~ended
 
     def _flags(self, chosen: Any, some_end: bool, step: Step) -> NDArray[np.uint8]:
         state = self._lanes
@@ -312,17 +315,21 @@ class VectorSteps:
 
     def _commit_one_by_one(self, step: Step) -> None:
         """Do the same lane by lane: with one group an episode each has a segment of its own."""
-        recorder = self._recorder
+        recorder, written = self._recorder, []
         for i in (self._every if step.lanes is None else step.lanes).tolist():
             ended = bool(step.ends[i] or step.cuts[i])
-            recorder.commit(
-                recorder.lanes[i],
-                self._items(step.values, i),
-                None if step.following is None else self._items(step.following, i),
-                bool(step.ends[i]),
-                bool(step.cuts[i]),
-                {leaf: as_item(leaf, x[i]) for leaf, x in step.episode.items()} if step.episode and ended else None,
+            written.append(
+                recorder.write(
+                    recorder.lanes[i],
+                    self._items(step.values, i),
+                    None if step.following is None else self._items(step.following, i),
+                    bool(step.ends[i]),
+                    bool(step.cuts[i]),
+                    {leaf: as_item(leaf, x[i]) for leaf, x in step.episode.items()} if step.episode and ended else None,
+                )
             )
+        for i, one in enumerate(written):
+            recorder.publish(one, late=i > 0)
 
 
 def as_item(leaf: str, value: Any) -> Any:

@@ -68,13 +68,19 @@ def check_full(path: Path, told: Told) -> None:
     assert verify(path) == []
 
 
-def fill_at(path: Path, kind: str, number: int) -> bool:
+def fill_at(
+    path: Path,
+    kind: str,
+    number: int,
+    needs: Callable[[Point, Path], bool] = needs_room,
+    check: Callable[[Path, Told], None] = check_full,
+) -> bool:
     """Let the disk be full from the nth call on that needs room, until a writer says so; tell whether it did."""
     told: Told = []
     state = {"left": number, "full": False, "seen": False}
 
     def refuses(point: Point) -> bool:
-        if not needs_room(point, path):
+        if not needs(point, path):
             return False
         state["left"] -= 1
         state["full"] |= state["left"] == -1
@@ -82,7 +88,7 @@ def fill_at(path: Path, kind: str, number: int) -> bool:
 
     def make_room() -> None:
         state["seen"] = True
-        check_full(path, told)
+        check(path, told)
         state["full"] = False
 
     with failing(refuses):

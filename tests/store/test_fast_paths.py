@@ -119,7 +119,7 @@ def test_every_autoreset_mode_writes_what_lane_by_lane_writes(tmp_path, autorese
 def test_the_short_way_is_taken(tmp_store, monkeypatch):
     """Otherwise the tests above compare the long way with itself."""
     taken = {"lone": 0, "lanes": 0}
-    real_go_on, real_commit = Recorder.go_on, VectorSteps._commit
+    real_go_on, real_commit = Recorder.go_on, VectorSteps._write
 
     def go_on(self, *args):
         done = real_go_on(self, *args)
@@ -131,7 +131,7 @@ def test_the_short_way_is_taken(tmp_store, monkeypatch):
         return real_commit(self, *args)
 
     monkeypatch.setattr(Recorder, "go_on", go_on)
-    monkeypatch.setattr(VectorSteps, "_commit", commit)
+    monkeypatch.setattr(VectorSteps, "_write", commit)
     prepared = []
     real_prepare = Recorder.prepare
     monkeypatch.setattr(Recorder, "prepare", lambda self, *a: (prepared.append(1), real_prepare(self, *a)))

@@ -15,8 +15,9 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import segment as segment_module, segment_writer
+from diskreplay.format import segment as segment_module
 from diskreplay.format.durable import is_locked
+from diskreplay.format.segment_column import Column
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store import index as index_module
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
@@ -324,14 +325,14 @@ class Interrupt(BaseException):
 def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was_published(store, monkeypatch, at):
     writer = store.writer()
     append_numbered(writer, range(3), end="open")
-    real = getattr(SegmentWriter if at == "publish" else segment_writer._Column, at)
+    real = getattr(SegmentWriter if at == "publish" else Column, at)
 
-    def interrupted(self, *args):
-        real(self, *args)
+    def interrupted(self, *args, **kwargs):
+        real(self, *args, **kwargs)
         raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(SegmentWriter if at == "publish" else segment_writer._Column, at, interrupted)
+        patch.setattr(SegmentWriter if at == "publish" else Column, at, interrupted)
         with pytest.raises(Interrupt):
             append_numbered(writer, [3])
     with pytest.raises(dr.WriterClosed):

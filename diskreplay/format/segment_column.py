@@ -1,0 +1,226 @@
+"""One array of a segment as its writer sees it: which rows have their blocks, and how rows get there."""
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from mmap import PAGESIZE
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format.durable import storage_error, write_at
+from diskreplay.format.mapping import LARGEST_PAGES, MADV_RANDOM, Mapping
+from diskreplay.format.metadata import RowArray
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
+from diskreplay.format.stretches import Ints, Places
+
+MOST_DESCRIPTORS = 32
+
+
+class Column:
+    """One array of the segment, as its writer sees it: the chunks that lanes stand in.
+
+    A row is one item: a number where the field is a scalar, else, and for observations, its bytes. Items are assigned
+    and scattered in a fraction of the time that numpy takes for arrays of rows.
+    """
+
+    def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
+        self.root, self.info, self.leaf = root, info, array.path
+        self.dtype, self.row_bytes = array.dtype, array.row_bytes
+        self.as_bytes = is_bytes(array.path, array.shape)
+        self.item = np.dtype(f"V{self.row_bytes}") if self.as_bytes else self.dtype
+        self.zero: Any = bytes(self.row_bytes) if self.as_bytes else self.dtype.type(0)
+        self.rows = info.chunk_rows[self.leaf]
+        self.shift = self.rows.bit_length() - 1
+        self.mask = self.rows - 1
+        self._first_rows = max(2, PAGESIZE // self.row_bytes)
+        self._chunk_bytes = chunk_nbytes(root, info, self.leaf)
+        self.by_position = by_position
+        self._keeps = keeps
+        # Rows of each lane whose blocks are reserved; in a lane's last chunk perhaps not all.
+        self.reserved = np.zeros(len(info.lanes), np.int64)
+        # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
+        self.chunks: dict[int, NDArray[Any]] = {}
+        self.descriptors: dict[int, int] = {}
+        self._mappings: dict[int, Mapping] = {}
+
+    def reserve(self, lane: int, row: int, stop: int, rows: Ints) -> None:
+        """Give the next rows of a lane their blocks, so that no write into them can find the disk full.
+
+        ``row`` is the first that needs them; with it go the rows below ``stop`` and some more, as far as its chunk
+        goes: in a segment's first chunk as much as the lane has, so that a short one takes little, later all of it.
+        Lanes that stand shortly before that get theirs in the same call.
+        """
+        begin = int(self.reserved[lane])
+        if row < begin:
+            return
+        chunk = begin >> self.shift
+        base, end = chunk << self.shift, (chunk + 1) << self.shift
+        upto = min(end, max(stop, 2 * begin, self._first_rows)) if chunk == 0 and self._keeps else end
+        near = (self.reserved >= base) & (self.reserved < upto) & (rows >= row - max(1, (upto - begin) >> 3))
+        near[lane] = True
+        lanes = np.flatnonzero(near)
+        fd = self.descriptor(chunk) if self.by_position else open_chunk(self.root, self.info, self.leaf, chunk)
+        try:
+            # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
+            if not self.by_position and chunk not in self.chunks:
+                self._map(chunk, fd)
+            # From the beginning where all of the lane's part is reserved: then neighbours are one range.
+            first = lanes << self.shift
+            starts = first if upto == end else first + (self.reserved[lanes] - base)
+            stops = self._reserve_bytes(fd, chunk, starts * self.row_bytes, (first + (upto - base)) * self.row_bytes)
+        except OSError as error:
+            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
+        finally:
+            if not self.by_position:
+                os.close(fd)
+        self.reserved[lanes] = np.minimum(base + stops // self.row_bytes - first, end)
+
+    def _reserve_bytes(self, fd: int, chunk: int, starts: Ints, stops: Ints) -> Ints:
+        """Reserve ranges of bytes, in ascending order, and what else is in their pages; return where each ends.
+
+        A store to a mapped page needs all of its blocks, however small they are.
+        """
+        starts = starts & -PAGESIZE
+        stops = np.minimum((stops + (PAGESIZE - 1)) & -PAGESIZE, self._chunk_bytes)
+        breaks = np.flatnonzero(starts[1:] > stops[:-1])
+        heads, tails = [0, *(breaks + 1).tolist()], [*breaks.tolist(), len(starts) - 1]
+        for head, tail in zip(heads, tails, strict=True) if self._keeps else ():
+            start, stop = int(starts[head]), int(stops[tail])
+            os.posix_fallocate(fd, start, stop - start)
+            if not self.by_position and stop - start < self._chunk_bytes:
+                self._populate(chunk, start, stop)
+        return stops
+
+    def _populate(self, chunk: int, start: int, stop: int) -> None:
+        """Bring reserved pages into memory that lie beside others which are not reserved.
+
+        The page cache may hold many pages as one, once somebody has read the file in order. A store to one of them
+        needs the blocks of all of them: where a full disk has no room for those, this is an error and no SIGBUS.
+        Nothing is that large that it has pages on both sides of an aligned `LARGEST_PAGES`.
+        """
+        mapping = self._mappings[chunk]
+        head, tail = min(stop, -(-start // LARGEST_PAGES) * LARGEST_PAGES), max(start, stop & -LARGEST_PAGES)
+        if head >= tail:
+            mapping.populate(start, stop)
+            return
+        mapping.populate(start, head)
+        if stop < self._chunk_bytes:
+            mapping.populate(tail, stop)
+
+    def _map(self, chunk: int, fd: int) -> None:
+        mapping = self._mappings[chunk] = Mapping(fd, self._chunk_bytes, writable=True)
+        # Without it the first touch of a fresh chunk reads megabytes around it.
+        mapping.advise(MADV_RANDOM)
+        self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
+
+    def descriptor(self, chunk: int) -> int:
+        """Return an open descriptor of a chunk, which is kept."""
+        fd = self.descriptors.get(chunk)
+        if fd is None:
+            if len(self.descriptors) >= MOST_DESCRIPTORS:
+                os.close(self.descriptors.pop(next(iter(self.descriptors))))
+            fd = self.descriptors[chunk] = open_chunk(self.root, self.info, self.leaf, chunk)
+        return fd
+
+    def put(self, lane: int, row: int, item: Any) -> None:
+        """Write one row: bytes, or a number that fits the dtype."""
+        at = lane * self.rows + (row & self.mask)
+        if self.by_position:
+            data = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
+            self.write(row >> self.shift, at, data)
+        else:
+            self.chunks[row >> self.shift][at] = item
+
+    def put_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
+        """Put rows ``row``, ``row + 1``, ...; their chunks are reserved."""
+        items, done = self.items(block), 0
+        while done < len(items):
+            at = (row + done) & self.mask
+            count = min(self.rows - at, len(items) - done)
+            part, at = items[done : done + count], at + lane * self.rows
+            if self.by_position:
+                data = part.view(np.uint8).data
+                self.write((row + done) >> self.shift, at, data)
+            else:
+                self.chunks[(row + done) >> self.shift][at : at + count] = part
+            done += count
+
+    def put_lanes(self, places: Sequence[Places], items: NDArray[Any]) -> None:
+        """Put one row of each of several lanes; their chunks are reserved."""
+        for chunk, at, chosen in places:
+            some = items if chosen is None else items[chosen]
+            if self.by_position:
+                self._write_items(chunk, at, some)
+            else:
+                self.chunks[chunk][at] = some
+
+    def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
+        data, size = items.view(np.uint8).data, self.row_bytes
+        # Neighbours in the file, such as all lanes in chunks of one row, are written together.
+        edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
+        for start, stop in pairwise(edges):
+            self.write(chunk, int(at[start]), data[start * size : stop * size])
+
+    def write(self, chunk: int, at: int, data: Any) -> None:
+        """Write items, as bytes, from the one with the number ``at`` of a chunk on, by position.
+
+        Raises
+        ------
+        StorageFull
+            There is no room where reserved blocks are not kept; what was written is not published.
+        """
+        try:
+            write_at(self.descriptor(chunk), data, at * self.row_bytes)
+        except OSError as error:
+            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
+
+    def items(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
+        if not self.as_bytes:
+            return np.ascontiguousarray(values)
+        count = len(values)
+        return np.ascontiguousarray(values).reshape(count, -1).view(self.item).reshape(count)
+
+    def target(self, lane: int, row: int) -> tuple[Any, int]:
+        """Return what takes items by number, the first that of ``row``, up to the end of its chunk, and how many."""
+        at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
+        if self.by_position:
+            return _Positions(self, row >> self.shift, at), stop - at
+        return self.chunks[row >> self.shift][at:stop], stop - at
+
+    def forget_before(self, row: int) -> None:
+        """Let go of chunks that no lane will write again."""
+        first = row >> self.shift
+        for chunk in [c for c in self.chunks if c < first]:
+            del self.chunks[chunk], self._mappings[chunk]
+        for chunk in [c for c in self.descriptors if c < first]:
+            os.close(self.descriptors.pop(chunk))
+
+    def close(self) -> None:
+        """Unmap and close every chunk."""
+        self.chunks.clear()
+        self._mappings.clear()
+        while self.descriptors:
+            os.close(self.descriptors.popitem()[1])
+
+
+class _Positions:
+    """Rows of one chunk that are written by position, as if they were items of an array."""
+
+    __slots__ = ("_base", "_chunk", "_column")
+
+    def __init__(self, column: Column, chunk: int, at: int) -> None:
+        self._column, self._chunk, self._base = column, chunk, at
+
+    def __setitem__(self, at: int, item: Any) -> None:
+        column = self._column
+        data = item if column.as_bytes else np.asarray(item, column.dtype).tobytes()
+        column.write(self._chunk, self._base + at, data)
+
+
+def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
+    """Whether a writer takes a row of this leaf as bytes; observations always, as they are compared by their bytes."""
+    return bool(shape) or leaf == "obs" or leaf.startswith("obs/")

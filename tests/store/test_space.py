@@ -1,0 +1,136 @@
+"""What a segment that is being written takes on disk: blocks for what was written, and not for what may come."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import diskreplay as dr
+from diskreplay.testing.crash import in_child
+from tests.testing.filesystems import mounted
+
+CARTPOLE = {"obs": dr.Field((4,), "float32"), "action": dr.Field((), "int64"), "reward": dr.Field((), "float32")}
+
+
+def taken(path: Path) -> int:
+    """Count the bytes that everything below a folder takes on disk, as du does."""
+    return sum(entry.lstat().st_blocks * 512 for entry in [path, *path.rglob("*")])
+
+
+def append_steps(writer: Any, steps: int, first: int = 0) -> None:
+    for t in range(first, first + steps):
+        obs = np.full(4, t, np.float32)
+        writer.append(obs, t, float(t), terminated=t % 50 == 49, next_obs=obs + 1)
+
+
+def write_with_spares(path: Path, die: bool, tell: Any) -> None:
+    """Append 100 steps with each of 16 writers, make the segment after each one ahead, and end in one way or other."""
+    store = dr.open(path, "a")
+    writers = [store.writer() for _ in range(16)]
+    for writer in writers:
+        append_steps(writer, 100)
+        rolling = writer._recorder.rolling
+        rolling._preparer.request(rolling.newest.number, [0], rolling._size())
+    for writer in writers:
+        writer._recorder.rolling._preparer._thread.join()
+    tell({"spares": len(list((path / "counters").glob("next-*"))), "taken": taken(path)})
+    if die:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.close()
+
+
+@pytest.mark.parametrize("die", [False, True])
+def test_writers_with_few_steps_and_their_spare_segments_take_little_alive_and_killed(
+    tmp_store: Path, die: bool
+) -> None:
+    dr.create(tmp_store, dr.Schema(**CARTPOLE)).close()
+    death = in_child(partial(write_with_spares, tmp_store, die))
+    (told,) = death.told
+    assert (death.died, told["spares"]) == (die, 16)
+    assert told["taken"] < 4_000_000
+    assert taken(tmp_store) < 4_000_000
+    with dr.open(tmp_store, "a") as store:
+        assert len(store) == 1600
+        assert store.verify(deep=True) == []
+        assert taken(tmp_store) < 2_000_000
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 40])
+def test_a_first_chunk_takes_twice_what_is_written_at_most_and_reads_as_before(tmp_store: Path, lanes: int) -> None:
+    schema = dr.Schema(**CARTPOLE, extra={"wide": dr.Field((5000,), "uint8"), "odd": dr.Field((7,), "uint8")})
+    row_bytes = {"obs": 16, "action": 8, "reward": 4, "done": 1, "extra/wide": 5000, "extra/odd": 7}
+    with dr.create(tmp_store, schema) as store:
+        writer = store.writer(num_envs=lanes)
+        rows = 0
+        for t in range(700):
+            mask = np.arange(lanes) % 3 <= t % 3  # lanes that are not in step
+            writer.append(
+                obs=np.full((lanes, 4), t, np.float32),
+                action=np.full(lanes, t),
+                reward=np.full(lanes, t, np.float32),
+                terminated=np.zeros(lanes, np.bool_),
+                mask=mask,
+                wide=np.full((lanes, 5000), t % 251, np.uint8),
+                odd=np.full((lanes, 7), t % 251, np.uint8),
+            )
+            rows += mask
+            if t % 99 == 0:
+                for leaf, nbytes in row_bytes.items():
+                    ndim = {"action": 0, "reward": 0, "done": 0}.get(leaf, 1)
+                    chunk = tmp_store / "segments" / "00000000" / leaf / ("c.0.0" + ".0" * ndim)
+                    status = chunk.stat()
+                    # A lane has a page at least, two that it shares with its neighbours, and those of the next rows.
+                    most = sum(max(2 * int(n) * nbytes, 2 * nbytes) for n in rows + 1) + lanes * 3 * 4096
+                    assert status.st_blocks * 512 <= min(most, status.st_size + 4096), (leaf, t)
+        segment = zarr.open_group(tmp_store / "segments" / "00000000", mode="r")
+        committed = segment["committed"][:]
+        assert committed.tolist() == rows.tolist()
+        for lane in range(lanes):
+            appended = [t for t in range(700) if lane % 3 <= t % 3]
+            assert segment["action"][lane, : committed[lane]].tolist() == appended
+            assert segment["extra/odd"][lane, : committed[lane], 6].tolist() == [t % 251 for t in appended]
+        writer.close()
+        assert store.verify(deep=True) == []
+
+
+def append_beside_a_reader(disk: Any, tell: Any) -> None:
+    """Let the disk fill up while a lane has reserved pages that nobody touched but who read the chunk in order."""
+    path = disk.path / "store"
+    with dr.create(path, dr.Schema(**CARTPOLE)) as store:
+        writer = store.writer(num_envs=2)
+
+        def append(count: int, mask: Any) -> None:
+            obs = np.full((2, 4), count, np.float32)
+            writer.append(obs, np.full(2, count), np.full(2, count, np.float32), np.zeros(2, bool), mask=mask)
+
+        append(0, [True, False])
+        for chunk in path.glob("segments/*/*/c.0.0*"):
+            with open(chunk, "rb", buffering=0) as file:
+                while file.read(1 << 17):
+                    pass
+        count, full, ballast = 1, False, disk.fill()
+        while not full:
+            try:
+                append(count, [False, True])
+                count += 1
+            except dr.StorageFull:
+                full = True
+        tell(count)
+        ballast.unlink()
+        append(count, [False, True])
+        tell(count + 1)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_a_chunk_that_was_read_as_a_whole_has_no_stores_that_a_full_disk_could_refuse(kind: str) -> None:
+    with mounted(kind, 64) as disk:
+        full, all_of_it = in_child(partial(append_beside_a_reader, disk)).told
+        assert all_of_it == full + 1
+        with dr.open(disk.path / "store") as store:
+            assert len(store) == all_of_it
+            assert store.verify(deep=True) == []
