@@ -21,6 +21,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter, read_lane_counter, write_lane_counter
 from diskreplay.format.durable import (
     boot_id,
+    boot_time,
     machine_id,
     punch_hole,
     read_file,
@@ -30,6 +31,7 @@ from diskreplay.format.durable import (
     write_atomic,
     write_file,
 )
+from diskreplay.format.file_systems import is_shared
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
@@ -118,9 +120,8 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     """All rows are on the platter: say so in ``durable``, and prepare the sealed attributes."""
     info = segment.info
     write_lane_counter(f"{info.path}/{layout.DURABLE}", segment.rows)
-    sealed = dataclasses.replace(
-        info, sealed=True, steps=segment.steps, checksums=segment.checksums, sealed_at=round(time.time(), 3)
-    )
+    sealed = dataclasses.replace(info, sealed=True, steps=segment.steps, checksums=segment.checksums)
+    sealed = dataclasses.replace(sealed, sealed_at=round(time.time(), 3), sealed_clock=boot_time())
     write_file(_beside(info), root.blueprint.segment_document(sealed.attributes()))
 
 
@@ -283,6 +284,10 @@ def _update_zeros(crc: Any, count: int) -> None:
         count -= len(_BLOCK)
 
 
-def may_seal(info: SegmentInfo) -> bool:
-    """Whether this machine may seal a dead writer's segment: it was written here, or by an earlier boot of this one."""
-    return info.machine == machine_id() or info.boot == boot_id()
+def may_seal(root: Root, info: SegmentInfo) -> bool:
+    """Whether this machine may seal a segment whose lock is free.
+
+    On a local file system that says that its writer is gone, whatever machine it was written on. Where others may have
+    it mounted too, a lock need not be seen from here, so only what was written here may be sealed.
+    """
+    return not is_shared(root.file_system) or info.machine == machine_id() or info.boot == boot_id()

@@ -20,6 +20,7 @@ from diskreplay.folders import OpenFolder
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.durable import (
+    BootTime,
     Lock,
     boot_id,
     machine_id,
@@ -65,6 +66,7 @@ class SegmentInfo:
     steps: int | None
     checksums: dict[str, int]
     sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
+    sealed_clock: BootTime | None = None
 
     @property
     def shows_live_rows(self) -> bool:
@@ -88,7 +90,8 @@ class SegmentInfo:
 
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json."""
-        sealed = {"steps": self.steps, "sealed_at": self.sealed_at, "checksums": self.checksums} if self.sealed else {}
+        times = {"sealed_at": self.sealed_at, "sealed_clock": self.sealed_clock and list(self.sealed_clock)}
+        sealed = {"steps": self.steps, **times, "checksums": self.checksums} if self.sealed else {}
         return {
             "requires": [],
             "uuid": self.uuid,
@@ -235,8 +238,6 @@ def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
     ------
     FormatError
         The file is not as it was made.
-    StoreNotFound
-        The store was deleted or replaced since it was opened.
     StorageFull
         There is no room for its name; nothing is left behind, and the call may be repeated.
     """
@@ -388,6 +389,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
+        sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
     )
 
 

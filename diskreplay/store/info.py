@@ -149,17 +149,17 @@ def _segment(root: Root, info: SegmentInfo, hidden: int) -> dict[str, Any]:
         "rows": int(rows.sum()),
         "steps": steps - hidden,
         "steps_evicted": hidden,
-        "state": _state(info),
+        "state": _state(root, info),
         "bytes": disk_usage(info.path)[0],
     }
 
 
-def _state(info: SegmentInfo) -> str:
+def _state(root: Root, info: SegmentInfo) -> str:
     if info.sealed:
         return "sealed"
     if is_locked(info.lock_path):
         return "writing"
-    return "dead" if may_seal(info) else "foreign"
+    return "dead" if may_seal(root, info) else "foreign"
 
 
 def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:

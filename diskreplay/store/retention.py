@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout, states
@@ -43,6 +43,7 @@ class Retention:
         self._root, self._counters = root, counters
         self._ledger = Ledger(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
+        self._sealed: set[int] = set()  # which stay so
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -127,13 +128,16 @@ class Retention:
         Those of an earlier boot without a durable row are removed: they may have empty files.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
+        self._note_sealed()
         with self._locked():
             self._counters.mend()
             self._clean_up()
             for info in self._live():
                 if len(dead) == _AT_ONCE:
                     break
-                if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
+                if info.number in self._tried or info.sealed or not may_seal(self._root, info):
+                    continue
+                if is_locked(info.lock_path):
                     continue
                 if not info.shows_live_rows and has_no_durable_row(str(info.path)):
                     self._discard(info.number)
@@ -183,8 +187,19 @@ class Retention:
         """Delete a segment that has no step which counts."""
         destroy(self._root, [take_out(self._root, number, int(self._counters.read()[layout.STEPS_EVICTED]))])
 
+    def _note_sealed(self) -> None:
+        """Find which segments are sealed without the lock: to read thousands of documents takes long."""
+        words = self._counters.read()
+        first, end = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
+        self._sealed = {number for number in self._sealed if number >= first}
+        for number in segment_numbers(self._root, first, end):
+            if number not in self._sealed:
+                with suppress(OSError, FormatError):  # it is read again under the lock
+                    if read_segment(self._root, number).sealed:
+                        self._sealed.add(number)
+
     def _live(self) -> list[SegmentInfo]:
-        """Read the attributes of every segment that is there, lowest number first.
+        """Read the attributes of every segment that is there and not known to be sealed, lowest number first.
 
         Those that say nothing of themselves since the power went are set aside.
         """
@@ -192,7 +207,8 @@ class Retention:
         found = []
         for number in segment_numbers(self._root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
             try:
-                found.append(read_segment(self._root, number))
+                if number not in self._sealed:
+                    found.append(read_segment(self._root, number))
             except NeverWritten as error:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
                     move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(number)}")

@@ -317,7 +317,7 @@ def create(
         oldest first. Between two such moments a writer adds less than two segments. None: no limit.
     max_age_s : float, optional
         Segments leave so many seconds after they were sealed, whenever one is begun or sealed, or `Store.evict` is
-        called. None: never.
+        called; later, where only a wall clock that no time service keeps says so. None: never.
     exist_ok : bool
         Open the store that is there, if it has the same schema.
     chunk_bytes : int
