@@ -118,6 +118,23 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
         os.close(fd)
 
 
+def make_folders(above: Path, below: Path | str) -> Path:
+    """Make folders below one that is there, those that are missing, and return the last one; none through a link.
+
+    Raises
+    ------
+    FormatError
+        One of them is a link, or a file.
+    """
+    for part in Path(below).parts:
+        above = above / part
+        if not os.path.lexists(above):
+            os.mkdir(above)
+        if above.is_symlink() or not above.is_dir():
+            raise FormatError(f"{above} is no folder of the store but a link or a file; remove it and try again")
+    return above
+
+
 def punch_hole(fd: int, start: int, stop: int) -> None:
     """Give the blocks of ``[start, stop)`` back; they read as zeros. Where the file system cannot, write zeros."""
     if stop <= start:

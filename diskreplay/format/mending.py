@@ -11,7 +11,7 @@ import numpy as np
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import sync_file, sync_folder, write_atomic
+from diskreplay.format.durable import make_folders, sync_file, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import (
@@ -34,7 +34,7 @@ _MOST_STEPS = 1 << layout.POSITION_BITS
 def move_aside(root: Path, where: str) -> str:
     """Move a file or folder of a store into quarantine; return where it is now. The caller holds the store lock."""
     source, target = root / where, root / QUARANTINE / where
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(root, target.parent.relative_to(root))
     free, count = target, 0
     while os.path.lexists(free):
         count += 1

@@ -32,7 +32,7 @@ from diskreplay.format.durable import (
     write_file,
 )
 from diskreplay.format.file_systems import is_shared
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import next_data, open_regular
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
@@ -250,10 +250,14 @@ def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
 
 
 def _count_in_lane(fd: int, start: int, rows: int) -> int:
-    steps = 0
-    for at in range(0, rows, len(_BLOCK)):  # a block at a time: a collector stays small
-        flags = np.frombuffer(os.pread(fd, min(rows - at, len(_BLOCK)), start + at), np.uint8)
+    steps, at, stop = 0, start, start + rows
+    while at < stop:
+        data = next_data(fd, at, stop)
+        steps, at = steps + data - at, data  # no flag: a step
+        # A block at a time: a collector stays small.
+        flags = np.frombuffer(os.pread(fd, min(stop - at, len(_BLOCK)), at), np.uint8)
         steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
+        at += len(flags)
     return steps
 
 
