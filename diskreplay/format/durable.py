@@ -4,15 +4,16 @@ import ctypes
 import errno
 import fcntl
 import os
-import socket
+import re
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diskreplay.errors import FormatError, ReplayError, StorageFull, StoreLocked
 from diskreplay.folders import show_paths
@@ -20,6 +21,7 @@ from diskreplay.folders import show_paths
 # Less than the time for which a lock is usually held: that of making a segment.
 _POLL_S = 0.002
 _SMALL = 64 << 20
+_MACHINE_ID = re.compile("[0-9a-f]{32}")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -122,6 +124,23 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
             raise OSError(code, os.strerror(code), os.fspath(path))
     finally:
         os.close(fd)
+
+
+def make_folders(above: Path, below: Path | str) -> Path:
+    """Make folders below one that is there, those that are missing, and return the last one; none through a link.
+
+    Raises
+    ------
+    FormatError
+        One of them is a link, or a file.
+    """
+    for part in Path(below).parts:
+        above = above / part
+        if not os.path.lexists(above):
+            os.mkdir(above)
+        if above.is_symlink() or not above.is_dir():
+            raise FormatError(f"{above} is no folder of the store but a link or a file; remove it and try again")
+    return above
 
 
 def punch_hole(fd: int, start: int, stop: int) -> None:
@@ -248,14 +267,52 @@ def _first_line(paths: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return an id that changes when this machine boots; empty, and equal to none, where it cannot be read."""
-    return _first_line(["/proc/sys/kernel/random/boot_id"])
+    """Return an id that changes when this machine boots; where that is unknown, one that no other process has."""
+    return _first_line(["/proc/sys/kernel/random/boot_id"]) or _unknown()
 
 
 @lru_cache(maxsize=1)
 def machine_id() -> str:
-    """Return an id of this machine that survives a boot."""
-    return _first_line(["/etc/machine-id", "/var/lib/dbus/machine-id"]) or socket.gethostname()
+    """Return an id of this machine that survives a boot; where that is unknown, one that no other process has.
+
+    The name of a host is none: containers are all called alike, or each time otherwise.
+    """
+    text = _first_line(["/etc/machine-id", "/var/lib/dbus/machine-id"])
+    return text if _MACHINE_ID.fullmatch(text) else _unknown()
+
+
+def _unknown() -> str:
+    return f"unknown-{uuid.uuid4()}"
+
+
+class BootTime(NamedTuple):
+    """A moment by the clock that nobody can set: seconds since a boot of a machine, suspended ones included."""
+
+    machine: str
+    boot: str
+    seconds: float
+
+    @classmethod
+    def read(cls, value: Any) -> "BootTime | None":
+        """Return what stands in a document, or raise TypeError or ValueError."""
+        if value is None:
+            return None
+        machine, boot, seconds = value
+        return cls(str(machine), str(boot), float(seconds))
+
+
+def boot_time() -> BootTime:
+    """Return this moment."""
+    return BootTime(machine_id(), boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))
+
+
+def is_clock_synchronized() -> bool:
+    """Tell whether a time service keeps the wall clock: the kernel says no from the moment at which anybody sets it."""
+    # struct timex of x86-64: `modes`, four longs, `status`; with no modes, nothing is changed.
+    timex = (ctypes.c_int * 64)()
+    unsynchronized, error = 0x40, 5
+    state = _libc.adjtimex(ctypes.byref(timex))
+    return state not in (-1, error) and not timex[10] & unsynchronized
 
 
 def check_platform() -> None:

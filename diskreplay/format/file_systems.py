@@ -1,7 +1,6 @@
 """Which kind of file system a store is on, and what is not promised on some."""
 
 import re
-import threading
 import warnings
 from os import PathLike
 
@@ -14,7 +13,6 @@ _NETWORK = {
 }
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _warned: set[str] = set()
-_lock = threading.Lock()
 
 
 def file_system_type(path: PathLike[str] | str, mountinfo: str | None = None) -> str:
@@ -67,12 +65,9 @@ def _is_fuse(file_system: str) -> bool:
 
 def warn_of(file_system: str, path: PathLike[str] | str, uuid: str, stacklevel: int = 3) -> None:
     """Warn, once a process and store, where it lies on a file system that breaks promises."""
-    if not file_system or not is_shared(file_system):
+    if not file_system or not is_shared(file_system) or uuid in _warned:
         return
-    with _lock:
-        if uuid in _warned:
-            return
-        _warned.add(uuid)
+    _warned.add(uuid)
     warnings.warn(
         f"{shown(path)} is on {file_system}. There, locks and mapped memory need not be seen by other machines, or at "
         "all: write and read this store on one machine at a time, and keep backups, or put it on a local disk",

@@ -29,6 +29,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # How often, and seconds after how long, a count is taken again that has gone back.
 _LOOKS, _PAUSE_S = 20, 0.0005
 
+_ROWS_AT_ONCE = 1 << 20
+
 _NO_STEP = layout.OBSERVATION_ONLY | layout.END_MARKER
 
 
@@ -50,6 +52,8 @@ def open_slots(root: Root, name: str) -> Counters:
         What is there is no limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
+    if folder.is_symlink():
+        raise FormatError(f"{folder} is a symbolic link; a store has none, remove it")
     if not folder.exists():
         _create(root, name)
     slots = open_counters(str(folder / "c.0"), SLOTS)
@@ -197,7 +201,7 @@ class _Growing:
             row, stop = int(self._rows[lane]), int(committed[lane])
             while row < stop:
                 chunk, inside = divmod(row, self._chunk_rows)
-                count = min(stop - row, self._chunk_rows - inside)
+                count = min(stop - row, self._chunk_rows - inside, _ROWS_AT_ONCE)
                 flags = self._chunk(chunk)[lane, inside : inside + count]
                 self._steps += int(np.count_nonzero(flags & _NO_STEP == 0))
                 row += count

@@ -107,14 +107,39 @@ def read_into(path: str, nbytes: int, out: NDArray[np.uint8]) -> None:
     """
     fd = open_regular(path, nbytes)
     try:
-        done, view = 0, out.data
-        while done < len(view):
-            count = os.preadv(fd, [view[done:]], done)  # one call reads 2 GiB at most
-            if not count:
-                raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged")
-            done += count
+        if not read_part(fd, 0, out):
+            raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged")
     finally:
         os.close(fd)
+
+
+def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
+    """Fill an array with the bytes of a file from ``start`` on; False: the file ends before."""
+    done, view = 0, out.data
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], start + done)  # one call reads 2 GiB at most
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def next_data(fd: int, start: int, stop: int) -> int:
+    """Return where the next byte of a file is that is not in a hole, from ``start`` on; ``stop`` where none is before.
+
+    Holes read as zeros, and a file may have more of them than anybody has memory.
+    """
+    try:
+        return min(os.lseek(fd, start, os.SEEK_DATA), stop)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return stop
+
+
+def next_hole(fd: int, start: int, stop: int) -> int:
+    """Return where the data of a file that ``start`` is in ends, ``stop`` at the latest."""
+    return min(os.lseek(fd, start, os.SEEK_HOLE), stop)
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:

@@ -47,6 +47,9 @@ def remove_dead_draft(path: str, lock_path: str) -> None:
 
     The caller holds the store lock.
     """
+    *inside, _ = lock_path.split("/")
+    if any(os.path.islink("/".join([path, *inside[:depth]])) for depth in range(len(inside) + 1)):
+        return  # no process made that, and what is behind it is none of ours
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:

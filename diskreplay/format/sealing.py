@@ -23,6 +23,7 @@ from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.copies import WRITE_BITS, open_protected
 from diskreplay.format.durable import (
     boot_id,
+    boot_time,
     machine_id,
     punch_hole,
     read_file,
@@ -31,7 +32,8 @@ from diskreplay.format.durable import (
     write_atomic,
     write_file,
 )
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.file_systems import is_shared
+from diskreplay.format.mapping import next_data, open_regular
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
@@ -146,6 +148,7 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
         steps=segment.steps,
         checksums=segment.checksums,
         sealed_at=round(time.time(), 3),
+        sealed_clock=boot_time(),
         claimed=segment.claimed,
         unproven_steps=segment.unproven_steps,
     )
@@ -287,13 +290,21 @@ def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
 
 
 def _count_in_lane(fd: int, start: int, rows: int) -> int:
-    steps = 0
-    for at in range(0, rows, len(_BLOCK)):  # a block at a time: a collector stays small
-        flags = np.frombuffer(os.pread(fd, min(rows - at, len(_BLOCK)), start + at), np.uint8)
+    steps, at, stop = 0, start, start + rows
+    while at < stop:
+        data = next_data(fd, at, stop)
+        steps, at = steps + data - at, data  # no flag: a step
+        # A block at a time: a collector stays small.
+        flags = np.frombuffer(os.pread(fd, min(stop - at, len(_BLOCK)), at), np.uint8)
         steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
+        at += len(flags)
     return steps
 
 
-def may_seal(info: SegmentInfo) -> bool:
-    """Whether this machine may seal a dead writer's segment: it was written here, or by an earlier boot of this one."""
-    return info.machine == machine_id() or (bool(info.boot) and info.boot == boot_id())
+def may_seal(root: Root, info: SegmentInfo) -> bool:
+    """Whether this machine may seal a segment whose lock is free.
+
+    On a local file system that says that its writer is gone, whatever machine it was written on. Where others may have
+    it mounted too, a lock need not be seen from here, so only what was written here may be sealed.
+    """
+    return not is_shared(root.file_system) or info.machine == machine_id() or info.boot == boot_id()

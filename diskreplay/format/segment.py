@@ -17,6 +17,7 @@ from diskreplay.folders import OpenFolder
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import (
+    BootTime,
     Lock,
     boot_id,
     machine_id,
@@ -61,6 +62,7 @@ class SegmentInfo:
     steps: int | None
     checksums: dict[str, int]
     sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
+    sealed_clock: BootTime | None = None
     # Where sealing found more rows than the marks prove: how many of each lane the counters had claimed.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
@@ -85,7 +87,8 @@ class SegmentInfo:
         """Return what stands in the segment's zarr.json."""
         sealed: dict[str, Any] = {}
         if self.sealed:
-            sealed = {"steps": self.steps, "sealed_at": self.sealed_at, "checksums": self.checksums}
+            times = {"sealed_at": self.sealed_at, "sealed_clock": self.sealed_clock and list(self.sealed_clock)}
+            sealed = {"steps": self.steps, **times, "checksums": self.checksums}
         if self.claimed is not None:
             sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
         return {
@@ -237,8 +240,6 @@ def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
     ------
     FormatError
         The file is not as it was made.
-    StoreNotFound
-        The store was deleted or replaced since it was opened.
     StorageFull
         There is no room for its name; nothing is left behind, and the call may be repeated.
     """
@@ -379,6 +380,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
+        sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
         claimed=_parse_claimed(attributes, len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
         lost=parse_lost(attributes, len(lanes)) if sealed else NOTHING_LOST,

@@ -124,6 +124,8 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
             raise ValueError(f"{name} is {given[name]!r:.40}")
     if given["sealed"] and not is_positive(given.get("sealed_at", 1)):
         raise ValueError(f"sealed_at is {given['sealed_at']!r:.40}")
+    if given["sealed"] and not _is_boot_time(given.get("sealed_clock")):
+        raise ValueError(f"sealed_clock is {given['sealed_clock']!r:.40}")
     for name in ("machine_id", "boot_id", "created"):
         if not isinstance(given[name], str):
             raise ValueError(f"{name} is {given[name]!r:.40}")
@@ -167,6 +169,13 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or steps > given["steps"]:
         raise ValueError(f"steps_lost is {steps!r:.40}")
     return tuple((position, rows) for position, rows in ranges)
+
+
+def _is_boot_time(value: Any) -> bool:
+    """Whether a value is none, or machine, boot and seconds since that."""
+    if not isinstance(value, list) or len(value) != 3:
+        return value is None
+    return isinstance(value[0], str) and isinstance(value[1], str) and (value[2] == 0 or is_positive(value[2]))
 
 
 def was_lost(files: Files, folder: str) -> bool:

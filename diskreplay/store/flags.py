@@ -1,6 +1,8 @@
 """What the index reads of a segment's files: its flags, its counters, and whether all of its chunks are there."""
 
 import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,9 +10,96 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.mapping import read_into
+from diskreplay.format.mapping import next_data, next_hole, open_regular, read_into, read_part
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
+from diskreplay.store.scan import Gaps
+
+# Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
+_LARGE, _SPARSE = 1 << 20, 4
+
+
+class LaneFlags(NamedTuple):
+    """Flags of lanes, one after another: how many rows of each are in ``flags``, and the ``gaps`` that are not."""
+
+    flags: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+    gaps: Gaps | None = None
+
+    @staticmethod
+    def concatenate(parts: "list[LaneFlags]") -> "LaneFlags":
+        """Return the lanes of several."""
+        if len(parts) == 1:
+            return parts[0]
+        flags, rows = (np.concatenate([part[i] for part in parts]) for i in range(2))
+        if all(part.gaps is None for part in parts):
+            return LaneFlags(flags, rows)
+        start = np.cumsum([0, *(len(part.flags) for part in parts[:-1])])
+        gaps = [(part.gaps.at + first, part.gaps.rows) for part, first in zip(parts, start, strict=True) if part.gaps]
+        return LaneFlags(flags, rows, Gaps(*(np.concatenate(column) for column in zip(*gaps, strict=True))))
+
+
+def read_lanes(
+    root: Root,
+    info: SegmentInfo,
+    lane: NDArray[np.int64],
+    first: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    dense: Callable[[], NDArray[np.uint8]],
+) -> LaneFlags:
+    """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]`` of a segment; its chunks are there.
+
+    ``dense`` returns them without gaps. It is not asked where most of a large segment's flags are holes: what that
+    takes is bounded by what is on the disk.
+    """
+    rows = stop - first
+    wanted = int(rows.sum())
+    if wanted < _LARGE or _SPARSE * _allocated(root, info, int(stop.max())) > wanted:
+        return LaneFlags(dense(), rows)
+    per_chunk, size = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
+    parts: list[NDArray[np.uint8]] = []
+    counts, gaps, total = [], [], 0
+    for which, row, end in zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True):
+        before = total
+        while row < end:
+            chunk, inside = divmod(row, per_chunk)
+            count = min(per_chunk - inside, end - row)
+            at = which * per_chunk + inside
+            fd = open_regular(chunk_path(root, info, layout.DONE, chunk), size)
+            try:
+                for part, left_out in _read_sparse(fd, at, at + count):
+                    parts.append(part)
+                    total += len(part)
+                    if left_out:
+                        gaps.append((total - 1, left_out))
+            finally:
+                os.close(fd)
+            row += count
+        counts.append(total - before)
+    at_gap, left = np.array(gaps, np.int64).reshape(-1, 2).T
+    return LaneFlags(np.concatenate(parts), np.array(counts, np.int64), Gaps(at_gap, left))
+
+
+def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Yield the bytes of a file, and how many zeros behind each part are left out: of a hole, one byte is there."""
+    at = start
+    while at < stop:
+        data = next_data(fd, at, stop)
+        if data > at:
+            yield np.zeros(1, np.uint8), data - at - 1
+            at = data
+        if at < stop:
+            hole = next_hole(fd, at, stop)
+            part = np.empty(hole - at, np.uint8)
+            read_part(fd, at, part)
+            yield part, 0
+            at = hole
+
+
+def _allocated(root: Root, info: SegmentInfo, rows: int) -> int:
+    """Return the bytes that the chunks of a segment's flags take on disk."""
+    chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
+    return sum(os.stat(chunk_path(root, info, layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
 
 
 def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int) -> int:
@@ -44,7 +133,7 @@ def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int) -> int:
     return min(known)
 
 
-def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
     """Return how many rows each lane of a sealed segment has, and their flags, lane after lane.
 
     By position and not mapped: it may be one of thousands of small ones.
@@ -56,12 +145,21 @@ def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], NDArr
     FormatError
         It is damaged.
     """
-    lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
+    lanes = len(info.lanes)
     committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes)
     least, most = int(committed.min()), int(committed.max())
     if least < 0 or most * lanes > layout.POSITION_MASK:
         raise FormatError(f"{info.path}: committed is damaged; restore it")
     check_chunks(root, info, 0, most)
+    flags = read_lanes(
+        root, info, np.arange(lanes), np.zeros_like(committed), committed, lambda: _read_dense(root, info, committed)
+    )
+    return committed, flags
+
+
+def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64]) -> NDArray[np.uint8]:
+    lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
+    least, most = int(committed.min()), int(committed.max())
     chunks = -(-most // per_chunk)
     flags = np.empty((chunks, lanes, per_chunk), np.uint8)
     size = chunk_nbytes(root, info, layout.DONE)
@@ -71,5 +169,5 @@ def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], NDArr
         read_into(chunk_path(root, info, layout.DONE, chunk), size, flags[chunk].reshape(-1)[:wanted])
     by_lane = flags.transpose(1, 0, 2).reshape(lanes, -1)
     if least == most:
-        return committed, by_lane[:, :most].reshape(-1)
-    return committed, by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
+        return by_lane[:, :most].reshape(-1)
+    return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]

@@ -14,7 +14,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.damaged import DAMAGE, DamagedSegments
-from diskreplay.store.flags import check_chunks, read_sealed
+from diskreplay.store.flags import LaneFlags, check_chunks, read_lanes, read_sealed
 from diskreplay.store.frontier import Frontier
 from diskreplay.store.hidden import Evictions
 from diskreplay.store.live_segment import LiveSegment
@@ -28,15 +28,12 @@ from diskreplay.store.tables import Tables
 _AT_ONCE = 16 << 20
 
 
-Flags = NDArray[np.uint8]
-
-
 class _Sealed(NamedTuple):
     """A sealed segment's place, and what `read_sealed` found."""
 
     slot: int
     committed: NDArray[np.int64]
-    flags: Flags
+    flags: LaneFlags
 
 
 class Index:
@@ -172,7 +169,7 @@ class Index:
                 if info.sealed:
                     self._evictions.add_lost(info)
                     sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
-                    pending += len(sealed[-1].flags)
+                    pending += len(sealed[-1].flags.flags)
                 else:
                     self._live[slot] = LiveSegment(self._root, info.number)
             except DAMAGE as error:
@@ -310,7 +307,10 @@ class Index:
             at, start, stop = at[wanted], start[wanted], stop[wanted]
         if len(at):
             first = np.where(start < 0, self._committed[at], start)
-            self._take_in(at, first, stop, done.rows_of_lanes(slot, lanes, at - base, first, stop), sealed)
+            info, bounds = self._tables.infos[slot], (at - base, first, stop)
+            if info is not None:
+                read = read_lanes(self._root, info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
+                self._take_in(at, first, read, sealed)
 
     def _take_sealed(self, segments: list[_Sealed]) -> None:
         """Take in whole sealed segments."""
@@ -320,9 +320,9 @@ class Index:
         there[[segment.slot for segment in segments]] = True
         at = np.flatnonzero(there[self._lane_slot])
         committed = np.concatenate([segment.committed for segment in segments])
-        flags = segments[0].flags if len(segments) == 1 else np.concatenate([segment.flags for segment in segments])
+        flags = LaneFlags.concatenate([segment.flags for segment in segments])
         try:
-            self._take_in(at, np.zeros_like(at), committed, flags, True)
+            self._take_in(at, np.zeros_like(at), flags, True)
         except FormatError as error:  # of one of them the flags are damaged
             if len(segments) == 1:
                 self._leave_out(segments[0].slot, error)
@@ -333,14 +333,12 @@ class Index:
         self._committed[at] = self._observed[at] = committed
         self._sealed |= there
 
-    def _take_in(
-        self, at: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64], flags: Flags, sealed: bool
-    ) -> None:
-        """Take in the rows ``first`` to ``stop`` of lanes, each from the start of an episode on."""
+    def _take_in(self, at: NDArray[np.int64], first: NDArray[np.int64], flags: LaneFlags, sealed: bool) -> None:
+        """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
         slot = self._lane_slot[at]
-        lane, rows = at - self._lane_base[slot], stop - first
-        stretches = Stretch(slot + self._origin, self._lanes[slot], lane, first, rows, np.full(len(at), sealed))
-        found = scan(flags, stretches)
+        lane = at - self._lane_base[slot]
+        stretches = Stretch(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
+        found = scan(flags.flags, stretches, flags.gaps)
         self._open_start[at] = found.open_start
         self._open_end[at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
         self._log.append(self._visible(found.ended))

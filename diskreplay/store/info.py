@@ -200,17 +200,17 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         "steps": steps - hidden - info.lost.steps,
         "steps_evicted": hidden,
         "steps_lost": info.lost.steps,
-        "state": "damaged" if is_damaged else _state(info),
+        "state": "damaged" if is_damaged else _state(root, info),
         "bytes": disk_usage(info.path)[0],
     }
 
 
-def _state(info: SegmentInfo) -> str:
+def _state(root: Root, info: SegmentInfo) -> str:
     if info.sealed:
         return "sealed"
     if is_locked(info.lock_path):
         return "writing"
-    return "dead" if may_seal(info) else "foreign"
+    return "dead" if may_seal(root, info) else "foreign"
 
 
 def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:

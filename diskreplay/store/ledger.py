@@ -1,8 +1,6 @@
 """What each segment of a store holds and takes, and so which of them leave: the rules of retention."""
 
-import heapq
 import os
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
 from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.store.ages import Ages
 
 
 @dataclass(slots=True)
@@ -46,8 +45,8 @@ class Ledger:
 
     Only sealed segments that can be read leave. Those that do, by any of the rules: the lowest, while the others hold
     `capacity` steps that are not hidden; the lowest, while all segments together take more than `capacity_bytes` on
-    disk; those that were sealed `max_age_s` ago; those whose every step was evicted by hand. The first two move the
-    retention horizon.
+    disk; those that were sealed `max_age_s` ago (`Ages`); those whose every step was evicted by hand. The first two
+    move the retention horizon.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -64,7 +63,7 @@ class Ledger:
         self._kept = 0  # their steps
         self._nbytes = 0  # of all segments
         self._older: list[int] = []  # segments below the horizon that are still there
-        self._by_age: list[tuple[float, int]] = []  # a heap of when each was sealed
+        self._ages = Ages()
         self._doomed: set[int] = set()  # too old, or hidden whole
         self._entries = HiddenEntries(self._root)
         self._evicted = 0
@@ -117,11 +116,8 @@ class Ledger:
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
     def _due(self) -> list[int]:
-        limit = self._root.max_age_s
-        while limit is not None and self._by_age and self._by_age[0][0] <= time.time() - limit:
-            number = heapq.heappop(self._by_age)[1]
-            if number in self._accounts:
-                self._doomed.add(number)
+        if self._root.max_age_s is not None:
+            self._doomed |= self._ages.older_than(self._root.max_age_s) & self._accounts.keys()
         gone = [n for n in self._older if n in self._unsealed and not os.path.exists(self._root.segment_path(n))]
         below = [number for number in self._older if number not in self._unsealed]
         return sorted({*gone, *below, *self._doomed})
@@ -198,7 +194,7 @@ class Ledger:
         self._set(number, account, steps=steps, hidden=account.hidden, nbytes=nbytes)
         if info.sealed:
             if self._root.max_age_s is not None and number in self._unsealed:
-                heapq.heappush(self._by_age, (info.sealed_at or time.time(), number))
+                self._ages.add(number, info)
             self._unsealed.discard(number)
             self._note_hidden_whole(number, account)
 

@@ -30,7 +30,7 @@ class DeadWriters(RepairTools):
     def seal_dead(self, foreign: bool) -> None:
         """Seal the segments of dead writers, and delete what was never finished or is half evicted."""
         root = self._store
-        unsealed = [info for info in self._unsealed() if foreign or may_seal(info)]
+        unsealed = [info for info in self._unsealed() if foreign or may_seal(root, info)]
         leftovers, lost = self._leftovers(), self._never_written()
         # As the next process that opens the store with mode "a" does.
         fates = [fate_of(root, info) for info in unsealed]
@@ -113,5 +113,5 @@ class DeadWriters(RepairTools):
     def _submit_foreign(self, root: Root, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
         with held_lock(root.lock_path):
             for info in unsealed:
-                if not may_seal(info) and (lock := try_lock(info.lock_path)) is not None:
+                if not may_seal(root, info) and (lock := try_lock(info.lock_path)) is not None:
                     sealer.submit(info, lock)

@@ -40,6 +40,7 @@ class Retention:
         self._root, self._counters = root, counters
         self._ledger = Ledger(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
+        self._sealed: set[int] = set()  # which stay so
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -127,6 +128,7 @@ class Retention:
         Those of an earlier boot without a durable row are set aside: they may have empty files.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
+        self._note_sealed()
         with self._locked():
             self._counters.mend()
             self._clean_up()
@@ -141,7 +143,7 @@ class Retention:
 
     def _take_over(self, info: SegmentInfo) -> tuple[SegmentInfo, Lock] | None:
         """Lock a segment that has to be sealed, if its writer is gone and this machine may seal it."""
-        if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
+        if info.number in self._tried or info.sealed or not may_seal(self._root, info) or is_locked(info.lock_path):
             return None
         if (lock := try_lock(info.lock_path)) is None:
             return None
@@ -225,8 +227,19 @@ class Retention:
         with suppress(StorageFull):
             move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(number)}", reason)
 
+    def _note_sealed(self) -> None:
+        """Find which segments are sealed without the lock: to read thousands of documents takes long."""
+        words = self._counters.read()
+        first, end = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
+        self._sealed = {number for number in self._sealed if number >= first}
+        for number in segment_numbers(self._root, first, end):
+            if number not in self._sealed:
+                with suppress(OSError, FormatError):  # it is read again under the lock
+                    if read_segment(self._root, number).sealed:
+                        self._sealed.add(number)
+
     def _live(self) -> list[SegmentInfo]:
-        """Read the attributes of every segment that is there, lowest number first.
+        """Read the attributes of every segment that is there and not known to be sealed, lowest number first.
 
         Those that say nothing of themselves since the power went are set aside.
         """
@@ -234,7 +247,8 @@ class Retention:
         found = []
         for number in segment_numbers(self._root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
             try:
-                found.append(read_segment(self._root, number))
+                if number not in self._sealed:
+                    found.append(read_segment(self._root, number))
             except NeverWritten as error:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
                     self._set_aside(number, "nothing of it was written when the power went")

@@ -85,8 +85,22 @@ class Scan(NamedTuple):
     open_continues: NDArray[np.bool_]
 
 
-def scan(flags: NDArray[np.uint8], stretches: Stretch) -> Scan:
+class Gaps(NamedTuple):
+    """Rows without a flag that were left out of an array of flags, int64: how many behind each of some positions."""
+
+    at: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many rows were left out before each position."""
+        total: NDArray[np.int64] = np.append(0, np.cumsum(self.rows))
+        return total[np.searchsorted(self.at, positions)]
+
+
+def scan(flags: NDArray[np.uint8], stretches: Stretch, gaps: Gaps | None = None) -> Scan:
     """Find the episodes in the flags of stretches of rows, which lie one after another in ``flags``.
+
+    With ``gaps``, the rows of a stretch are those that ``flags`` has of it.
 
     Raises
     ------
@@ -103,7 +117,10 @@ def scan(flags: NDArray[np.uint8], stretches: Stretch) -> Scan:
     stops = np.append(starts[1:], len(flags))[: len(starts)]
     last = flags[stops - 1]
     extra = (last & (OBSERVATION_ONLY | END_MARKER)) != 0
-    steps = stops - starts - extra
+    begin, start, stop = begin_at, starts, stops
+    if gaps is not None:
+        begin, start, stop = (positions + gaps.before(positions) for positions in (begin_at, starts, stops))
+    steps = stop - start - extra
     if (steps < 1).any():
         raise _damaged(flags, stretches, "an episode without a step in done after row {}")
     step_flags = np.where(extra, flags[stops - 1 - extra], last)
@@ -118,28 +135,28 @@ def scan(flags: NDArray[np.uint8], stretches: Stretch) -> Scan:
     is_open = ((end[newest] & (TERMINATED | TRUNCATED)) == 0) & ~stretches.sealed[filled]
     open_start, open_continues = np.full(len(end_at), -1), np.zeros(len(end_at), np.bool_)
     opened, newest = filled[is_open], newest[is_open]
-    open_start[opened] = starts[newest] - begin_at[opened] + stretches.first_row[opened]
+    open_start[opened] = start[newest] - begin[opened] + stretches.first_row[opened]
     open_continues[opened] = (end[newest] & CONTINUES) != 0
     # Nothing says how it ended, yet it did: the writer cut it without a final observation.
     end[(end & (TERMINATED | TRUNCATED)) == 0] |= TRUNCATED | CUT
     if len(newest):
-        starts, steps, end = (np.delete(column, newest) for column in (starts, steps, end))
-    return Scan(_episodes(starts, steps, end, begin_at, stretches), open_start, open_continues)
+        starts, start, steps, end = (np.delete(column, newest) for column in (starts, start, steps, end))
+    if not len(starts):
+        return Scan(Episodes.concatenate([]), open_start, open_continues)
+    # Of stretches that begin at one place, all but the last are empty.
+    which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
+    row: NDArray[np.int64] = start + (stretches.first_row - begin)[which]
+    return Scan(_episodes(row, steps, end, which, stretches), open_start, open_continues)
 
 
 def _episodes(
-    starts: NDArray[np.int64],
+    row: NDArray[np.int64],
     steps: NDArray[np.int64],
     end: NDArray[np.uint8],
-    begin_at: NDArray[np.int64],
+    which: NDArray[np.int64],
     stretches: Stretch,
 ) -> Episodes:
-    if not len(starts):
-        return Episodes.concatenate([])
-    # Of stretches that begin at one place, all but the last are empty.
-    which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
-    stride: NDArray[np.int64] = np.broadcast_to(stretches.lanes[which], starts.shape)
-    row: NDArray[np.int64] = starts + (stretches.first_row - begin_at)[which]
+    stride: NDArray[np.int64] = np.broadcast_to(stretches.lanes[which], row.shape)
     base: NDArray[np.int64] = (stretches.segment << POSITION_BITS) + stretches.lane
     first: NDArray[np.int64] = base[which] + row * stride
     return Episodes(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)

@@ -55,7 +55,7 @@ class Store:
         if mode not in ("r", "a"):
             raise ValueError(f'mode is "r" or "a", not {mode!r}')
         self._root = read_root(Path(path).absolute())
-        warn_of(self._root.file_system, self._root.path, self._root.uuid, stacklevel=4)
+        warn_of(self._root.file_system, self._root.path, self._root.uuid, stacklevel=5)
         self._mode = mode
         try:
             self._counters = self._root.counters(writable=mode == "a")
@@ -374,7 +374,7 @@ def create(
         oldest first. Between two such moments a writer adds less than two segments. None: no limit.
     max_age_s : float, optional
         Segments leave so many seconds after they were sealed, whenever one is begun or sealed, or `Store.evict` is
-        called. None: never.
+        called; later, where only a wall clock that no time service keeps says so. None: never.
     exist_ok : bool
         Open the store that is there, if it has the same schema.
     chunk_bytes : int

@@ -34,6 +34,27 @@ def hold(path):
     )
 
 
+@pytest.fixture
+def identities():
+    """The functions that tell which machine and boot this is, as if they had never been asked."""
+    yield
+    for function in (durable.boot_id, durable.machine_id):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["", "uninitialized", "localhost"])
+def test_a_machine_or_boot_that_is_not_known_is_like_no_other(identities, monkeypatch, text):
+    monkeypatch.setattr(durable, "_first_line", lambda paths: "" if "boot_id" in next(iter(paths)) else text)
+    seen = set()
+    for _ in range(3):
+        for function in (durable.boot_id, durable.machine_id):
+            function.cache_clear()
+            seen.add(function())
+            assert function() in seen  # for one process it is one
+    assert len(seen) == 6
+    assert all(name.startswith("unknown-") for name in seen)
+
+
 def test_a_lock_has_one_holder_until_it_is_released(path):
     lock = try_lock(path)
     assert lock is not None

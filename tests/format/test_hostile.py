@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import resource
 import shutil
+import subprocess
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -13,8 +16,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import diskreplay as dr
 from diskreplay.format import verify_root, verify_segment
 from diskreplay.format.layout import SEGMENTS
+from diskreplay.format.limiters import StepCounter
+from diskreplay.format.root import read_root
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import verify
+from tests.conftest import own_threads
 from tests.format.hostile import BYTES, apply, changes, write_document
 from tests.testing.support import digest, scratch, serial_schema
 
@@ -183,6 +189,51 @@ def test_no_folder_is_followed_out_of_the_store(original, tmp_store, tmp_path, n
     assert digest(tmp_path / "elsewhere") == before
 
 
+@pytest.mark.parametrize("name", ["counters/quarantine", "counters/quarantine/segments", "limiters/default"])
+@pytest.mark.parametrize("use", ["repair", "open", "limiter"])
+def test_nothing_is_moved_or_made_through_a_link(original, tmp_store, tmp_path, name, use):
+    shutil.copytree(original, tmp_store)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_store / name).parent.mkdir(exist_ok=True)
+    (tmp_store / name).symlink_to(tmp_path / "elsewhere")
+    if use == "repair":
+        (tmp_store / "segments/00000001/reward/zarr.json").write_bytes(b"{}")
+        (tmp_store / "segments/00000001/done/c.0.0").write_bytes(b"")
+        said(lambda: repair(tmp_store))
+    elif use == "open":  # what says nothing of itself since the power went is set aside
+        for file in ("zarr.json", "durable/c.0"):
+            (tmp_store / "segments/00000001" / file).write_bytes(b"")
+        said(lambda: dr.open(tmp_store, "a").close())
+    else:
+        with dr.open(tmp_store, "a") as store:
+            said(lambda: store.writer(limiter=dr.RateLimiter(1.0, 1, 10.0)).close())
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert (tmp_store / name).is_symlink() or not (tmp_store / name).exists()
+    # Nothing is lost: it is where it was, or in quarantine.
+    assert len(list(tmp_store.rglob("00000001*"))) == 1
+
+
+@pytest.mark.parametrize(
+    "draft", ["next-0-1-2", "state-run-1-2", "next-0-1-2/committed", "new-00000007", "old-00000007-5"]
+)
+def test_no_lock_is_made_through_the_link_of_what_a_process_was_making(original, tmp_store, tmp_path, draft):
+    shutil.copytree(original, tmp_store)
+    (tmp_path / "elsewhere" / "committed").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "lock").touch()
+    (tmp_path / "elsewhere" / "lock").unlink()
+    link = tmp_store / "counters" / draft
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    for use in (
+        lambda: dr.open(tmp_store, "a").close(),
+        lambda: repair(tmp_store, dry_run=True),
+        lambda: repair(tmp_store),
+    ):
+        said(use)
+        assert [path.name for path in (tmp_path / "elsewhere").rglob("*")] == ["committed"]
+    assert len(dr.open(tmp_store)) == 24
+
+
 SCHEMAS = {
     "a name that goes up": {"dict": {"..": {"shape": [], "dtype": "bool"}}},
     "a name with a slash": {"dict": {"a/../../b": {"shape": [], "dtype": "bool"}}},
@@ -222,6 +273,84 @@ def test_a_segment_that_claims_more_steps_than_can_be_counted_is_set_aside(origi
     assert repair(tmp_store).actions
     assert verify(tmp_store, deep=True) == []
     read_all(tmp_store, "a")
+
+
+TINY = dr.Schema(dr.Field((), "uint8"), dr.Field((), "uint8"), extra={"serial": dr.Field((), "int32")})
+
+
+def swell(path, rows, sealed, first_flag):
+    """Make the one segment of a store claim so many rows in chunks that are holes but for their first bytes."""
+    segment = path / "segments/00000000"
+    document = json.loads((segment / "zarr.json").read_bytes())
+    attributes = document["attributes"]
+    for leaf, nbytes in (("obs", 1), ("action", 1), ("reward", 4), ("extra/serial", 4), ("done", 1)):
+        per_chunk = attributes["chunk_rows"][leaf] = min(rows, (1 << 32) // nbytes)
+        for chunk in range(rows // per_chunk):
+            with open(segment / leaf / f"c.0.{chunk}", "ab") as file:
+                file.truncate(per_chunk * nbytes)
+        array = json.loads((segment / leaf / "zarr.json").read_bytes())
+        array["shape"], array["chunk_grid"]["configuration"]["chunk_shape"] = [1, rows], [1, per_chunk]
+        write_document(segment / leaf / "zarr.json", array)
+    with open(segment / "done/c.0.0", "r+b") as file:
+        file.write(bytes([first_flag] + [0] * 99))
+    for name in ("committed", "observed", "durable"):
+        np.array([rows], "<i8").tofile(segment / name / "c.0")
+    attributes |= {"steps": rows, "checksums": {}} if sealed else {"sealed": False}
+    attributes["inode"] = (segment / "committed/c.0").stat().st_ino
+    write_document(segment / "zarr.json", document)
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize(("flag", "message"), [(4, ""), (0, "flags in done are damaged"), (12, "ends twice")])
+def test_holes_take_neither_memory_nor_time(tmp_store, sealed, flag, message, mode):
+    """A few blocks on disk that claim to be billions of rows."""
+    with dr.create(tmp_store, TINY, max_age_s=1e9) as store, store.writer() as writer:
+        writer.append_episode([1] * 6, [0] * 5, [0.0] * 5, terminated=False, serial=range(5))
+    swell(tmp_store, 1 << 31, sealed, flag)
+    lengths = []
+
+    def look():
+        with dr.open(tmp_store, mode) as store:
+            lengths.append([len(episode) for episode in store.episodes])
+            counter = StepCounter(read_root(tmp_store))
+            assert mode == "a" or sealed is False or counter.read().ever == 1 << 31
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    told = refused(look)
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    while own_threads():  # with mode "a", an unsealed segment is being sealed
+        time.sleep(0.01)
+    assert message in told
+    assert bool(message) == bool(told)
+    if not message:
+        assert lengths == [[1 << 31]]
+    assert now.ru_maxrss - used.ru_maxrss < (256 << 20) / 1024
+    assert now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime < 8
+
+
+def test_a_long_episode_in_a_sparse_copy_is_read_as_it_is(tmp_store, tmp_path):
+    """Most of its flags are zeros, which some tools copy as holes."""
+    lengths = [3, 1_200_000, 1, 700_001, 64, 1_500_000]
+    with dr.create(tmp_store, TINY, segment_steps=1 << 22) as store, store.writer(num_envs=2) as writer:
+        for lane in (1, 0):
+            for steps in lengths[lane:]:
+                obs, action, reward = np.ones(steps + 1, "u1"), np.zeros(steps, "u1"), np.zeros(steps, "f4")
+                serial = np.arange(steps, dtype=np.int32)
+                writer.append_episode(lane, obs, action, reward, terminated=steps != 64, serial=serial)
+        whole = store.uuid
+    subprocess.run(["cp", "-a", "--sparse=always", str(tmp_store), str(tmp_path / "sparse")], check=True)
+    (chunk, *_) = (tmp_path / "sparse").glob("segments/00000000/done/c.0.0")
+    assert chunk.stat().st_blocks * 512 * 4 < chunk.stat().st_size
+    tables = []
+    for path in (tmp_store, tmp_path / "sparse"):
+        with dr.open(path) as store:
+            store.refresh()
+            tables.append(store.episode_table())
+            assert (store.uuid, store.verify(deep=True)) == (whole, [])
+            assert len(store) == 2 * sum(lengths) - lengths[0]
+    for name, column in tables[0].items():
+        assert column.tolist() == tables[1][name].tolist()
 
 
 @pytest.mark.parametrize("rows", [1 << 20, 1 << 34, 1 << 62, -1])

@@ -15,7 +15,7 @@ import diskreplay as dr
 from diskreplay.format.root import read_root
 from diskreplay.store.repair import repair
 from diskreplay.testing.crash import failing
-from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
+from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema
 
 WORKER = """
 import sys
@@ -339,6 +339,31 @@ def test_a_state_is_deleted_by_its_name(tmp_store):
         assert store.verify(deep=True) == []
         with dr.open(tmp_store) as reader, pytest.raises(dr.ReadOnlyError, match='mode "a" to delete'):
             reader.delete_sampler_state("two")
+
+
+# --- boots that are not known ----------------------------------------------------------------------------------------
+
+
+def test_where_the_boot_is_not_known_no_row_of_another_process_counts_before_it_is_durable(tmp_store):
+    """The machine may have gone down since, and rows may be torn: that nobody knows the boot's name proves nothing."""
+    make(tmp_store)
+    code = """
+import os, signal, sys
+import diskreplay as dr
+from diskreplay.format import durable
+from tests.testing.support import append_numbered
+durable._first_line = lambda paths: ""
+store = dr.open(sys.argv[1], "a")
+if sys.argv[2] == "write":
+    append_numbered(store.writer(), range(3), end="open")
+    store.refresh()
+    assert len(store) == 3  # its own rows it knows
+    os.kill(os.getpid(), signal.SIGKILL)
+print(len(store))
+"""
+    with pytest.raises(AssertionError, match="exit code -9"):
+        run_python(code, tmp_store, "write")
+    assert run_python(code, tmp_store, "read") == "0\n"
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import segment as segment_module, verify_root, verify_segment
+from diskreplay.format import root as root_module, segment as segment_module, verify_root, verify_segment
 from diskreplay.format.durable import held_lock, is_locked
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import verify
@@ -255,10 +255,29 @@ def test_segments_of_another_machine_are_sealed_only_when_asked_for(tmp_store, t
             append_numbered(writer, range(3))
             writer.flush()
             shutil.copytree(tmp_store, tmp_path / "copy")
-    assert repair(tmp_path / "copy").actions == []
-    (action,) = repair(tmp_path / "copy", foreign=True).actions
+    with monkeypatch.context() as patch:
+        patch.setattr(root_module, "file_system_type", lambda path: "nfs4")
+        assert repair(tmp_path / "copy").actions == []
+        (action,) = repair(tmp_path / "copy", foreign=True).actions
     assert action.what == "sealed"
     assert serials(tmp_path / "copy") == [0, 1, 2]
+
+
+def test_on_a_local_disk_a_free_lock_says_that_a_writer_is_gone_whatever_machine_it_was_on(tmp_store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_module, "machine_id", lambda: "another machine")
+        patch.setattr(segment_module, "boot_id", lambda: "its boot")
+        store = dr.create(tmp_store, serial_schema(), chunk_bytes=4096)
+        writer = store.writer()
+        append_numbered(writer, range(3))
+        writer.flush()
+        shutil.copytree(tmp_store, tmp_store.with_name("copy"))
+        assert repair(tmp_store).actions == []  # it lives
+        store.close()
+    dr.open(tmp_store.with_name("copy"), "a").close()
+    with dr.open(tmp_store.with_name("copy")) as copy:
+        assert [segment["state"] for segment in copy.info()["segments"]] == ["sealed"]
+    assert serials(tmp_store.with_name("copy")) == [0, 1, 2]
 
 
 def test_what_processes_left_half_done_is_removed(store_path):

@@ -1,5 +1,6 @@
 """Capacity: the oldest steps leave first, exactly in the index, as whole segments on disk."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
+from diskreplay.store import retention
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.scripts import WriterPlan, play
 from diskreplay.testing.strategies import episode_plans, schemas
@@ -249,3 +251,25 @@ def test_stores_that_evict_in_turn_keep_the_newest_steps_of_all(tmp_store, segme
                 assert visible(store) == list(range(max(0, 50 * turn - 50), 50 * turn + 50))
         # 20 segments of 5 steps, or 6 of 20 and one more of each of both last writers.
         assert len(segments_on_disk(tmp_store)) <= (20 if segment_steps == "episode" else 8)
+
+
+def test_sealed_segments_are_not_read_while_the_store_is_locked(tmp_store, monkeypatch):
+    with dr.create(tmp_store, serial_schema(), segment_steps=4) as store, store.writer() as writer:
+        for first in range(0, 200, 5):
+            append_numbered(writer, range(first, first + 5))
+    read, held = [], []
+    lock, reading = retention.held_lock, retention.read_segment
+
+    @contextmanager
+    def locked(path):
+        with lock(path):
+            held.append(path)
+            yield
+            held.pop()
+
+    monkeypatch.setattr(retention, "held_lock", locked)
+    monkeypatch.setattr(retention, "read_segment", lambda *args: read.append(bool(held)) or reading(*args))
+    with dr.open(tmp_store, "a") as store:
+        assert len(store) == 200
+    assert len(read) == len(segments_on_disk(tmp_store)) > 20
+    assert not any(read)

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import DONE
-from diskreplay.store.scan import CONTINUES, Stretch, scan
+from diskreplay.store.scan import CONTINUES, Gaps, Stretch, scan
 from tests.testing.support import serial_schema
 
 TERMINATED, TRUNCATED, FIRST, OBSERVATION, CUT, MARKER, VALUES = 1, 2, 4, 8, 16, 32, 64
@@ -71,6 +71,35 @@ def test_a_scan_finds_what_was_written(case):
 
     assert list(zip(*(column.tolist() for column in found.ended.columns), strict=True)) == ended
     assert [column.dtype for column in found.ended.columns] == [np.dtype("int64")] * 4 + [np.dtype("uint8")]
+    assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
+
+
+def without_zeros(flags, where):
+    """Leave out all but one of the zeros in a row, of each stretch by itself."""
+    kept, at, gaps, rows = [], [], [], []
+    for stop, count in zip(np.cumsum(where.rows).tolist(), where.rows.tolist(), strict=True):
+        before = len(kept)
+        for i, flag in enumerate(flags[stop - count : stop].tolist()):
+            if i and flag == 0 and flags[stop - count + i - 1] == 0:
+                if not at or at[-1] != len(kept) - 1:
+                    at.append(len(kept) - 1)
+                    gaps.append(0)
+                gaps[-1] += 1
+            else:
+                kept.append(flag)
+        rows.append(len(kept) - before)
+    return np.array(kept, np.uint8), np.array(rows, np.int64), Gaps(np.array(at, np.int64), np.array(gaps, np.int64))
+
+
+@settings(max_examples=300)
+@given(stretches())
+def test_rows_without_a_flag_may_be_left_out(case):
+    flags, where, ended, opened = case
+    kept, rows, gaps = without_zeros(flags, where)
+    assert rows.sum() + gaps.rows.sum() == len(flags)
+    found = scan(kept, where._replace(rows=rows), gaps)
+
+    assert list(zip(*(column.tolist() for column in found.ended.columns), strict=True)) == ended
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
 
 
