@@ -197,16 +197,18 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         "rows": int(rows.sum()),
         "steps": steps - hidden,
         "steps_evicted": hidden,
-        "state": "damaged" if is_damaged else _state(info),
+        "state": "damaged" if is_damaged else _state(root, info),
         "bytes": disk_usage(info.path)[0],
     }
 
 
-def _state(info: SegmentInfo) -> str:
+def _state(root: Root, info: SegmentInfo) -> str:
     if info.sealed:
         return "sealed"
     if is_locked(info.lock_path):
         return "writing"
+    if read_segment(root, info.number).sealed:  # just now, by the process that held the lock
+        return "sealed"
     return "dead" if may_seal(info) else "foreign"
 
 
