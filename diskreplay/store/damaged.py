@@ -3,6 +3,7 @@
 import warnings
 
 from diskreplay.errors import DamagedSegmentWarning, FormatError, SegmentGone
+from diskreplay.format.metadata import UnknownFeature
 from diskreplay.format.quarantine import QUARANTINE, has_quarantine, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.store.ledger import disk_usage
@@ -28,7 +29,15 @@ class DamagedSegments:
         self.details: dict[int, str] = {}
 
     def note(self, number: int, error: Exception) -> bool:
-        """Note that a segment cannot be read, and warn of it; False: it was evicted or set aside."""
+        """Note that a segment cannot be read, and warn of it; False: it was evicted or set aside.
+
+        Raises
+        ------
+        FormatError
+            A later release wrote it: that is no damage.
+        """
+        if isinstance(error, UnknownFeature):
+            raise error
         path = self._root.segment_path(number)
         if not path.exists() and not path.is_symlink():
             return False

@@ -512,6 +512,12 @@ def test_a_store_opens_around_a_damaged_segment(store_path, mode, name):
         store.close()
 
 
+def test_a_segment_of_a_later_release_is_no_damage(store_path):
+    reseal(store_path / SEGMENT / "zarr.json", lambda attributes: attributes.update(requires=["telepathy"]))
+    with pytest.raises(dr.FormatError, match="telepathy.*update diskreplay"):
+        dr.open(store_path)
+
+
 def test_a_damaged_segment_is_known_again_when_it_was_repaired(store_path):
     document = store_path / SEGMENT / "done/zarr.json"
     good = (store_path / SEGMENT / "committed/c.0").read_bytes()
