@@ -76,4 +76,4 @@ class InvalidIndex(ReplayError, IndexError):
 
 
 class DamagedSegmentWarning(RuntimeWarning):
-    """A segment of a store cannot be read; the rest of the store is used without it until it is repaired."""
+    """A segment of a store cannot be read, and the rest is used without it; or one in quarantine takes up space."""

@@ -264,13 +264,17 @@ def verify_document(data: bytes, path: Path | str) -> None:
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
 
 
+class UnknownFeature(FormatError):
+    """A later release wrote this: it is no damage, and nothing may be read around it."""
+
+
 def check_requires(attributes: Document, path: Path | str) -> None:
     """Refuse what needs a feature that this release has not; so far it has none that a reader could lack.
 
     Raises
     ------
-    FormatError
+    UnknownFeature
         ``requires`` names one.
     """
     if needed := attributes.get("requires"):
-        raise FormatError(f"{path} needs {needed!r}, which this release does not know; update diskreplay")
+        raise UnknownFeature(f"{path} needs {needed!r}, which this release does not know; update diskreplay")

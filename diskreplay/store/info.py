@@ -210,6 +210,8 @@ def _state(root: Root, info: SegmentInfo) -> str:
         return "sealed"
     if is_locked(info.lock_path):
         return "writing"
+    if read_segment(root, info.number).sealed:  # just now, by the process that held the lock
+        return "sealed"
     return "dead" if may_seal(root, info) else "foreign"
 
 

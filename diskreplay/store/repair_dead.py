@@ -1,5 +1,6 @@
 """What repair does about writers that died: their segments are sealed, and what was never finished is deleted."""
 
+import time
 from contextlib import suppress
 
 from diskreplay.errors import FormatError
@@ -23,6 +24,8 @@ from diskreplay.store.verify import segment_numbers
 # What begins like this is being made or deleted; some have a lock that their maker holds.
 _TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
 
+_PAUSE_S = 0.05
+
 
 class DeadWriters(RepairTools):
     """What dead writers left in one store. It takes the store lock itself."""
@@ -31,7 +34,7 @@ class DeadWriters(RepairTools):
         """Seal the segments of dead writers, and delete what was never finished or is half evicted."""
         root = self._store
         unsealed = [info for info in self._unsealed() if foreign or may_seal(root, info)]
-        leftovers, lost = self._leftovers(), self._never_written()
+        leftovers, lost = self._dead_leftovers(), self._never_written()
         # As the next process that opens the store with mode "a" does.
         fates = [fate_of(root, info) for info in unsealed]
         if not self._dry_run:
@@ -80,6 +83,14 @@ class DeadWriters(RepairTools):
             if is_never_written(str(self._root / name))
             and not is_locked(self._root / name / layout.COMMITTED / layout.LOCK)
         ]
+
+    def _dead_leftovers(self) -> set[str]:
+        """Return what processes that died left; what a living one is just making or removing is gone after a while."""
+        found = self._leftovers()
+        if found:
+            time.sleep(_PAUSE_S)
+            found &= self._leftovers()
+        return found
 
     def _leftovers(self) -> set[str]:
         names = Files(str(self._root)).listing(layout.COUNTERS) or {}

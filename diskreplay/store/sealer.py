@@ -10,6 +10,7 @@ from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import seal_segments
 from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.store.damaged import DAMAGE
 
 # Each waiting segment holds the descriptor of its lock.
 _MOST_WAITING = 128
@@ -36,9 +37,16 @@ class Sealer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._postponed: list[SegmentInfo] = []  # until there is room again
+        self._of_dead_writers: set[int] = set()
 
-    def submit(self, info: SegmentInfo, lock: Lock) -> None:
-        """Take over an unsealed segment with its lock; waits while too many are waiting."""
+    def submit(self, info: SegmentInfo, lock: Lock, *, of_dead_writer: bool = False) -> None:
+        """Take over an unsealed segment with its lock; waits while too many are waiting.
+
+        One of a dead writer that turns out to be damaged is left as it is: readers warn of it, and repair is asked for
+        by hand. What this process wrote itself has to be sealed.
+        """
+        if of_dead_writer:
+            self._of_dead_writers.add(info.number)
         with self._condition:
             while len(self._waiting) >= _MOST_WAITING and self._thread is not None:
                 self._condition.wait()
@@ -102,6 +110,8 @@ class Sealer:
                     if not read_segment(self._root, info.number).sealed:
                         seal_segments(self._root, [info])
                 except BaseException as error:
+                    if isinstance(error, DAMAGE) and info.number in self._of_dead_writers:
+                        continue
                     self._error = self._explained(error)
                     if isinstance(error, StorageFull):
                         self._postponed.append(info)

@@ -19,6 +19,7 @@ from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
 from diskreplay.store.arguments import as_int, check_count, check_seconds
+from diskreplay.store.damaged import warn_of_quarantine
 from diskreplay.store.episodes import Episode, EpisodeList
 from diskreplay.store.eviction import evict
 from diskreplay.store.forks import told_of_forks
@@ -63,6 +64,7 @@ class Store:
             self._manage()
             if mode == "a":
                 self._seal_dead()
+                warn_of_quarantine(self._root)
         except OSError as error:
             if mode == "r" or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
@@ -86,8 +88,8 @@ class Store:
 
     def _seal_dead(self) -> None:
         while dead := self._retention.dead_segments():
-            for number, lock in dead:
-                self._sealer.submit(number, lock)
+            for info, lock in dead:
+                self._sealer.submit(info, lock, of_dead_writer=True)
 
     def __repr__(self) -> str:
         """Say where the store is and how much this object sees of it."""

@@ -214,6 +214,18 @@ def test_what_limiters_count_never_goes_back(store_path):
     assert not list((store_path / "counters/quarantine").rglob("*.json"))
 
 
+def test_a_store_with_a_limit_of_bytes_warns_of_those_in_quarantine(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10, capacity_bytes=1 << 30) as store:
+        write(store, 0, 20)
+    set_aside(tmp_store)
+    with pytest.warns(dr.DamagedSegmentWarning, match="bytes in .*/quarantine do not count in the capacity_bytes of"):
+        dr.open(tmp_store, "a").close()
+    dr.open(tmp_store, "a").close()
+    damaged._warned.clear()
+    with dr.open(tmp_store) as store:
+        assert store.info()["quarantine"]["bytes"] > 0
+
+
 # --- the ways back ---------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +257,7 @@ def limited(path, **limits):
 
 @pytest.mark.parametrize("by", ["hand", "repair"])
 @pytest.mark.parametrize("limits", [{"capacity": 100}, {"max_age_s": 1e6}, {"capacity_bytes": 1 << 30}])
+@pytest.mark.filterwarnings("ignore:.* do not count in the capacity_bytes")
 def test_a_segment_below_the_first_live_one_comes_back_to_a_store_with_limits(tmp_store, limits, by):
     """The first live segment is only a hint: retention moved it on while the segment was away."""
     path = limited(tmp_store, **limits)
@@ -499,6 +512,12 @@ def test_a_store_opens_around_a_damaged_segment(store_path, mode, name):
         store.close()
 
 
+def test_a_segment_of_a_later_release_is_no_damage(store_path):
+    reseal(store_path / SEGMENT / "zarr.json", lambda attributes: attributes.update(requires=["telepathy"]))
+    with pytest.raises(dr.FormatError, match="telepathy.*update diskreplay"):
+        dr.open(store_path)
+
+
 def test_a_damaged_segment_is_known_again_when_it_was_repaired(store_path):
     document = store_path / SEGMENT / "done/zarr.json"
     good = (store_path / SEGMENT / "committed/c.0").read_bytes()
@@ -512,6 +531,23 @@ def test_a_damaged_segment_is_known_again_when_it_was_repaired(store_path):
         assert (store_path / SEGMENT / "committed/c.0").read_bytes() == good
         assert reader.refresh() == 10
         assert serials(reader) == list(range(30))
+
+
+def test_a_dead_writers_damaged_segment_keeps_nobody_from_writing_and_closing(store_path):
+    with dr.open(store_path, "a") as store, store.writer() as writer:
+        append_numbered(writer, range(30, 33), end="open")
+        shutil.copytree(store_path, store_path.parent / "dead")  # nobody holds the copy's lock
+        inode = os.stat(store_path.parent / "dead/segments/00000003/committed/c.0").st_ino
+    path = store_path.parent / "dead"
+    reseal(path / "segments/00000003/zarr.json", lambda attributes: attributes.update(inode=inode))
+    os.truncate(path / "segments/00000003/action/c.0.0", 5)
+    with pytest.warns(dr.DamagedSegmentWarning, match="^segment 3 of "):
+        store = dr.open(path, "a")
+    write(store, 40, 45)
+    store.close()
+    assert (path / "segments/00000003").exists()
+    assert [(action.what, action.where) for action in repair(path).actions] == [("quarantined", "segments/00000003")]
+    assert read(path) == [*range(30), *range(40, 45)]
 
 
 def test_a_segment_that_becomes_damaged_while_it_is_written_is_left_out_by_the_next_refresh(tmp_store):
