@@ -44,7 +44,7 @@ def repair(
             done = _repair(path, dry_run, foreign, None)
             steps_lost += done.steps_lost
             _tell(done, dry_run)
-    if done.left or steps_lost:
+    if done.left or steps_lost or done.steps_refused:
         raise typer.Exit(PROBLEMS)
 
 

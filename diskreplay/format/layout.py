@@ -18,6 +18,8 @@ OBSERVED = "observed"
 DURABLE = "durable"
 LANE_COUNTERS = (COMMITTED, OBSERVED, DURABLE)
 BLOCKS = f"{DURABLE}/blocks"  # checksums of the blocks of a sealed segment's chunks
+DOCUMENT_COPY = f"{DURABLE}/document"  # a copy of a sealed segment's own zarr.json
+ROOT_COPY = f"{HIDDEN}/document"  # and of the root's
 METADATA = "zarr.json"
 LOCK = "lock"
 

@@ -113,7 +113,8 @@ class _Build:
             checksums=self._sums,
             lost=Lost(tuple(ranges), self._damage.steps_lost),
         )
-        write_file(f"{self._folder}/{layout.METADATA}", self._blueprint.segment_document(rebuilt.attributes()))
+        for name in (layout.METADATA, layout.DOCUMENT_COPY):
+            write_file(f"{self._folder}/{name}", self._blueprint.segment_document(rebuilt.attributes()))
 
     def _copy_small(self, name: str) -> None:
         """Copy a document, a counter, or what else is small and has a checksum."""

@@ -116,11 +116,14 @@ def _beside(info: SegmentInfo) -> str:
 def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     """All rows are on the platter: say so in ``durable``, and prepare the sealed attributes."""
     info = segment.info
-    write_lane_counter(f"{info.path}/{layout.DURABLE}", segment.rows)
+    for name in (layout.OBSERVED, layout.DURABLE):
+        write_lane_counter(f"{info.path}/{name}", segment.rows)
     sealed = dataclasses.replace(
         info, sealed=True, steps=segment.steps, checksums=segment.checksums, sealed_at=round(time.time(), 3)
     )
-    write_file(_beside(info), root.blueprint.segment_document(sealed.attributes()))
+    document = root.blueprint.segment_document(sealed.attributes())
+    write_file(_beside(info), document)
+    write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
 
 
 def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], dict[str, int]]:
@@ -140,8 +143,9 @@ def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], 
         for lane in np.flatnonzero(observed > committed).tolist():
             _end_with_observation(root, info, lane, int(committed[lane]))
             committed[lane] += 1
-    ends = {layout.COMMITTED: committed, layout.OBSERVED: observed, layout.DURABLE: committed}
-    return committed.copy(), {f"{name}/c.0": google_crc32c.value(end.tobytes()) for name, end in ends.items()}
+    # All three say the same in the end: any one of them can be restored from another.
+    crc = google_crc32c.value(committed.tobytes())
+    return committed.copy(), {f"{name}/c.0": crc for name in layout.LANE_COUNTERS}
 
 
 def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:

@@ -12,22 +12,22 @@ from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.mending import (
     QUARANTINE,
     add_evicted,
+    from_copy,
     known_document,
     known_in_segment,
     mend_words,
     move_aside,
     restore,
 )
-from diskreplay.format.rebuild import finish_replacements
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.unwritten import has_no_durable_row, is_never_written
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
-from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, read_hidden, read_plan, read_words
+from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
-from diskreplay.store.rebuilding import find_losses, is_of_rows, replace_by_rebuilt, steps_at_stake, told
+from diskreplay.store.rebuilding import Rebuilder, is_of_rows, steps_at_stake, told
 from diskreplay.store.repaired import Action, Repaired
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
@@ -84,8 +84,17 @@ def repair(
     problems = verify(path, deep=True, progress=progress)
     root = Path(os.path.realpath(path))
     plan = read_plan(Files(str(root)))
-    if plan is None:
-        return Repaired(left=problems)  # without its own document nothing is known about a store
+    if plan is None:  # without its own document nothing is known about a store
+        data = from_copy(root / layout.METADATA, root / layout.ROOT_COPY)
+        if data is None:
+            return Repaired(left=problems)
+        restored = Action("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
+        if dry_run:
+            return Repaired([restored], problems)
+        with held_lock(root / layout.COUNTERS / layout.LOCK):
+            restore(root / layout.METADATA, data)
+        done = repair(path, foreign=foreign, max_lost_steps=max_lost_steps, progress=progress)
+        return Repaired([restored, *done.actions], done.left)
     mender = _Mender(root, plan, dry_run, max_lost_steps)
     if not mender.has_lock():
         return Repaired(mender.actions, problems)
@@ -102,35 +111,18 @@ class _Mender:
 
     def __init__(self, root: Path, plan: Plan, dry_run: bool, max_lost_steps: int | None) -> None:
         self._root, self._plan, self._dry_run = root, plan, dry_run
-        self._most = max_lost_steps
         self.actions: list[Action] = []
+        self._rebuilder = Rebuilder(root, plan, dry_run, max_lost_steps, self.actions)
 
     @cached_property
     def _store(self) -> Root:
         return read_root(self._root)
-
-    @cached_property
-    def _evicted(self) -> dict[int, list[tuple[int, int]]]:
-        """Position and steps of the episodes of each segment that were evicted by hand."""
-        files = Files(str(self._root))
-        words = read_words(files)
-        return {} if words is None else read_hidden(files, self._plan, words)
 
     # --- the ways to mend --------------------------------------------------------------------------------------------
 
     def _set_aside(self, where: str, detail: str, steps: int = 0) -> None:
         now = f"{QUARANTINE}/{where}" if self._dry_run else move_aside(self._root, where)
         self.actions.append(Action("quarantined", where, f"{detail}; now {now}", steps))
-
-    def _may_lose(self, where: str, detail: str, steps: int) -> bool:
-        """Whether so many steps more may be set aside; that they may not is noted."""
-        left = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
-        if left is None or steps <= left:
-            return True
-        self.actions.append(
-            Action("refused", where, f"{detail}; {steps} steps would be set aside, and {left} may be", steps)
-        )
-        return False
 
     def _restore(self, where: str, data: bytes, detail: str) -> None:
         if (self._root / where).is_dir() and not (self._root / where).is_symlink():
@@ -162,7 +154,7 @@ class _Mender:
 
     def mend(self, problems: list[Problem]) -> None:
         """Mend everything but what dead writers left."""
-        self._finish_replacements()
+        self._rebuilder.finish_others()
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
                 if problem.kind == "type":
@@ -182,15 +174,6 @@ class _Mender:
         for number, found in sorted(damaged.items()):
             self._mend_segment(number, found)
 
-    def _finish_replacements(self) -> None:
-        """Go on where a process died that was replacing a damaged segment."""
-        if self._dry_run:
-            return
-        with suppress(FormatError):  # the store's counters may have to be mended first; an opener finishes it then
-            for number in finish_replacements(self._store):
-                where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
-                self.actions.append(Action("rebuilt", where, "a process died in the middle of it"))
-
     def _mend_counters(self, numbers: list[int]) -> None:
         path = self._root / COUNTERS_FILE
         if path.is_dir() and not path.is_symlink():
@@ -202,7 +185,7 @@ class _Mender:
     def _mend_beside(self, problem: Problem) -> None:
         parts = problem.where.split("/")
         words = read_words(Files(str(self._root)))
-        data = known_document(self._plan, problem.where, 0 if words is None else words.hidden)
+        data = known_document(self._plan, problem.where, 0 if words is None else words.hidden, self._root)
         if data is not None:
             self._restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
@@ -225,6 +208,10 @@ class _Mender:
             if not self._dry_run and all(problem.where != where for problem in problems):
                 problems = self._look(number)  # it may have been sealed since, or evicted
             info = self._read(number)
+            if info is None and self._restore_document(where, problems):
+                if self._dry_run:
+                    return
+                info, problems = self._read(number), self._look(number)
             for _ in range(_ROUNDS):
                 if not problems:
                     return
@@ -233,7 +220,7 @@ class _Mender:
                 if others and not self._mend_inside(info, where, others):
                     break
                 if of_rows and info is not None and (self._dry_run or not others):
-                    if self._rebuild(info, where, of_rows):
+                    if self._rebuilder.rebuild(info, where, of_rows):
                         return
                     break
                 problems = [] if self._dry_run else self._look(number)
@@ -243,25 +230,18 @@ class _Mender:
             if lock is not None:
                 lock.release()
 
-    def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
-        evicted = self._evicted.get(info.number, [])
-        losses = find_losses(info, self._plan, evicted)
-        if losses is None:
+    def _restore_document(self, where: str, problems: list[Problem]) -> bool:
+        """Restore a sealed segment's own document from its copy."""
+        path = self._root / where
+        data = None if path.is_symlink() else from_copy(path / layout.METADATA, path / layout.DOCUMENT_COPY)
+        if data is None:
             return False
-        detail = f"{told(problems, where)}; {losses}"
-        if not self._may_lose(where, detail, losses.steps):
-            return True
-        now: str | None = f"{QUARANTINE}/{where}"
-        if not self._dry_run:
-            now = replace_by_rebuilt(self._store, self._plan, losses, evicted)
-        if now is not None:
-            self.actions.append(Action("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps))
-        return now is not None
+        self._restore(f"{where}/{layout.METADATA}", data, f"{told(problems, where)}; from its copy")
+        return True
 
     def _set_segment_aside(self, info: SegmentInfo | None, where: str, detail: str) -> None:
         counted, steps = steps_at_stake(info, self._root / where)
-        if not self._may_lose(where, detail, steps):
+        if not self._rebuilder.may_lose(where, detail, steps):
             return
         self._set_aside(where, detail, steps)
         if counted and not self._dry_run:

@@ -82,6 +82,7 @@ def test_repair_says_what_it_would_do_and_does_it(run: Callable, filled: Path) -
 
 def test_what_cannot_be_mended_is_told(run: Callable, filled: Path) -> None:
     flip(filled / "zarr.json")
+    flip(filled / "hidden/document")
     done = run("repair", filled)
     assert done.code == 1
     assert done.out.splitlines()[1] == "not mended; restore it from a backup:"
