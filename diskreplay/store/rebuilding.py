@@ -86,7 +86,8 @@ def find_losses(info: SegmentInfo, plan: Plan, evicted: Sequence[tuple[int, int]
         damage = find_damage(info, plan.arrays, rows, evicted)
     except FormatError:
         return None
-    return Losses(info, damage) if damage.parts and damage.steps_kept > 0 else None
+    is_damaged = bool(damage.parts) or damage.resized
+    return Losses(info, damage) if is_damaged and damage.steps_kept > 0 else None
 
 
 def replace_by_rebuilt(root: Root, plan: Plan, losses: Losses, evicted: Sequence[tuple[int, int]]) -> str | None:
