@@ -78,7 +78,7 @@ def repair(
             done = run(None)
             lost += done.steps_lost
             _tell(done, dry_run)
-    if done.left or lost or aside(done):
+    if done.left or lost or done.steps_refused or aside(done):
         raise typer.Exit(PROBLEMS)
 
 

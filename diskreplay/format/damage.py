@@ -47,6 +47,8 @@ class Damage:
         The episodes that are lost now; where flags are damaged, at least so many.
     flags_damaged : bool
         Whether some flags are unknown.
+    resized : bool
+        Whether a chunk file is longer than it has to be.
     """
 
     parts: dict[str, list[Range]]
@@ -57,6 +59,7 @@ class Damage:
     steps_lost: int = 0
     episodes: int = 0
     flags_damaged: bool = False
+    resized: bool = False
 
 
 def find_damage(
@@ -85,6 +88,7 @@ class _Search:
                 if (leaf, number) not in there:
                     raise FormatError(f"{info.path}: chunk {number} of {leaf} has no checksum")
         self._per_chunk = info.chunk_rows[layout.DONE]
+        self._resized = False
 
     def find(self, hidden: Sequence[tuple[int, int]]) -> Damage:
         lanes = len(self._info.lanes)
@@ -96,7 +100,7 @@ class _Search:
                 damaged.setdefault(lane, []).append(range_)
                 if chunk.leaf == layout.DONE:
                     unknown.setdefault(lane, []).append(range_)
-        damage.flags_damaged = bool(unknown)
+        damage.flags_damaged, damage.resized = bool(unknown), self._resized
         lost_before, evicted = _by_lane(self._info.lost.ranges, lanes), _by_lane(hidden, lanes)
         kept = 0
         for lane, count in enumerate(self._rows):
@@ -152,6 +156,7 @@ class _Search:
             return found
         try:
             size = os.fstat(fd).st_size
+            self._resized |= size > chunk.nbytes
             whole = chunk.nbytes if size >= chunk.nbytes else size - size % block
             try:
                 sums = read_sums(fd, whole, block)

@@ -14,6 +14,7 @@ from diskreplay.format import layout
 from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular
+from diskreplay.format.metadata import read_document, verify_document
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import (
     Plan,
@@ -33,13 +34,15 @@ _MOST_STEPS = 1 << layout.POSITION_BITS
 # --- files whose bytes are known -------------------------------------------------------------------------------------
 
 
-def known_document(plan: Plan, where: str, hidden: int) -> bytes | None:
+def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None) -> bytes | None:
     """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
 
-    ``hidden`` is the number of evictions by hand.
+    ``hidden`` is the number of evictions by hand; with ``root``, the store, the copy of its own document is known too.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
     known[f"{layout.HIDDEN}/{layout.METADATA}"] = hidden_document(plan, hidden)
+    if root is not None and (document := whole_document(root / layout.METADATA)) is not None:
+        known[layout.ROOT_COPY] = document
     return limiter_document(plan, _LIMITER_SLOTS) if _LIMITER.fullmatch(where) else known.get(where)
 
 
@@ -48,17 +51,37 @@ def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
     folder, _, file = name.rpartition("/")
     if not info.sealed or folder not in plan.folders:
         return None
+    if name == layout.DOCUMENT_COPY:
+        return whole_document(info.path / layout.METADATA)
     candidates: list[bytes] = []
     if name == layout.BLOCKS:
         candidates = [derive_blocks(info, plan.arrays)]
     elif file == layout.METADATA:
         candidates = [_document(info, plan, folder)]
     elif file == "c.0" and folder in layout.LANE_COUNTERS:
-        # Sealing made two of them equal, and what was observed is as much or was never stored.
-        counters = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
-        candidates = [*counters, bytes(8 * len(info.lanes))]
+        # Sealing made them equal.
+        candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
     expected = info.checksums.get(name)
     return next((data for data in candidates if data and google_crc32c.value(data) == expected), None)
+
+
+def whole_document(path: Path) -> bytes | None:
+    """Return the bytes of the root's or a segment's own document, or of a copy of it, if they fit their checksum."""
+    if not _is_folder(path.parent):
+        return None
+    try:
+        data = read_document(path)
+        verify_document(data, path)
+    except (OSError, FormatError):
+        return None
+    return data
+
+
+def from_copy(document: Path, copy: Path) -> bytes | None:
+    """Return the copy of a document that does not fit its checksum or is gone, if the copy fits its own."""
+    if document.is_dir() or whole_document(document) is not None:
+        return None
+    return whole_document(copy)
 
 
 def restore(path: Path, data: bytes) -> bool:

@@ -2,7 +2,8 @@
 
 It is built beside the counters as ``new-NNNNNNNN``, which is worth nothing: whoever holds the store lock may delete it.
 Whole and fsynced, it becomes ``rebuilt-NNNNNNNN``; then the damaged one is moved to quarantine, and this one into its
-place. Whoever holds the store lock and finds a ``rebuilt-NNNNNNNN`` goes on from there.
+place. While ``replaced-NNNNNNNN`` is there, an empty folder, readers were not told yet. Whoever holds the store lock
+and finds either goes on from there.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -20,7 +22,6 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums, block_bytes, known_sums, sealed_chunks
-from diskreplay.format.commit import StoreCounters
 from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.lost import Lost
@@ -29,7 +30,7 @@ from diskreplay.format.quarantine import QUARANTINE, move_aside
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 
-_BUILDING, _REBUILT = "new-", re.compile(r"rebuilt-([0-9]{8,9})")
+_BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
 _MOST_BYTES = 64 << 20  # of a document or a counter
 # What the system says where it cannot copy inside of itself.
@@ -113,7 +114,8 @@ class _Build:
             checksums=self._sums,
             lost=Lost(tuple(ranges), self._damage.steps_lost),
         )
-        write_file(f"{self._folder}/{layout.METADATA}", self._blueprint.segment_document(rebuilt.attributes()))
+        for name in (layout.METADATA, layout.DOCUMENT_COPY):
+            write_file(f"{self._folder}/{name}", self._blueprint.segment_document(rebuilt.attributes()))
 
     def _copy_small(self, name: str) -> None:
         """Copy a document, a counter, or what else is small and has a checksum."""
@@ -216,45 +218,56 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 
     The caller holds the store lock.
     """
-    folder = root.counters_folder
-    os.rename(root.folder / building, folder / f"rebuilt-{layout.segment_name(number)}")
-    sync_folder(folder)
+    os.rename(root.folder / building, _beside(root, _REBUILT, number))
+    sync_folder(root.counters_folder)
     return _replace(root, number, reason, steps)
 
 
 def finish_replacements(root: Root) -> list[int]:
     """Go on where a process died that was replacing a segment; return which ones. The caller holds the store lock."""
-    found = [int(match[1]) for name in sorted(os.listdir(root.counters_folder)) if (match := _REBUILT.fullmatch(name))]
+    found = _numbers(root, _REBUILT)
     for number in found:
         _replace(root, number)
-    return found
+    for number in (told := _numbers(root, _REPLACED)):
+        _tell(root, number)
+    return sorted({*found, *told})
 
 
 def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 0) -> str | None:
-    name = layout.segment_name(number)
-    rebuilt, path, where = (
-        root.counters_folder / f"rebuilt-{name}",
-        root.segment_path(number),
-        f"{layout.SEGMENTS}/{name}",
-    )
-    counters = root.counters(writable=True)
+    rebuilt, path = _beside(root, _REBUILT, number), root.segment_path(number)
     aside = None
     if os.path.lexists(path):
-        aside = move_aside(root.folder, where, reason, steps=steps)
-    elif not _is_in_quarantine(root, name) or number < int(counters.read()[layout.FIRST_LIVE]):
+        aside = move_aside(root.folder, f"{layout.SEGMENTS}/{path.name}", reason, steps=steps)
+    elif not _is_in_quarantine(root, path.name) or number < int(root.counters().read()[layout.FIRST_LIVE]):
         # It was evicted since. What was built is not needed, and not deleted: that is for retention alone.
         move_aside(root.folder, f"{layout.COUNTERS}/{rebuilt.name}", "its segment was evicted meanwhile", steps=0)
         return None
+    _beside(root, _REPLACED, number).mkdir(exist_ok=True)
     os.rename(rebuilt, path)
     for folder in (path.parent, rebuilt.parent):
         sync_folder(folder)
-    count_change(counters)
+    _tell(root, number)
     return aside
 
 
-def count_change(counters: StoreCounters) -> None:
-    """Have readers look again at which segments there are. The caller holds the store lock."""
+def _tell(root: Root, number: int) -> None:
+    """Have readers look again at which segments there are."""
+    counters = root.counters(writable=True)
     counters.set(layout.CHANGES, min(int(counters.read()[layout.CHANGES]) + 1, layout.MOST_COUNTED))
+    with suppress(OSError):  # somebody put a file there; to look again costs little
+        _beside(root, _REPLACED, number).rmdir()
+
+
+def _beside(root: Root, beginning: str, number: int) -> Path:
+    return root.counters_folder / f"{beginning}{layout.segment_name(number)}"
+
+
+def _numbers(root: Root, beginning: str) -> list[int]:
+    """Return the numbers of the segments that have such a folder beside the counters."""
+    names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
+    numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
+    folders = {number: _beside(root, beginning, number) for number in numbers}
+    return [number for number, folder in folders.items() if folder.is_dir() and not folder.is_symlink()]
 
 
 def _is_in_quarantine(root: Root, name: str) -> bool:

@@ -208,8 +208,11 @@ def create_root(
             folder.mkdir()
             data = metadata.seal_document(document, attributes) if not name else metadata.dump(document)
             (folder / layout.METADATA).write_bytes(data)
+            if not name:
+                own = data
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
         (building / layout.COUNTERS / layout.LOCK).touch()
+        (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)
         # An empty folder may be there (mkdtemp); rename replaces that and nothing else.
         os.rename(building, path)

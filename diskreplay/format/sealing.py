@@ -119,7 +119,9 @@ def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -
         rows = kept = _settle_counters(root, info)
     else:
         rows, kept = settle_unproven(root, info, salvaged)
-    segment = _Settled(info, rows, kept, _counter_sums(info, rows))
+    # All three say the same in the end: any one of them can be restored from another.
+    crc = google_crc32c.value(rows.tobytes())
+    segment = _Settled(info, rows, kept, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
     for path, document in root.blueprint.documents(len(info.lanes), info.chunk_rows, None):
         if array := root.blueprint.arrays.get(path):
             _trim(root, segment, array)
@@ -141,7 +143,8 @@ def _beside(info: SegmentInfo) -> str:
 def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     """All rows are durable: say so in the counter of that name, and prepare the sealed attributes."""
     info = segment.info
-    write_lane_counter(f"{info.path}/{layout.DURABLE}", segment.rows)
+    for name in (layout.OBSERVED, layout.DURABLE):
+        write_lane_counter(f"{info.path}/{name}", segment.rows)
     sealed = dataclasses.replace(
         info,
         sealed=True,
@@ -152,7 +155,9 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
         claimed=segment.claimed,
         unproven_steps=segment.unproven_steps,
     )
-    write_file(_beside(info), root.blueprint.segment_document(sealed.attributes()))
+    document = root.blueprint.segment_document(sealed.attributes())
+    write_file(_beside(info), document)
+    write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
 
 
 def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
@@ -169,13 +174,6 @@ def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
             committed[lane] += 1
         write_lane_counter(f"{info.path}/{layout.COMMITTED}", committed)
     return committed
-
-
-def _counter_sums(info: SegmentInfo, rows: NDArray[np.int64]) -> dict[str, int]:
-    """Return the checksums of the counters of lanes as they will be."""
-    observed = read_lane_counter(f"{info.path}/{layout.OBSERVED}", len(info.lanes))
-    ends = {layout.COMMITTED: rows, layout.OBSERVED: observed, layout.DURABLE: rows}
-    return {f"{name}/c.0": google_crc32c.value(end.tobytes()) for name, end in ends.items()}
 
 
 def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:

@@ -155,6 +155,10 @@ def check_root(files: Files, plan: Plan) -> set[str]:
                 files.report("metadata", where, "is not what every store has there")
     if layout.COUNTERS in good:
         files.check_lock(f"{layout.COUNTERS}/{layout.LOCK}")
+    if layout.HIDDEN in good:
+        copy = files.read(layout.ROOT_COPY, MAX_DOCUMENT_BYTES)
+        if copy is not None and copy != files.read(layout.METADATA, MAX_DOCUMENT_BYTES):
+            files.report("checksum", layout.ROOT_COPY, "is no copy of the root's zarr.json")
     for name in (layout.LIMITERS, layout.SAMPLERS):
         if name in good:
             _check_children(files, plan, name)

@@ -8,6 +8,7 @@ from diskreplay.format import layout
 from diskreplay.format.verify_attributes import Segment
 from diskreplay.format.verify_blocks import Blocks
 from diskreplay.format.verify_crc import after_zeros
+from diskreplay.format.verify_documents import MAX_DOCUMENT_BYTES
 from diskreplay.format.verify_files import read_at, reason
 
 _BLOCK_BYTES = 1 << 20
@@ -36,8 +37,16 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
             continue  # said already
         elif (deep or not _is_chunk(name)) and not _is_behind_link(segment, folder, links):
             _check_sum(segment, name, sums[name], blocks)
+    _check_copy(segment)
     if deep and segment.inside(layout.BLOCKS) not in {problem.where for problem in files.problems}:
         blocks.check()
+
+
+def _check_copy(segment: Segment) -> None:
+    """Check that the copy of the segment's own document, which it can be restored from, is one."""
+    copy = segment.files.read(segment.inside(layout.DOCUMENT_COPY), MAX_DOCUMENT_BYTES)
+    if copy is not None and copy != segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES):
+        segment.files.report("checksum", segment.inside(layout.DOCUMENT_COPY), "is no copy of the segment's zarr.json")
 
 
 def _is_chunk(name: str) -> bool:

@@ -3,21 +3,26 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import OpenFolder
 from diskreplay.format import layout
 from diskreplay.format.damage import Damage, find_damage
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.mending import known_in_segment
-from diskreplay.format.rebuild import build_anew, drop_build, put_in_place
-from diskreplay.format.root import Root
+from diskreplay.format.quarantine import QUARANTINE
+from diskreplay.format.rebuild import build_anew, drop_build, finish_replacements, put_in_place
+from diskreplay.format.root import Root, read_root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import Plan
-from diskreplay.format.verify_files import Problem
+from diskreplay.format.verify_files import Files, Problem
+from diskreplay.format.verify_root import read_hidden, read_words
 from diskreplay.format.verify_segment import verify_folder
+from diskreplay.store.repaired import Action, Repaired
 
 _RANGES_TOLD = 3
 _OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
@@ -83,7 +88,8 @@ def find_losses(info: SegmentInfo, plan: Plan, evicted: Sequence[tuple[int, int]
         damage = find_damage(info, plan.arrays, rows, evicted)
     except FormatError:
         return None
-    return Losses(info, damage) if damage.parts and damage.steps_kept > 0 else None
+    is_damaged = bool(damage.parts) or damage.resized
+    return Losses(info, damage) if is_damaged and damage.steps_kept > 0 else None
 
 
 def replace_by_rebuilt(
@@ -109,6 +115,62 @@ def replace_by_rebuilt(
         drop_build(root, built)
         return None
     return put_in_place(root, losses.info.number, built, reason, losses.steps)
+
+
+class Rebuilder:
+    """Rebuilds damaged segments for a repair, which notes what was done in ``actions``. Needs the store lock."""
+
+    def __init__(
+        self, home: OpenFolder, plan: Plan, dry_run: bool, max_lost_steps: int | None, actions: list[Action]
+    ) -> None:
+        self._home, self._root, self._plan, self._dry_run = home, home.path, plan, dry_run
+        self._most, self._actions = max_lost_steps, actions
+
+    @cached_property
+    def _store(self) -> Root:
+        return read_root(self._home.name, self._home)
+
+    @cached_property
+    def _evicted(self) -> dict[int, list[tuple[int, int]]]:
+        """Position and steps of the episodes of each segment that were evicted by hand."""
+        files = Files(str(self._root))
+        words = read_words(files)
+        return {} if words is None else read_hidden(files, self._plan, words)
+
+    def may_lose(self, where: str, detail: str, steps: int) -> bool:
+        """Whether so many steps more may be set aside; that they may not is noted."""
+        left = None if self._most is None else max(0, self._most - Repaired(self._actions).steps_lost)
+        if left is None or steps <= left:
+            return True
+        self._actions.append(
+            Action("refused", where, f"{detail}; {steps} steps would be set aside, and {left} may be", steps)
+        )
+        return False
+
+    def finish_others(self) -> None:
+        """Go on where a process died that was replacing a damaged segment."""
+        if self._dry_run:
+            return
+        with suppress(FormatError):  # the store's counters may have to be mended first; an opener finishes it then
+            for number in finish_replacements(self._store):
+                where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+                self._actions.append(Action("rebuilt", where, "a process died in the middle of it"))
+
+    def rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
+        """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
+        evicted = self._evicted.get(info.number, [])
+        losses = find_losses(info, self._plan, evicted)
+        if losses is None:
+            return False
+        detail = f"{told(problems, where)}; {losses}"
+        if not self.may_lose(where, detail, losses.steps):
+            return True
+        now: str | None = f"{QUARANTINE}/{where}"
+        if not self._dry_run:
+            now = replace_by_rebuilt(self._store, self._plan, losses, evicted, detail)
+        if now is not None:
+            self._actions.append(Action("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps))
+        return now is not None
 
 
 def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:

@@ -3,16 +3,20 @@
 import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import cached_property
 from pathlib import Path
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock
-from diskreplay.format.mending import known_document, known_in_segment, mend_words, restore as write_anew
-from diskreplay.format.quarantine import QUARANTINE, note_change, quarantined_numbers, read_quarantine
-from diskreplay.format.rebuild import finish_replacements
+from diskreplay.format.mending import (
+    from_copy,
+    known_document,
+    known_in_segment,
+    mend_words,
+    restore as write_anew,
+)
+from diskreplay.format.quarantine import note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import Plan
@@ -22,7 +26,7 @@ from diskreplay.format.verify_root import COUNTERS_FILE, GROUPS, check_root, rea
 from diskreplay.format.verify_segment import verify_segment
 from diskreplay.format.verify_states import verify_states
 from diskreplay.store.quarantine import restore_segment
-from diskreplay.store.rebuilding import find_losses, is_of_rows, replace_by_rebuilt, steps_at_stake, told
+from diskreplay.store.rebuilding import Rebuilder, is_of_rows, steps_at_stake, told
 from diskreplay.store.repair_dead import DeadWriters
 from diskreplay.store.repair_tools import RepairTools
 from diskreplay.store.repaired import Action, Repaired
@@ -89,8 +93,17 @@ def repair(
     home = OpenFolder(Path(path).absolute())
     root = home.path
     plan = read_plan(Files(str(root)))
-    if plan is None:
-        return Repaired(left=problems)  # without its own document nothing is known about a store
+    if plan is None:  # without its own document nothing is known about a store
+        data = from_copy(root / layout.METADATA, root / layout.ROOT_COPY)
+        if data is None:
+            return Repaired(left=problems)
+        restored = Action("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
+        if dry_run:
+            return Repaired([restored], problems)
+        with held_lock(root / layout.COUNTERS / layout.LOCK):
+            write_anew(root / layout.METADATA, data)
+        done = repair(path, foreign=foreign, salvage=salvage, max_lost_steps=max_lost_steps, progress=progress)
+        return Repaired([restored, *done.actions], done.left, done.quarantine)
     mender = _Mender(home, plan, dry_run, max_lost_steps)
     if not mender.has_lock():
         return Repaired(mender.actions, problems)
@@ -129,24 +142,8 @@ class _Mender(RepairTools):
 
     def __init__(self, home: OpenFolder, plan: Plan, dry_run: bool, max_lost_steps: int | None) -> None:
         super().__init__(home, dry_run, [])
-        self._plan, self._most = plan, max_lost_steps
-
-    @cached_property
-    def _evicted(self) -> dict[int, list[tuple[int, int]]]:
-        """Position and steps of the episodes of each segment that were evicted by hand."""
-        files = Files(str(self._root))
-        words = read_words(files)
-        return {} if words is None else read_hidden(files, self._plan, words)
-
-    def _may_lose(self, where: str, detail: str, steps: int) -> bool:
-        """Whether so many steps more may be set aside; that they may not is noted."""
-        left = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
-        if left is None or steps <= left:
-            return True
-        self.actions.append(
-            Action("refused", where, f"{detail}; {steps} steps would be set aside, and {left} may be", steps)
-        )
-        return False
+        self._plan = plan
+        self._rebuilder = Rebuilder(home, plan, dry_run, max_lost_steps, self.actions)
 
     # --- the ways to mend --------------------------------------------------------------------------------------------
 
@@ -180,8 +177,8 @@ class _Mender(RepairTools):
 
     def mend(self, problems: list[Problem]) -> None:
         """Mend everything but what dead writers left."""
+        self._rebuilder.finish_others()
         if not self._dry_run:
-            self._finish_replacements()
             problems = self._still_found(problems)
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
@@ -203,13 +200,6 @@ class _Mender(RepairTools):
                 damaged.setdefault(number, []).append(problem)
         for number, found in sorted(damaged.items()):
             self._mend_segment(number, found)
-
-    def _finish_replacements(self) -> None:
-        """Go on where a process died that was replacing a damaged segment."""
-        with suppress(FormatError):  # the store's counters may have to be mended first; an opener finishes it then
-            for number in finish_replacements(self._store):
-                where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
-                self.actions.append(Action("rebuilt", where, "a process died in the middle of it"))
 
     def _still_found(self, problems: list[Problem]) -> list[Problem]:
         """Leave out what was found beside the segments while it was being replaced: nobody does that under the lock.
@@ -245,7 +235,7 @@ class _Mender(RepairTools):
     def _mend_beside(self, problem: Problem) -> None:
         parts = problem.where.split("/")
         words = read_words(Files(str(self._root)))
-        data = known_document(self._plan, problem.where, 0 if words is None else words.hidden)
+        data = known_document(self._plan, problem.where, 0 if words is None else words.hidden, self._root)
         if data is not None:
             self._restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
@@ -268,6 +258,10 @@ class _Mender(RepairTools):
             if not self._dry_run and all(problem.where != where for problem in problems):
                 problems = self._look(number)  # it may have been sealed since, or evicted
             info = self._read(number)
+            if info is None and self._restore_document(where, problems):
+                if self._dry_run:
+                    return
+                info, problems = self._read(number), self._look(number)
             for _ in range(_ROUNDS):
                 if not problems:
                     return
@@ -276,7 +270,7 @@ class _Mender(RepairTools):
                 if others and not self._mend_inside(info, where, others):
                     break
                 if of_rows and info is not None and (self._dry_run or not others):
-                    if self._rebuild(info, where, of_rows):
+                    if self._rebuilder.rebuild(info, where, of_rows):
                         return
                     break
                 if not self._dry_run:
@@ -284,27 +278,20 @@ class _Mender(RepairTools):
                 problems = [] if self._dry_run else self._look(number)
             if problems:
                 detail, steps = told(problems, where), steps_at_stake(info, self._root / where)
-                if self._may_lose(where, detail, steps):
+                if self._rebuilder.may_lose(where, detail, steps):
                     self._set_aside(where, detail, steps)
         finally:
             if lock is not None:
                 lock.release()
 
-    def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
-        evicted = self._evicted.get(info.number, [])
-        losses = find_losses(info, self._plan, evicted)
-        if losses is None:
+    def _restore_document(self, where: str, problems: list[Problem]) -> bool:
+        """Restore a sealed segment's own document from its copy."""
+        path = self._root / where
+        data = None if path.is_symlink() else from_copy(path / layout.METADATA, path / layout.DOCUMENT_COPY)
+        if data is None:
             return False
-        detail = f"{told(problems, where)}; {losses}"
-        if not self._may_lose(where, detail, losses.steps):
-            return True
-        now: str | None = f"{QUARANTINE}/{where}"
-        if not self._dry_run:
-            now = replace_by_rebuilt(self._store, self._plan, losses, evicted, detail)
-        if now is not None:
-            self.actions.append(Action("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps))
-        return now is not None
+        self._restore(f"{where}/{layout.METADATA}", data, f"{told(problems, where)}; from its copy")
+        return True
 
     def _look(self, number: int) -> list[Problem]:
         found = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])[0]

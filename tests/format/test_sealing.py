@@ -29,8 +29,8 @@ def attributes(segment):
 
 
 def files(segment):
-    """Every file that the format gives a checksum: all but the segment's own zarr.json and its lock."""
-    found = [file for file in segment.rglob("*") if file.is_file() and file.name != "lock"]
+    """Every file that the format gives a checksum: all but the segment's own zarr.json, its copy, and its lock."""
+    found = [file for file in segment.rglob("*") if file.is_file() and file.name not in ("lock", "document")]
     return {str(file.relative_to(segment)): file for file in found if file != segment / "zarr.json"}
 
 
@@ -49,6 +49,7 @@ def test_checksums_are_of_every_file_as_it_is(tmp_store, segment_steps, chunk_by
             assert there["checksums"] == {
                 name: google_crc32c.value(file.read_bytes()) for name, file in files(segment).items()
             }
+            assert (segment / "durable/document").read_bytes() == (segment / "zarr.json").read_bytes()
         assert sum(attributes(segment)["steps"] for segment in segments) == 42
         rows = [np.fromfile(segments[0] / name / "c.0", "<i8").tolist() for name in ("committed", "durable")]
         assert rows[0] == rows[1]

@@ -21,6 +21,9 @@ from tests.testing.support import REPOSITORY, append_numbered, digest, serial_sc
 
 BACKUP = {name for name in DAMAGE if DAMAGE[name][2] == "zarr.json" or "evict" in name} - {
     "evictions that were not counted",
+    "root without its end",
+    "root that is no JSON",
+    "no root",
 } | {"counters elsewhere"}
 """Damage to what nothing else in the store repeats, or that leaves no place for a lock."""
 
@@ -71,6 +74,8 @@ def test_after_a_repair_verify_finds_nothing_and_nothing_was_deleted(store_path,
     assert digest(store_path) == before
     assert foreseen.actions
     chunks = {data for data in contents(store_path) if len(data) > 8}
+    if name == "a checksum of a block":
+        chunks.remove((store_path / SEGMENT / "durable/blocks").read_bytes())
 
     done = repair(store_path)
 
@@ -85,8 +90,6 @@ def test_after_a_repair_verify_finds_nothing_and_nothing_was_deleted(store_path,
     assert 99 in serials(store_path)
     # Documents and counters that were written anew are the only bytes that are gone.
     lost = {data for data in chunks - contents(store_path) if not data.startswith(b"{")}
-    if name == "a checksum of a block":
-        lost.pop()
     assert [len(data) for data in lost if len(data) not in (255, 256)] == []
     zarr.open_group(store_path, mode="r")
     assert repair(store_path).actions == []

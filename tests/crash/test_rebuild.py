@@ -1,0 +1,99 @@
+"""A repair that is killed while it replaces a damaged segment leaves one or the other, or the next one ends it."""
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.format import verify_segment
+from diskreplay.store.repair import repair
+from diskreplay.testing.crash import die_at, points_of
+from tests.testing.support import append_numbered, serial_schema
+
+# How many points lie between two that are tried. 1 tries all of them.
+STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))
+DAMAGED = "segments/00000001/reward/c.0.1"
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_segment, "_PAUSE_S", 0)
+
+
+@pytest.fixture
+def damaged(tmp_store: Path) -> Path:
+    """A store of three segments; a byte of the second one's rewards is another."""
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=64, segment_steps=40) as store, store.writer() as writer:
+        for first in range(0, 90, 5):
+            append_numbered(writer, range(first, first + 5))
+    file = tmp_store / DAMAGED
+    data = bytearray(file.read_bytes())
+    data[0] ^= 0xFF
+    file.write_bytes(data)
+    return tmp_store
+
+
+def shown(path: Path) -> dict[tuple, tuple]:
+    with dr.open(path) as store:
+        return {
+            tuple(episode.ids.tolist()): (episode["serial"].tobytes(), episode.reward.tobytes(), episode.obs.tobytes())
+            for episode in store.episodes
+        }
+
+
+def work(path: Path) -> Any:
+    return lambda tell: repair(path)
+
+
+def check_killed(path: Path, before: dict, after: dict) -> bool:
+    """Check what a repair that was killed left, and what the next users of the store make of it."""
+    partly = {ids: episode for ids, episode in before.items() if ids[0] >> 35 != 1}
+    assert shown(path) in (before, after, partly)
+    with dr.open(path, "a"):
+        pass
+    now = shown(path)
+    assert now in (before, after)
+    repair(path)
+    assert shown(path) == after
+    assert repair(path).actions == []
+    assert sorted(os.listdir(path / "counters")) == ["c.0", "lock", "quarantine", "zarr.json"]
+    assert os.listdir(path / "counters/quarantine/segments") == ["00000001"]
+    assert np.fromfile(path / "counters/c.0", "<i8")[7] >= 1
+    return now == after
+
+
+def check_points(damaged: Path, tmp_path: Path, points: Any) -> set[bool]:
+    before = shown(damaged)
+    shutil.copytree(damaged, tmp_path / "done")
+    assert repair(tmp_path / "done").steps_lost == 10
+    after = shown(tmp_path / "done")
+    assert len(before) - len(after) == 2
+    found = set()
+    for point in points:
+        shutil.copytree(damaged, tmp_path / "killed")
+        death = die_at(work(tmp_path / "killed"), point)
+        found.add(check_killed(tmp_path / "killed", before, after))
+        shutil.rmtree(tmp_path / "killed")
+        if not death.died:
+            break
+    return found
+
+
+def test_a_repair_that_is_killed_around_the_replacement_leaves_a_segment(damaged: Path, tmp_path: Path) -> None:
+    shutil.copytree(damaged, tmp_path / "counted")
+    names = [point.name for point in points_of(lambda: repair(tmp_path / "counted"))]
+    first = names.index("rename")
+    assert names.count("rename") == 3
+    assert check_points(damaged, tmp_path, [0, first // 2, *range(first - 1, len(names) + 1)]) == {False, True}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_repair_that_is_killed_anywhere_leaves_a_segment(damaged: Path, tmp_path: Path) -> None:
+    points = itertools.count(0, STRIDE or 7)
+    assert check_points(damaged, tmp_path, points) == {False, True}
