@@ -158,15 +158,17 @@ class AttachedLimiter:
         return Inserted(inserted.ever, held), int(self._slots.sum())
 
     @contextmanager
-    def inserting(self) -> Iterator[None]:
+    def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait until a step may be inserted, and let nobody else insert or draw during the block that commits it.
+
+        While it waits, ``check`` is called now and then; what it raises ends the wait, and nothing changed.
 
         Raises
         ------
         RateLimited
             It may not within the timeout; nothing changed.
         """
-        lock = self._wait(self.limiter.may_insert, "insert a step")
+        lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
             yield
         finally:
@@ -189,7 +191,7 @@ class AttachedLimiter:
         finally:
             lock.release()
 
-    def _wait(self, may: Callable[[Inserted, int], bool], what: str) -> Lock:
+    def _wait(self, may: Callable[[Inserted, int], bool], what: str, check: Callable[[], None] = lambda: None) -> Lock:
         """Return the lock, held, when the counts allow it."""
         timeout = self.limiter.timeout
         until = math.inf if timeout is None else time.monotonic() + timeout
@@ -204,6 +206,7 @@ class AttachedLimiter:
                     lock.release()
                     raise
                 lock.release()
+            check()
             now = time.monotonic()
             if now >= until:
                 raise self._limited(what)
