@@ -5,7 +5,7 @@ ReplayError
 ├── FormatError     ValueError         a store that is damaged, hostile, or of an unknown version
 ├── StoreNotFound   FileNotFoundError  no store at this path
 ├── StoreExists     FileExistsError    a store is there already
-├── StoreLocked     RuntimeError       another process holds what is needed
+├── StoreLocked     RuntimeError       another process or thread holds what is needed
 ├── ReadOnlyError   PermissionError    a write through mode "r"
 ├── StorageFull     OSError            no space for the next row; nothing was half-written
 ├── NotEnoughData   BufferError        fewer steps than the request needs
@@ -44,7 +44,7 @@ class StoreExists(ReplayError, FileExistsError):
 
 
 class StoreLocked(ReplayError, RuntimeError):
-    """Another process holds a lock that the call needs."""
+    """Another process holds a lock that the call needs, or another thread is using the writer. Try again later."""
 
 
 class ReadOnlyError(ReplayError, PermissionError):

@@ -18,9 +18,10 @@ from diskreplay.loading.batch import Batch
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
 from diskreplay.sampling.schedule import Linear
+from diskreplay.store.casting import as_flag
 from diskreplay.store.snapshot import hidden_steps
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writer import Writer, as_flag
+from diskreplay.store.writer import Writer
 from diskreplay.views.base import View
 from diskreplay.views.transitions import Transitions
 

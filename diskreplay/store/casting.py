@@ -1,14 +1,16 @@
-"""What a writer makes of the values of a step, prepared once a schema: rows as bytes, scalars as numbers.
+"""What a writer makes of the values of a step: rows as bytes, scalars as numbers, truth values as flags.
 
-Each caster takes the short way for a value that needs nothing, and asks `Field.cast` about every other one; so the
-rules and the errors are its own.
+Casters are prepared once a schema. Each takes the short way for a value that needs nothing, and asks `Field.cast` about
+every other one; so the rules and the errors are its own.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Field, Schema
 from diskreplay.format.segment_column import is_bytes
 
@@ -87,3 +89,37 @@ def _flat(casters: dict[str, Caster], slow: PartCaster) -> PartCaster:
         return [caster(value[name]) for name, caster in pairs]
 
     return flat
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Return a bool from a truth value: a bool or a number of any library, alone or in an array of one."""
+    if type(value) is bool:
+        return value
+    if type(value) is np.bool_:
+        return bool(value)
+    array = _plain(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise SchemaError(f"{name} is one truth value a step, not {value!r:.80}")
+    return bool(array.item())
+
+
+def as_flags(value: Any, name: str, count: int) -> NDArray[np.bool_]:
+    """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine."""
+    if type(value) is np.ndarray and value.dtype == np.bool_ and value.shape == (count,):
+        return value
+    flags = _plain(value)
+    if flags.shape != (count,) or flags.dtype.kind not in "biuf":
+        raise SchemaError(f"{name} needs shape ({count},), one truth value a lane; got {flags.dtype} {flags.shape}")
+    return flags.astype(np.bool_)
+
+
+def length(value: Any, name: str) -> int:
+    """Return the rows of a field of a whole episode."""
+    try:
+        return len(value)
+    except TypeError:
+        raise SchemaError(f"{name} of a whole episode has a row for each step, not {type(value).__name__}") from None
+
+
+def _plain(value: Any) -> NDArray[Any]:
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)

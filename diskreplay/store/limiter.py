@@ -160,15 +160,17 @@ class AttachedLimiter:
         return Inserted(inserted.ever, held), int(self._slots.copy().sum())
 
     @contextmanager
-    def inserting(self) -> Iterator[None]:
+    def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait until a step may be inserted, and let nobody else insert or draw during the block that commits it.
+
+        While it waits, ``check`` is called now and then; what it raises ends the wait, and nothing changed.
 
         Raises
         ------
         RateLimited
             It may not within the timeout; nothing changed.
         """
-        lock = self._wait(self.limiter.may_insert, "insert a step")
+        lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
             yield
         finally:
@@ -193,7 +195,7 @@ class AttachedLimiter:
         finally:
             lock.release()
 
-    def _wait(self, may: Callable[[Inserted, int], bool], what: str) -> Lock:
+    def _wait(self, may: Callable[[Inserted, int], bool], what: str, check: Callable[[], None] = lambda: None) -> Lock:
         """Return the lock, held, when the counts allow it.
 
         Raises
@@ -202,12 +204,12 @@ class AttachedLimiter:
             The store was deleted or replaced since it was opened.
         """
         try:
-            return self._wait_for(may, what)
+            return self._wait_for(may, what, check)
         except Exception as error:
             self._root.explain(error)
             raise
 
-    def _wait_for(self, may: Callable[[Inserted, int], bool], what: str) -> Lock:
+    def _wait_for(self, may: Callable[[Inserted, int], bool], what: str, check: Callable[[], None]) -> Lock:
         timeout = self.limiter.timeout
         until = math.inf if timeout is None else time.monotonic() + timeout
         pause = _SHORTEST_S
@@ -221,6 +223,7 @@ class AttachedLimiter:
                     lock.release()
                     raise
                 lock.release()
+            check()
             now = time.monotonic()
             if now >= until:
                 raise self._limited(what)

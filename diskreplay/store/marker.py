@@ -31,8 +31,8 @@ def check_durability(durability: Durability) -> Durability:
 class Marked(Protocol):
     """The open segments of a writer, as the thread sees them."""
 
-    failure: Exception | None
-    """What went wrong in the background: the writer's next append raises it."""
+    def fail(self, error: Exception) -> None:
+        """Take note of what went wrong: the writer's next call raises it."""
 
     @property
     def open(self) -> Iterable[SegmentWriter]:
@@ -107,9 +107,9 @@ class Marker:
                     if any(segment is other for other in segments.open):
                         segment.mark()
         except OSError as error:
-            segments.failure = _explained(error, self._root)
+            segments.fail(_explained(error, self._root))
         except ReplayError as error:
-            segments.failure = error
+            segments.fail(error)
 
 
 def _explained(error: OSError, root: Root) -> Exception:

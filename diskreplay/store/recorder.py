@@ -44,6 +44,7 @@ class Recorder:
     """
 
     def __init__(self, root: Root, counters: StoreCounters, lanes: int, retention: Retention, sealer: Sealer) -> None:
+        self.path = root.path
         self.columns = list(root.schema.step_leaves)
         self._obs_columns = [leaf for leaf in self.columns if leaf == "obs" or leaf.startswith("obs/")]
         self.obs_count = len(self._obs_columns)
@@ -261,6 +262,19 @@ class Recorder:
         # With neither, the cut is read off what follows: a first step, or the end of the sealed segment.
         lane.open, lane.pending = False, None
 
+    def end(self, lane: Any, final: Items | None, episode: EpisodeItems | None) -> None:
+        """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
+        if lane.open and final is not None and not self.continues_pending(lane, final):
+            self.warn_discontinuity()
+        elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
+            warnings.warn(
+                f"the episode of lane {lane.number} had been cut already, as the lane did not append while others "
+                "filled segments; the end_episode() that came now is too late to store its final observation or "
+                "episode values",
+                stacklevel=4,
+            )
+        self.cut(lane, final, episode)
+
     def continues_pending(self, lane: Any, obs: Items) -> bool:
         """Whether ``obs`` is the observation that the lane's last step led to, as far as that is known."""
         return _continues(obs, lane.pending)
@@ -314,6 +328,10 @@ class Recorder:
         if self.rolling.left:
             self._sealer.drain()
             self.rolling.left = False
+
+    def drain(self) -> None:
+        """Wait until every segment that was handed over is sealed."""
+        self._sealer.drain()
 
     def abandon(self, *, seal: bool = True) -> None:
         """Let go of every segment as it is; each is sealed up to what was committed, now or by the next process."""

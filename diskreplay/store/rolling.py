@@ -10,6 +10,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.forks import told_of_forks
+from diskreplay.store.marker import Marker
 from diskreplay.store.preparer import Preparer
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
@@ -80,11 +81,29 @@ class OpenSegments:
         self.opened = 0  # segments so far
         self.left = False  # whether segments were handed over to be sealed since the last flush
         self.failure: Exception | None = None  # what went wrong in the background
+        self._marker: Marker | None = None
+        self._refuse_calls: Callable[[], Callable[[], None] | None] = lambda: None
 
     @property
     def open(self) -> list[SegmentWriter]:
         """The open segments."""
         return list(self.by_number.values())
+
+    def begin_marking(
+        self, marker: Marker, every_s: float, refuse_calls: Callable[[], Callable[[], None] | None]
+    ) -> None:
+        """Have what is published made durable in the background, until `abandon`.
+
+        What a weak reference ``refuse_calls`` gives, if anything, is called when that fails.
+        """
+        self._marker, self._refuse_calls = marker, refuse_calls
+        marker.add(self, every_s)
+
+    def fail(self, error: Exception) -> None:
+        """Take note of what went wrong in the background: the writer's next call raises it."""
+        self.failure = error
+        if (refuse_calls := self._refuse_calls()) is not None:
+            refuse_calls()
 
     # --- when a segment ends ----------------------------------------------------------------------------------------
 
@@ -214,7 +233,9 @@ class OpenSegments:
         self._preparer.let_go()
 
     def abandon(self, *, seal: bool = True) -> None:
-        """Let go of every segment as it is; each is sealed up to what was committed, now or by the next process."""
+        """Release every segment as it is; each is sealed up to what was committed, now or by the next process."""
+        if self._marker is not None:
+            self._marker.remove(self)
         for lane in self._lanes:
             segment, lane.segment = lane.segment, None
             if segment is not None:

@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -20,6 +20,7 @@ from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
 from diskreplay.store.arguments import as_int, check_count, check_seconds
 from diskreplay.store.damaged import warn_of_quarantine
+from diskreplay.store.dropped import seal_dropped
 from diskreplay.store.episodes import Episode, EpisodeList
 from diskreplay.store.eviction import evict
 from diskreplay.store.forks import told_of_forks
@@ -318,18 +319,27 @@ class Store:
             return
         self._index.close()
         self._index = None
-        first: BaseException | None = None
-        for finish in [*(writer.close for writer in list(self._writers)), self._sealer.drain]:
+        errors = self._finish([writer.close for writer in list(self._writers)])
+        # Else this is a signal's handler in the middle of a call of a writer, which may hold locks: it does the rest.
+        if not any(writer.closes_later for writer in self._writers):
+            errors += self._finish([seal_dropped, self._sealer.drain])
+            self._counters.close()
+            # The folder stays open for those who still read from it: snapshots and their episodes.
+            self._root = dataclasses.replace(self._root, home=self._root.home.closed())
+            self._manage()
+        if errors:
+            raise errors[0]
+
+    @staticmethod
+    def _finish(parts: Iterable[Callable[[], None]]) -> list[Exception]:
+        """Call each, and return what they raised."""
+        errors = []
+        for part in parts:
             try:
-                finish()
+                part()
             except Exception as error:
-                first = first or error
-        self._counters.close()
-        # The folder stays open for those who still read from it: snapshots and their episodes.
-        self._root = dataclasses.replace(self._root, home=self._root.home.closed())
-        self._manage()
-        if first is not None:
-            raise first
+                errors.append(error)
+        return errors
 
     def _check_writable(self, verb: str) -> None:
         self._open_index()

@@ -7,9 +7,12 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
+from diskreplay.store.casting import as_flags
 from diskreplay.store.recorder import Recorder
+from diskreplay.store.turns import in_turn
 from diskreplay.store.vector_steps import Step, VectorSteps, as_item
-from diskreplay.store.writer import _BaseWriter, append_block, as_flags, end_lane
+from diskreplay.store.whole_episodes import append_block
+from diskreplay.store.writer import _BaseWriter
 
 
 class VectorWriter(_BaseWriter):
@@ -27,6 +30,7 @@ class VectorWriter(_BaseWriter):
         """The number of lanes."""
         return len(self._recorder.lanes)
 
+    @in_turn
     def append(
         self,
         obs: Any,
@@ -58,10 +62,12 @@ class VectorWriter(_BaseWriter):
             A value does not fit the schema; nothing was written.
         StorageFull
             There is no room; no lane's step was written.
+        StoreLocked
+            Another process has held the store lock for a minute, or another thread is in the middle of a call of this
+            writer; no lane's step was written.
         WriterClosed
             The writer is closed.
         """
-        self._check_usable()
         count = self.num_envs
         ends = as_flags(terminated, "terminated", count)
         cuts = np.zeros(count, np.bool_) if truncated is None else as_flags(truncated, "truncated", count)
@@ -91,6 +97,7 @@ class VectorWriter(_BaseWriter):
         leaves, leading = self._schema.leaves, (self.num_envs,)
         return {path: leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten("episode", episode)}
 
+    @in_turn
     def append_episode(
         self,
         lane: int,
@@ -104,24 +111,22 @@ class VectorWriter(_BaseWriter):
         **extra: Any,
     ) -> None:
         """Append an episode to one lane in one piece; see `Writer.append_episode`."""
-        self._check_usable()
         if not isinstance(lane, (int, np.integer)) or isinstance(lane, bool) or not 0 <= lane < self.num_envs:
             raise SchemaError(f"lane {lane!r} is not one of 0 to {self.num_envs - 1}")
         target = self._recorder.lanes[int(lane)]
         append_block(self, target, obs, action, reward, terminated, truncated, episode, extra)
         self._after_step(True)
 
+    @in_turn
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:
         """Cut the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.end_episode`."""
-        self._check_usable()
         count = self.num_envs
         final = None if final_obs is None else self._cast("obs", final_obs, (count,))
         values = self._cast_episodes(episode)
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
         with self._recording(inserts=False):
             for i in np.flatnonzero(chosen).tolist():
-                end_lane(
-                    self._recorder,
+                self._recorder.end(
                     self._recorder.lanes[i],
                     None if final is None else [value[i].tobytes() for value in final],
                     None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},

@@ -1,51 +1,37 @@
 """Writers: what a collector calls. They check and cast everything before the first byte is written."""
 
 import os
-import warnings
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import SchemaError, StorageFull, WriterClosed
+from diskreplay.errors import SchemaError, StorageFull, StoreLocked, WriterClosed
 from diskreplay.folders import shown_paths
 from diskreplay.format.schema import Schema
-from diskreplay.store.casting import leaf_caster, part_caster
+from diskreplay.store.casting import as_flag, leaf_caster, part_caster
+from diskreplay.store.dropped import seal_when_dropped
+from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import AttachedLimiter
 from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability, Marker, check_durability
 from diskreplay.store.recorder import EpisodeItems, Items, Recorder
+from diskreplay.store.turns import Turn, in_turn, is_inside, take_within, takes_turns, wait_for
+from diskreplay.store.whole_episodes import append_block
 
-
-class _Process:
-    """The number of this process: asking the system at every append takes longer than all the rest of the check."""
-
-    def __init__(self) -> None:
-        self.look()
-
-    def look(self) -> None:
-        self.pid = os.getpid()
-
-
-_process = _Process()
-os.register_at_fork(after_in_child=_process.look)
-
-
-def as_flag(value: Any, name: str) -> bool:
-    """Return a bool from a truth value: a bool or a number of any library, alone or in an array of one."""
-    if type(value) is bool:
-        return value
-    if type(value) is np.bool_:
-        return bool(value)
-    array = _plain(value)
-    if array.size != 1 or array.dtype.kind not in "biuf":
-        raise SchemaError(f"{name} is one truth value a step, not {value!r:.80}")
-    return bool(array.item())
+# In a forked child, the writers of its parent refuse every call.
+_alive = told_of_forks(lambda writer: writer.refuse_calls())
 
 
 class _BaseWriter:
-    """What both writers share: casting by the schema, syncing, closing."""
+    """What both writers share: casting by the schema, syncing, closing.
+
+    Whoever takes the turn may use the recorder: see `turns`. ``_turn`` is another one, that is never free, of a writer
+    that is closed, is being closed, or has to refuse calls for another reason: `_refusal` says which. So the way of an
+    append pays for one check only.
+    """
 
     def __init__(
         self,
@@ -58,13 +44,19 @@ class _BaseWriter:
     ) -> None:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
         self._flushes_episodes = check_durability(durability) == "episode"
-        self._on_close, self._marker = on_close, marker
-        self._pid = _process.pid
+        self._on_close = on_close
+        self._pid = os.getpid()
+        self._turns = Turn()
+        self._turn = self._turns
         self._closed = False
+        self._closing, self._closer = threading.Lock(), 0
+        self.closes_later = False  # when the call ends in the middle of which `close` was called
         self._prepare_casters()
+        self._dropped = seal_when_dropped(self, recorder, self._turns)
+        _alive.add(self)
         if marker is not None and durability != "none":
             every_s = DEFAULT_DURABILITY_S if self._flushes_episodes else float(durability)
-            marker.add(recorder.rolling, every_s)
+            recorder.rolling.begin_marking(marker, every_s, weakref.WeakMethod(self.refuse_calls))
 
     def _prepare_casters(self) -> None:
         schema = self._schema
@@ -78,34 +70,55 @@ class _BaseWriter:
         if self._lone:
             self._obs_item, self._action_item = (leaf_caster(schema.leaves[x], x) for x in ("obs", "action"))
 
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
-        if _process.pid != self._pid:
-            raise WriterClosed(
+    def refuse_calls(self) -> None:
+        """Have every later call refused."""
+        taken = Turn()
+        del taken.free
+        self._turn = taken
+
+    def _refusal(self) -> Exception:
+        """Return what to raise where the turn cannot be taken."""
+        if os.getpid() != self._pid:
+            return WriterClosed(
                 "this writer belongs to the parent of this forked process; open the store here for another"
             )
-        if self._recorder.rolling.failure is not None:
-            self._raise_failure()
+        if self._dropped.alive and (error := self._background_failure()) is not None:
+            return error
+        if self._turn is self._turns and self._dropped.alive:
+            return StoreLocked(
+                "another thread is in the middle of a call of this writer; one thread at a time may use it: ask the "
+                "store for a writer for each, store.writer()"
+            )
+        return WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
 
-    def _raise_failure(self) -> None:
-        """Raise what went wrong in the background: once where there was no room, else for good."""
+    def _background_failure(self) -> Exception | None:
+        """Return what went wrong in the background, if anything did: once where there was no room, else for good."""
         rolling = self._recorder.rolling
+        if rolling.failure is None or not take_within(self._turns, 0.0):
+            return None
         error, rolling.failure = rolling.failure, None
-        if error is None:
-            return
-        if not isinstance(error, StorageFull):
-            self._closed = True
-            # Not sealed here: after a failed sync, a later one that succeeds proves nothing.
-            self._end(seal=False)
-        raise error
+        if isinstance(error, StorageFull):
+            self._turn = self._turns
+            self._turns.free = True
+        else:
+            self._give_up(seal=False)
+            self._on_close(self)
+        return error
 
-    def _end(self, *, seal: bool) -> None:
-        """Leave every segment as it is."""
-        if self._marker is not None:
-            self._marker.remove(self._recorder.rolling)
-        self._recorder.abandon(seal=seal)
-        self._on_close(self)
+    def _leave(self, turn: Turn) -> None:
+        """Put the turn back after a call during which others came to be refused."""
+        if not self._closed:
+            turn.free = True
+        if self.closes_later:
+            self.closes_later = False
+            if self._closed:
+                self._on_close(self)
+            else:
+                self._close_now()
+
+    def _check_not_closing(self) -> None:
+        if self._turn is not self._turns or not self._dropped.alive:
+            raise self._refusal()
 
     def _cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:
         leaves = self._schema.leaves
@@ -120,31 +133,34 @@ class _BaseWriter:
 
     def _after_step(self, ended: bool) -> None:
         if ended and self._flushes_episodes:
-            self.flush()
+            self._flush()
 
     @contextmanager
     def _recording(self, inserts: bool = True) -> Iterator[None]:
         """Wait for the limiter; close the writer where a step may have been interrupted before our notes of it."""
-        with nullcontext() if self._limiter is None or not inserts else self._limiter.inserting():
+        limiter = self._limiter if inserts else None
+        with nullcontext() if limiter is None else limiter.inserting(self._check_not_closing):
             yield from self._guarded()
 
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except StorageFull:
+        except (StorageFull, StoreLocked):
             raise  # refused as a whole, before anything was written
         except BaseException as error:
-            self._give_up(error)
+            self._give_up()
+            self._recorder.explain(error)
             raise
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, *, seal: bool = True) -> None:
+        # After a failed sync nothing is sealed: a later one that succeeds proves nothing.
+        self.refuse_calls()
         self._closed = True
-        if self._marker is not None:
-            self._marker.remove(self._recorder.rolling)
-        self._recorder.abandon()
-        self._recorder.explain(error)
+        self._dropped.detach()
+        self._recorder.abandon(seal=seal)
 
     @shown_paths()
+    @in_turn
     def flush(self) -> None:
         """Wait until every published step is durable.
 
@@ -156,24 +172,31 @@ class _BaseWriter:
             There is no room to seal a segment that the writer has left. Everything is there; flush again later.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
+        StoreLocked
+            Another thread is in the middle of a call of this writer.
         OSError
             The disk refused. What it holds is unknown from then on, so the writer closes.
         """
-        self._check_usable()
+        self._flush()
+
+    def _flush(self) -> None:
         try:
             self._recorder.flush()
         except StorageFull:
             raise
         except OSError as error:
-            self._closed = True
-            # Not sealed here: after a failed sync, a later one that succeeds proves nothing.
-            self._end(seal=False)
+            self._give_up(seal=False)
+            self._on_close(self)
             self._recorder.explain(error)
             raise
 
     @shown_paths()
     def close(self) -> None:
         """Cut what is open, seal, and wait until that is done. Closing twice is fine.
+
+        Any thread may call it. It waits for the call in progress in another one, and those that begin later raise
+        WriterClosed. Called by a signal's handler in the middle of a call of this thread, the writer closes at the end
+        of that.
 
         Raises
         ------
@@ -182,18 +205,35 @@ class _BaseWriter:
         OSError
             The disk refused, here or in the background. What it holds is unknown.
         """
-        if self._closed:
-            return
-        if _process.pid != self._pid:
-            return  # the parent's segment stays the parent's
-        self._closed = True
-        if self._marker is not None:
-            self._marker.remove(self._recorder.rolling)
-        failure = self._recorder.rolling.failure
-        if failure is not None and not isinstance(failure, StorageFull):
-            self._end(seal=False)
-            raise failure
+        if os.getpid() != self._pid or not self._dropped.alive:
+            return  # the parent's segment stays the parent's; or it is closed
+        self.refuse_calls()
+        if self._closer == threading.get_ident():
+            return  # a handler again, in the middle of this
+        if is_inside(self):
+            self.closes_later = True
+        else:
+            self._close_now()
+
+    def _close_now(self) -> None:
+        with self._closing:
+            self._closer = threading.get_ident()
+            try:
+                if not self._closed:
+                    wait_for(self._turns, self)
+                if self._dropped.detach() is None:
+                    return  # another thread has closed it, or the call in progress gave up
+                self._closed = True
+                self._finish()
+            finally:
+                self._closer = 0
+
+    def _finish(self) -> None:
         try:
+            failure = self._recorder.rolling.failure
+            if failure is not None and not isinstance(failure, StorageFull):
+                self._recorder.abandon(seal=False)
+                raise failure
             self._recorder.close()
         except OSError as error:
             self._recorder.explain(error)
@@ -219,8 +259,12 @@ class _BaseWriter:
 class Writer(_BaseWriter):
     """Appends the steps of one environment. Made by `Store.writer`.
 
-    Concurrency: one thread at a time, in the process that made it; a forked child gets WriterClosed. Any number of
-    writers, in any processes, write to one store at once without waiting for each other.
+    Concurrency: one thread at a time, in the process that made it. A call during another thread's raises StoreLocked,
+    but for `close`, which waits for that one's end; a forked child gets WriterClosed. Any number of writers, in any
+    processes, write to one store at once without waiting for each other.
+
+    One that is collected without `close`, or that is open when the interpreter ends, is sealed with what it has then,
+    with a ResourceWarning.
     """
 
     def append(
@@ -258,44 +302,58 @@ class Writer(_BaseWriter):
             There is no room; nothing was written.
         RateLimited
             The limiter's timeout passed; nothing was written.
+        StoreLocked
+            Another process has held the store lock for a minute, or another thread is in the middle of a call of this
+            writer; nothing was written.
         WriterClosed
             The writer is closed.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
         """
-        self._check_usable()
-        if terminated is not False:
-            terminated = as_flag(terminated, "terminated")
-        if truncated is not False:
-            truncated = as_flag(truncated, "truncated")
-        if self._lone:
-            items = [self._obs_item(obs), self._action_item(action), self._reward_item(reward)]
-        else:
-            items = [*self._obs_items(obs), *self._action_items(action), self._reward_item(reward)]
-        if extra or self._has_extra:
-            items += self._extra_items(extra)
-        if next_obs is None:
-            following = None
-        else:
-            following = [self._obs_item(next_obs)] if self._lone else self._obs_items(next_obs)
-        ended = terminated or truncated
-        if episode and not ended:
-            raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
-        finals = self._cast_episode(episode)
-        if self._limiter is not None:
-            with self._recording():
-                self._record(items, following, terminated, truncated, finals)
-        else:
-            try:  # as `_recording`, without the microsecond that a context manager takes
-                if ended or not self._recorder.go_on(items, following):
+        turn = self._turn
+        try:  # as `in_turn`, without the time that a call takes
+            del turn.free
+        except AttributeError:
+            raise self._refusal() from None
+        try:
+            if terminated is not False:
+                terminated = as_flag(terminated, "terminated")
+            if truncated is not False:
+                truncated = as_flag(truncated, "truncated")
+            if self._lone:
+                items = [self._obs_item(obs), self._action_item(action), self._reward_item(reward)]
+            else:
+                items = [*self._obs_items(obs), *self._action_items(action), self._reward_item(reward)]
+            if extra or self._has_extra:
+                items += self._extra_items(extra)
+            if next_obs is None:
+                following = None
+            else:
+                following = [self._obs_item(next_obs)] if self._lone else self._obs_items(next_obs)
+            ended = terminated or truncated
+            if episode and not ended:
+                raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
+            finals = self._cast_episode(episode)
+            if self._limiter is not None:
+                with self._recording():
                     self._record(items, following, terminated, truncated, finals)
-            except StorageFull:
-                raise  # refused as a whole, before anything was written
-            except BaseException as error:
-                self._give_up(error)
-                raise
-        if ended and self._flushes_episodes:
-            self.flush()
+            else:
+                try:  # as `_recording`, without the microsecond that a context manager takes
+                    if ended or not self._recorder.go_on(items, following):
+                        self._record(items, following, terminated, truncated, finals)
+                except (StorageFull, StoreLocked):
+                    raise  # refused as a whole, before anything was written
+                except BaseException as error:
+                    self._give_up()
+                    self._recorder.explain(error)
+                    raise
+            if ended and self._flushes_episodes:
+                self._flush()
+        finally:
+            if self._turn is turn:
+                turn.free = True
+            else:
+                self._leave(turn)
 
     def _record(
         self,
@@ -310,6 +368,7 @@ class Writer(_BaseWriter):
         recorder.prepare(lane, items, terminated or truncated or following is not None)
         recorder.commit(lane, items, following, terminated, truncated, finals)
 
+    @in_turn
     def append_episode(
         self,
         obs: Any,
@@ -326,85 +385,20 @@ class Writer(_BaseWriter):
         ``obs`` has T + 1 rows with the final observation, or T without; all else has T. An episode that is neither
         terminated nor truncated is recorded as cut. One that `append` left open is cut first. Raises as `append`.
         """
-        self._check_usable()
         append_block(self, self._recorder.lanes[0], obs, action, reward, terminated, truncated, episode, extra)
         self._after_step(True)
 
+    @in_turn
     def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:
         """Cut the open episode: recorded as truncated, with ``final_obs`` as its last observation where given.
 
         Nothing happens where no episode is open. Raises as `append`.
         """
-        self._check_usable()
         final = None if final_obs is None else self._obs_items(final_obs)
         values = self._cast_episode(episode)
         with self._recording(inserts=False):
-            end_lane(self._recorder, self._recorder.lanes[0], final, values)
+            self._recorder.end(self._recorder.lanes[0], final, values)
         self._after_step(True)
 
 
-def end_lane(recorder: Recorder, lane: Any, final: Items | None, episode: EpisodeItems | None) -> None:
-    """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
-    if lane.open and final is not None and not recorder.continues_pending(lane, final):
-        recorder.warn_discontinuity()
-    elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
-        warnings.warn(
-            f"the episode of lane {lane.number} had been cut already, as the lane did not append while others filled "
-            "segments; the end_episode() that came now is too late to store its final observation or episode values",
-            stacklevel=3,
-        )
-    recorder.cut(lane, final, episode)
-
-
-def append_block(
-    writer: _BaseWriter,
-    lane: Any,
-    obs: Any,
-    action: Any,
-    reward: Any,
-    terminated: Any,
-    truncated: Any,
-    episode: dict[str, Any] | None,
-    extra: dict[str, Any],
-) -> None:
-    """Check, cast and record a whole episode in a lane; shared by both writers' ``append_episode``."""
-    terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
-    steps = _length(reward, "reward")
-    if steps < 1:
-        raise SchemaError("an episode has at least one step; this one has none")
-    first_leaf = writer._schema.flatten("obs", obs)[0]
-    obs_rows = _length(first_leaf[1], first_leaf[0])
-    if obs_rows not in (steps, steps + 1):
-        raise SchemaError(
-            f"obs has {obs_rows} rows for {steps} rewards; give {steps + 1}, the final one included, or {steps}"
-        )
-    observations = writer._cast("obs", obs, (obs_rows,))
-    rest = writer._cast("action", action, (steps,))
-    rest.append(writer._schema.reward.cast(reward, "reward", (steps,)))
-    rest += writer._cast("extra", extra, (steps,))
-    final = [value[-1].tobytes() for value in observations] if obs_rows > steps else None
-    values = [value[:steps] for value in observations] + rest
-    finals = writer._cast_episode(episode)
-    with writer._recording():
-        writer._recorder.block(lane, values, final, terminated, truncated, finals)
-
-
-def _length(value: Any, name: str) -> int:
-    try:
-        return len(value)
-    except TypeError:
-        raise SchemaError(f"{name} of a whole episode has a row for each step, not {type(value).__name__}") from None
-
-
-def _plain(value: Any) -> NDArray[Any]:
-    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-
-
-def as_flags(value: Any, name: str, count: int) -> NDArray[np.bool_]:
-    """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine."""
-    if type(value) is np.ndarray and value.dtype == np.bool_ and value.shape == (count,):
-        return value
-    flags = _plain(value)
-    if flags.shape != (count,) or flags.dtype.kind not in "biuf":
-        raise SchemaError(f"{name} needs shape ({count},), one truth value a lane; got {flags.dtype} {flags.shape}")
-    return flags.astype(np.bool_)
+takes_turns(Writer.append)

@@ -1,0 +1,104 @@
+"""Whose turn a writer is: one thread at a time, and nobody's once it is closed.
+
+Who uses a writer takes the attribute `free` from its turn before and puts it back afterwards. That an attribute is
+deleted, or is not there, is one operation: no other thread and no signal's handler comes in between. A lock would take
+several times as long, and be lost where a handler raises between its acquisition and the block that releases it.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from types import CodeType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_POLL_S = 0.001
+_POLLS = 50  # between two looks at what all threads do
+
+
+class Turn:
+    """The right to use a writer, which is there to be taken if `free` is."""
+
+    __slots__ = ("free",)
+
+    def __init__(self) -> None:
+        self.free = True
+
+
+# What runs while the writer in its variable `self` is in use.
+_codes: set[CodeType] = set()
+
+
+def takes_turns(method: Callable[..., Any]) -> None:
+    """Note a method that takes the turn by itself."""
+    _codes.add(method.__code__)
+
+
+def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Let one thread at a time call a method of a writer; see `_BaseWriter`."""
+
+    @wraps(method)
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        turn = self._turn
+        try:
+            del turn.free
+        except AttributeError:
+            raise self._refusal() from None
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            if self._turn is turn:
+                turn.free = True
+            else:
+                self._leave(turn)
+
+    takes_turns(call)
+    return call
+
+
+def threads_inside(writer: Any) -> set[int]:
+    """Return the threads that are in the middle of a call of a writer."""
+    found = set()
+    for thread, top in sys._current_frames().items():
+        frame: Any = top
+        while frame is not None:
+            if frame.f_code in _codes and frame.f_locals.get("self") is writer:
+                found.add(thread)
+                break
+            frame = frame.f_back
+    return found
+
+
+def is_inside(writer: Any) -> bool:
+    """Tell whether this thread is: what it runs now is a signal's handler, or something else that came in between."""
+    return threading.get_ident() in threads_inside(writer)
+
+
+def wait_for(turn: Turn, writer: Any) -> None:
+    """Take the turn of a writer for good, when the call in progress has ended. Nobody can take it after that one."""
+    for polls in range(sys.maxsize):
+        try:
+            del turn.free
+            return
+        except AttributeError:
+            # An exception of a signal's handler may have come before it was put back.
+            if polls % _POLLS == _POLLS - 1 and not threads_inside(writer):
+                return
+        time.sleep(_POLL_S)
+
+
+def take_within(turn: Turn, seconds: float) -> bool:
+    """Take a turn for good, if it is free soon."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            del turn.free
+            return True
+        except AttributeError:
+            if time.monotonic() > until:
+                return False
+        time.sleep(_POLL_S)
