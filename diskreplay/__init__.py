@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from diskreplay.sampling.uniform import Uniform as Uniform
     from diskreplay.store.episodes import Episode as Episode
     from diskreplay.store.limiter import RateLimiter as RateLimiter
-    from diskreplay.store.store import Store as Store, create as create, open as open
+    from diskreplay.store.opening import create as create, open as open
+    from diskreplay.store.store import Store as Store
     from diskreplay.store.vector_writer import VectorWriter as VectorWriter
     from diskreplay.store.writer import Writer as Writer
     from diskreplay.views.episodes import Episodes as Episodes
@@ -102,10 +103,10 @@ _MODULES = {
     "VectorWriter": "diskreplay.store.vector_writer",
     "Writer": "diskreplay.store.writer",
     "WriterClosed": "diskreplay.errors",
-    "create": "diskreplay.store.store",
+    "create": "diskreplay.store.opening",
     "nstep_experiences": "diskreplay.views.experiences",
     "nstep_targets": "diskreplay.loading.targets",
-    "open": "diskreplay.store.store",
+    "open": "diskreplay.store.opening",
 }
 
 __all__ = ["__version__", *_MODULES]

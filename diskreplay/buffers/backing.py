@@ -16,7 +16,8 @@ from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
 from diskreplay.loading.arguments import int_argument
 from diskreplay.store.marker import DEFAULT_DURABILITY_S
-from diskreplay.store.store import PathLike, Store, create, open as open_store
+from diskreplay.store.opening import create, open as open_store
+from diskreplay.store.store import PathLike, Store
 
 
 class Backing:

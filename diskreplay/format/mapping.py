@@ -5,7 +5,9 @@ import errno
 import os
 import stat
 import weakref
+from collections.abc import Iterable
 from mmap import PAGESIZE
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,3 +151,16 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
         return Mapping(fd, nbytes, writable=writable)
     finally:
         os.close(fd)
+
+
+def refuse_links(segment: Path, names: Iterable[str]) -> None:
+    """Check that none of these in a segment leads elsewhere.
+
+    Raises
+    ------
+    FormatError
+        One is a symbolic link.
+    """
+    for name in names:
+        if os.path.islink(f"{segment}/{name}"):
+            raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore what was there")

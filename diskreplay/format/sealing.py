@@ -33,14 +33,13 @@ from diskreplay.format.durable import (
     write_file,
 )
 from diskreplay.format.file_systems import is_shared
-from diskreplay.format.mapping import next_data, open_regular
+from diskreplay.format.mapping import next_data, open_regular, refuse_links
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
     SegmentInfo,
     chunk_nbytes,
     chunk_path,
-    refuse_links,
     row_bytes,
     rows_document,
     unfinished_chunk_path,

@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import uuid as uuids
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from diskreplay.format.durable import (
     write_file,
 )
 from diskreplay.format.lost import NOTHING_LOST, Lost, parse_lost
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written
 from diskreplay.format.volume import Volume, volume_of
@@ -332,19 +332,6 @@ def _as_copied(root: Root, info: SegmentInfo) -> SegmentInfo:
     except FileNotFoundError:
         return info  # a counter is missing: whoever reads it says so
     return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, boot="")
-
-
-def refuse_links(segment: Path, names: Iterable[str]) -> None:
-    """Check that none of these in a segment leads elsewhere.
-
-    Raises
-    ------
-    FormatError
-        One is a symbolic link.
-    """
-    for name in names:
-        if os.path.islink(f"{segment}/{name}"):
-            raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore what was there")
 
 
 def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> SegmentInfo:

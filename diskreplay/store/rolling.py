@@ -10,7 +10,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.forks import told_of_forks
-from diskreplay.store.marker import Marker
+from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability, Marker
 from diskreplay.store.preparer import Preparer
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
@@ -90,14 +90,15 @@ class OpenSegments:
         return list(self.by_number.values())
 
     def begin_marking(
-        self, marker: Marker, every_s: float, refuse_calls: Callable[[], Callable[[], None] | None]
+        self, marker: Marker, durability: Durability, refuse_calls: Callable[[], Callable[[], None] | None]
     ) -> None:
         """Have what is published made durable in the background, until `abandon`.
 
         What a weak reference ``refuse_calls`` gives, if anything, is called when that fails.
         """
-        self._marker, self._refuse_calls = marker, refuse_calls
-        marker.add(self, every_s)
+        if durability != "none":
+            self._marker, self._refuse_calls = marker, refuse_calls
+            marker.add(self, DEFAULT_DURABILITY_S if durability == "episode" else float(durability))
 
     def fail(self, error: Exception) -> None:
         """Take note of what went wrong in the background: the writer's next call raises it."""

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.folders import shown_paths
-from diskreplay.format.mapping import MADV_HUGEPAGE, MADV_RANDOM, Mapping, map_file
+from diskreplay.format.mapping import MADV_HUGEPAGE, MADV_RANDOM, Mapping, map_file, refuse_links
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, refuse_links, row_bytes
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
 from diskreplay.store.forks import told_of_forks
 
 # The kernel allows 65,530 mappings a process, and the trainer has others.

@@ -16,7 +16,7 @@ from diskreplay.store.casting import as_flag, leaf_caster, part_caster
 from diskreplay.store.dropped import seal_when_dropped
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import AttachedLimiter
-from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability, Marker, check_durability
+from diskreplay.store.marker import Durability, Marker
 from diskreplay.store.recorder import EpisodeItems, Items, Recorder
 from diskreplay.store.turns import Turn, in_turn, is_inside, take_within, takes_turns, wait_for
 from diskreplay.store.whole_episodes import append_block
@@ -43,28 +43,25 @@ class _BaseWriter:
         marker: Marker | None = None,
     ) -> None:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
-        self._flushes_episodes = check_durability(durability) == "episode"
+        self._flushes_episodes = durability == "episode"
         self._on_close = on_close
         self._pid = os.getpid()
-        self._turns = Turn()
-        self._turn = self._turns
+        self._turns = self._turn = Turn()
         self._closed = False
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # when the call ends in the middle of which `close` was called
         self._prepare_casters()
         self._dropped = seal_when_dropped(self, recorder, self._turns)
         _alive.add(self)
-        if marker is not None and durability != "none":
-            every_s = DEFAULT_DURABILITY_S if self._flushes_episodes else float(durability)
-            recorder.rolling.begin_marking(marker, every_s, weakref.WeakMethod(self.refuse_calls))
+        if marker is not None:
+            recorder.rolling.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
 
     def _prepare_casters(self) -> None:
         schema = self._schema
         self._obs_items, self._action_items, self._extra_items = (
             part_caster(schema, part) for part in ("obs", "action", "extra")
         )
-        self._reward_item = leaf_caster(schema.reward, "reward")
-        self._has_extra = bool(schema.extra)
+        self._reward_item, self._has_extra = leaf_caster(schema.reward, "reward"), bool(schema.extra)
         # One array and one action, as most schemas have it: without the lists in between.
         self._lone = "obs" in schema.leaves and "action" in schema.leaves
         if self._lone:

@@ -1,0 +1,101 @@
+"""Making stores and opening them."""
+
+from pathlib import Path
+from typing import Literal
+
+from diskreplay.errors import SchemaError, StoreExists
+from diskreplay.format import layout
+from diskreplay.format.root import create_root
+from diskreplay.format.schema import Schema
+from diskreplay.store.arguments import as_int, check_count, check_seconds
+from diskreplay.store.store import PathLike, Store
+
+
+def create(
+    path: PathLike,
+    schema: Schema,
+    *,
+    capacity: int | None = None,
+    capacity_bytes: int | None = None,
+    max_age_s: float | None = None,
+    exist_ok: bool = False,
+    chunk_bytes: int = 16 << 20,
+    segment_steps: int | Literal["episode"] | None = None,
+) -> Store:
+    """Make an empty store and open it with mode "a".
+
+    Parameters
+    ----------
+    path : path
+        A folder that does not exist yet, or is empty.
+    schema : Schema
+        What one step and one episode hold.
+    capacity : int, optional
+        The most steps to keep; the oldest leave first. None: all of them.
+    capacity_bytes : int, optional
+        The most bytes that segments may take on disk whenever one is begun or sealed: whole sealed segments leave, the
+        oldest first. Between two such moments a writer adds less than two segments. None: no limit.
+    max_age_s : float, optional
+        Segments leave so many seconds after they were sealed, whenever one is begun or sealed, or `Store.evict` is
+        called; later, where only a wall clock that no time service keeps says so. None: never.
+    exist_ok : bool
+        Open the store that is there, if it has the same schema.
+    chunk_bytes : int
+        Bytes of a chunk file, about. Larger ones make fewer mappings: a reader keeps 30,000.
+    segment_steps : int or "episode", optional
+        Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
+        by size, at most 4 GiB and a sixteenth of either capacity.
+
+    Raises
+    ------
+    StoreExists
+        Something is at ``path``.
+    SchemaError
+        With ``exist_ok``: the store there has another schema.
+    ValueError
+        A number is out of its range.
+    """
+    if not isinstance(schema, Schema):
+        raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
+    check_count("capacity", capacity, 1, None)
+    check_count("capacity_bytes", capacity_bytes, 1, None)
+    check_seconds("max_age_s", max_age_s)
+    check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
+    if segment_steps != "episode":
+        check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
+    target = Path(path).absolute()
+    try:
+        if exist_ok and (target / layout.METADATA).exists():
+            raise StoreExists(str(target))
+        create_root(
+            target,
+            schema,
+            capacity=as_int(capacity),
+            capacity_bytes=as_int(capacity_bytes),
+            max_age_s=None if max_age_s is None else float(max_age_s),
+            chunk_bytes=int(chunk_bytes),
+            segment_steps=segment_steps if segment_steps == "episode" else as_int(segment_steps),
+        )
+    except StoreExists:
+        if not exist_ok:
+            raise
+        store = Store(target, "a")
+        if store.schema != schema:
+            raise SchemaError(f"the store at {target} has another schema: {store.schema}") from None
+        return store
+    return Store(target, "a")
+
+
+def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
+    """Open a store. With mode "r" nothing is ever written; with "a" it may be, and dead writers' segments are sealed.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no store at ``path``.
+    FormatError
+        It is damaged, or of a version that this release does not know.
+    ReadOnlyError
+        With mode "a", the system lets this process not write there.
+    """
+    return Store(path, mode)
