@@ -150,7 +150,6 @@ class _BaseWriter:
             raise
 
     def _give_up(self, *, seal: bool = True) -> None:
-        # After a failed sync nothing is sealed: a later one that succeeds proves nothing.
         self.refuse_calls()
         self._closed = True
         self._dropped.detach()
@@ -182,7 +181,7 @@ class _BaseWriter:
         except StorageFull:
             raise
         except OSError as error:
-            self._give_up(seal=False)
+            self._give_up(seal=False)  # after a failed sync, a later one that succeeds proves nothing
             self._on_close(self)
             self._recorder.explain(error)
             raise
