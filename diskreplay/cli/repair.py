@@ -38,12 +38,11 @@ def repair(
     done = _repair(path, dry_run, foreign, limit)
     _tell(done, dry_run)
     steps_lost = done.steps_lost
-    if done.steps_refused and console.may_ask():
-        question = f"{text.plural(done.steps_refused, 'step')} more would be set aside. Go on?"
-        if typer.confirm(question, err=True):
-            done = _repair(path, dry_run, foreign, None)
-            steps_lost += done.steps_lost
-            _tell(done, dry_run)
+    refused = text.plural(done.steps_refused, "step")
+    if done.steps_refused and console.ask(f"{refused} more would be set aside. Go on?"):
+        done = _repair(path, dry_run, foreign, None)
+        steps_lost += done.steps_lost
+        _tell(done, dry_run)
     if done.left or steps_lost or done.steps_refused:
         raise typer.Exit(PROBLEMS)
 
