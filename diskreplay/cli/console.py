@@ -47,9 +47,12 @@ def complain(message: str) -> None:
         pass  # nobody can hear; the exit code still tells
 
 
-def may_ask() -> bool:
-    """Whether there is somebody to ask: both ends of a terminal."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+def ask(question: str) -> bool:
+    """Ask who sits at the terminal, and tell whether the answer was yes; without a terminal nobody is asked: no."""
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 @contextmanager

@@ -72,12 +72,11 @@ def repair(
     done = run(None if yes or dry_run else max_lost_steps)
     _tell(done, dry_run)
     lost = done.steps_lost
-    if done.steps_refused and console.may_ask():
-        question = f"{text.plural(done.steps_refused, 'step')} more would be set aside. Go on?"
-        if typer.confirm(question, err=True):
-            done = run(None)
-            lost += done.steps_lost
-            _tell(done, dry_run)
+    refused = text.plural(done.steps_refused, "step")
+    if done.steps_refused and console.ask(f"{refused} more would be set aside. Go on?"):
+        done = run(None)
+        lost += done.steps_lost
+        _tell(done, dry_run)
     if done.left or lost or done.steps_refused or aside(done):
         raise typer.Exit(PROBLEMS)
 

@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +145,55 @@ def test_inspect_names_a_damaged_segment(run: Callable, filled: Path) -> None:
         shown = run("inspect", filled)
     assert shown.code == 0
     assert "1 (1 damaged)" in shown.out
+
+
+@pytest.fixture
+def many(tmp_store: Path) -> Path:
+    """A store of ten episodes of five steps, of which a damaged byte costs two."""
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=64, segment_steps=60) as store, store.writer() as writer:
+        for first in range(0, 50, 5):
+            append_numbered(writer, range(first, first + 5))
+    flip(tmp_store / "segments/00000000/reward/c.0.1")
+    return tmp_store
+
+
+def test_more_steps_than_may_be_lost_are_set_aside_only_when_asked_for(run: Callable, many: Path) -> None:
+    done = run("repair", many, "--max-lost-steps", "9")
+    assert done.code == 1
+    assert done.out.splitlines()[0].startswith("refused  segments/00000000  reward/c.0.1 does not fit")
+    assert done.out.splitlines()[0].endswith("; 10 steps would be set aside, and 9 may be")
+    assert done.out.splitlines()[1] == "to set them aside say --yes, or a higher --max-lost-steps"
+    assert run("verify", many, "--deep").code == 1
+    done = run("repair", many, "--max-lost-steps", "9", "--yes")
+    assert (done.code, done.err) == (1, "")
+    assert done.out.startswith("rebuilt  segments/00000000  reward/c.0.1 does not fit")
+    assert "2 episodes, 10 steps lost, ids 6 to 17" in done.out
+    assert run("repair", many).out == "nothing to repair\n"
+
+
+def test_ten_thousand_steps_may_be_lost_without_asking(run: Callable, many: Path) -> None:
+    assert "[default: 10000]" in run("repair", "--help").out
+    assert run("repair", many).out.startswith("rebuilt  ")
+
+
+@pytest.mark.parametrize(("answer", "asked_for"), [(b"y\n", True), (b"n\n", False)])
+def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: bytes, asked_for: bool) -> None:
+    outer, inner = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "diskreplay", "repair", str(many), "--max-lost-steps", "9"]
+        with subprocess.Popen(command, stdin=inner, stderr=inner, stdout=subprocess.PIPE) as child:
+            os.close(inner)
+            asked = b""
+            while b"Go on? [y/N] " not in asked:
+                asked += os.read(outer, 65536)
+            os.write(outer, answer)
+            out, _ = child.communicate(timeout=60)
+    finally:
+        os.close(outer)
+    assert b"10 steps more would be set aside. Go on?" in asked
+    assert child.returncode == 1
+    assert (b"rebuilt  segments/00000000" in out) == asked_for
+    assert ((many / "counters/quarantine/segments/00000000").exists()) == asked_for
 
 
 def test_what_cannot_be_mended_is_told(run: Callable, filled: Path) -> None:
