@@ -42,6 +42,7 @@ from diskreplay.format.segment import (
     row_bytes,
     rows_document,
     unfinished_chunk_path,
+    write_rows,
 )
 
 _BLOCK = bytes(1 << 20)
@@ -180,13 +181,13 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         finally:
             os.close(fd)
     name = f"{array.path}/{layout.METADATA}"
-    document = rows_document(root, info, array.path, longest)
     if not info.shows_live_rows:
         _remove_unknown(info, array, chunks)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
+    document = rows_document(root, info, array.path, longest)
     if read_file(f"{info.path}/{name}") != document:
         _remove_chunks(root, info, array.path, chunks)
-        write_atomic(info.path / name, document)
+        write_rows(root, info, array.path, longest)
     sums[name] = google_crc32c.value(document)
 
 

@@ -5,6 +5,7 @@ import re
 import stat
 
 from diskreplay.format import layout
+from diskreplay.format.durable import boot_id
 from diskreplay.format.verify_attributes import Segment
 from diskreplay.format.verify_documents import (
     MAX_DOCUMENT_BYTES,
@@ -112,6 +113,8 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         told = array_mismatch(document, array, 2)
         return told or f"is not that of {lanes} lanes, {longest} rows and chunks of {rows}"
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
+    if not segment.attributes.sealed and segment.attributes.boot != boot_id():
+        covered = longest  # a loss of power may have left the name of a chunk and not the number of its rows
     return f"has {length} rows, and its chunks {covered}" if length < covered else None
 
 
