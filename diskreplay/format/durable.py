@@ -81,6 +81,32 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
         raise storage_error(error, path) from error
 
 
+def overwrite(path: Path, data: bytes) -> bool:
+    """Write over a small file that is as long as ``data`` already; False: it is not, and nothing was written.
+
+    For a change that readers may see a part of, within what a disk writes as a whole. Unlike a file that replaces
+    another it needs no sync to be there after a loss of power, as it was before or as it is now.
+
+    Raises
+    ------
+    StorageFull
+        There is no room where the file system copies on write; nothing was written.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        if os.fstat(fd).st_size != len(data):
+            return False
+        write_at(fd, data, 0)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    finally:
+        os.close(fd)
+    return True
+
+
 def storage_error(error: OSError, path: os.PathLike[str] | str) -> Exception:
     """Return StorageFull for the errors that mean "no space", the error itself for all others; both name the path."""
     show_paths(error)

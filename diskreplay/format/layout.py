@@ -48,6 +48,9 @@ COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
 
+# The number of rows in the document of an array has spaces before it up to this width: it is changed in its place.
+ROWS_WIDTH = 12
+
 # --- ids -------------------------------------------------------------------------------------------------------------
 POSITION_BITS = 35
 POSITION_MASK = (1 << POSITION_BITS) - 1

@@ -101,7 +101,11 @@ def _document(info: SegmentInfo, plan: Plan, folder: str) -> bytes:
     data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
     longest = int(np.frombuffer(data, "<i8").max()) if data else 0
     chunks = [lanes, info.chunk_rows[folder], *array.shape]
-    return compact(shaped(template, [lanes, longest, *array.shape], chunks))
+    document = compact(shaped(template, [lanes, longest, *array.shape], chunks))
+    # The number of rows has spaces before it.
+    return document.replace(
+        b'"shape":[%d,%d' % (lanes, longest), b'"shape":[%d,%*d' % (lanes, layout.ROWS_WIDTH, longest)
+    )
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:

@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from diskreplay.errors import FormatError
-from diskreplay.format.layout import COMMITTED, COUNTER_WORDS, DONE, DURABLE, METADATA, OBSERVED, chunk_key
+from diskreplay.format.layout import COMMITTED, COUNTER_WORDS, DONE, DURABLE, METADATA, OBSERVED, ROWS_WIDTH, chunk_key
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.schema import Schema
 
@@ -105,7 +105,8 @@ class RowArray:
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
         """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
-        return _filled(self.text, (lanes, rows, *self.shape), (lanes, chunk_rows, *self.shape))
+        # The number of rows is as long whatever it is, so that it can be written in its place.
+        return _filled(self.text, (lanes, f"{rows:{ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape))
 
 
 class Blueprint:
@@ -160,7 +161,7 @@ def _with_blanks(template: Document) -> str:
     return dump({**template, "shape": _SHAPE, "chunk_grid": grid}).decode()
 
 
-def _filled(text: str, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bytes:
+def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...]) -> bytes:
     text = text.replace(f'"{_SHAPE}"', f"[{','.join(map(str, shape))}]")
     return text.replace(f'"{_CHUNK_SHAPE}"', f"[{','.join(map(str, chunk_shape))}]").encode()
 

@@ -43,6 +43,7 @@ from diskreplay.format.segment import (
     row_bytes,
     rows_document,
     unfinished_chunk_path,
+    write_rows,
 )
 from diskreplay.format.trust import map_trusted, shows_live_rows
 from diskreplay.format.unproven import forget_claims, settle_unproven
@@ -215,13 +216,13 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         finally:
             os.close(fd)
     name = f"{array.path}/{layout.METADATA}"
-    document = rows_document(root, info, array.path, longest)
     if not shows_live_rows(info):
         _remove_unknown(info, array, chunks)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
+    document = rows_document(root, info, array.path, longest)
     if read_file(f"{info.path}/{name}") != document:
         _remove_chunks(root, info, array.path, chunks)
-        write_atomic(info.path / name, document)
+        write_rows(root, info, array.path, longest)
     sums[name] = google_crc32c.value(document)
 
 

@@ -21,6 +21,7 @@ from diskreplay.format.durable import (
     Lock,
     boot_id,
     machine_id,
+    overwrite,
     storage_error,
     try_lock,
     write_atomic,
@@ -248,8 +249,7 @@ def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
         return open_regular(path, nbytes, os.O_RDWR)
     root.check_still_there()
     # The shape first: a call that is repeated ends at the chunk that is there. Until then its rows are zeros to zarr.
-    rows = (chunk + 1) * info.chunk_rows[leaf]
-    write_atomic(info.path / leaf / layout.METADATA, rows_document(root, info, leaf, rows))
+    write_rows(root, info, leaf, (chunk + 1) * info.chunk_rows[leaf])
     temporary = unfinished_chunk_path(info, leaf, chunk)
     try:
         write_file(temporary, nbytes=nbytes)
@@ -264,6 +264,22 @@ def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
 def unfinished_chunk_path(info: SegmentInfo, leaf: str, chunk: int) -> str:
     """Return the path of a chunk that is being created."""
     return f"{info.path}/{leaf}/.new-{chunk}"
+
+
+def write_rows(root: Root, info: SegmentInfo, leaf: str, rows: int) -> None:
+    """Write how many rows a lane has into an array's zarr.json.
+
+    In its place: a file that replaced it would have to be synced first, or a loss of power could leave an empty one
+    where rows are durable. One that is not as it was made is replaced.
+
+    Raises
+    ------
+    StorageFull
+        There is no room; it is as it was.
+    """
+    path, document = info.path / leaf / layout.METADATA, rows_document(root, info, leaf, rows)
+    if not overwrite(path, document):
+        write_atomic(path, document, synced=True)
 
 
 def rows_document(root: Root, info: SegmentInfo, leaf: str, rows: int) -> bytes:

@@ -5,6 +5,7 @@ import re
 import stat
 
 from diskreplay.format import layout
+from diskreplay.format.durable import boot_id
 from diskreplay.format.verify_attributes import Segment
 from diskreplay.format.verify_documents import (
     MAX_DOCUMENT_BYTES,
@@ -117,6 +118,8 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
     # Behind the rows there may be others that nothing proves.
     chunks = set() if segment.attributes.claimed or not segment.attributes.in_place else chunks
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
+    if not segment.attributes.sealed and segment.attributes.boot != boot_id():
+        covered = longest  # a loss of power may have left the name of a chunk and not the number of its rows
     return f"has {length} rows, and its chunks {covered}" if length < covered else None
 
 

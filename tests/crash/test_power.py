@@ -1,17 +1,23 @@
 """After a loss of power everything durable is there, nothing torn is visible, and nobody has to repair anything."""
 
+import json
 import os
 import random
+import signal
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 
 import diskreplay as dr
 from diskreplay.testing.coded import check_coded_parts
+from diskreplay.testing.crash import in_child
 from diskreplay.testing.power import Recording, State, another_boot, states
 from tests.crash import workloads
+from tests.testing.filesystems import mounted
 from tests.testing.support import digest, scratch
 
 RUNS = int(os.environ.get("DISKREPLAY_POWER_RUNS", 0))
@@ -184,3 +190,70 @@ def test_a_store_that_lost_its_power_has_everything_durable(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 100 + max(RUNS, 4)))
 def test_a_store_that_lost_its_power_in_any_way_has_everything_durable(seed: int) -> None:
     assert check_run(seed, 200, every=1 if RUNS else 9) > 100
+
+
+def check_documents(path: Path) -> int:
+    """Check that other tools can read every array that has durable rows; return how many there are."""
+    count = 0
+    for segment in sorted((path / "segments").glob("0*")):
+        durable = segment / "durable" / "c.0"
+        rows = np.fromfile(durable, "<i8") if durable.exists() else np.zeros(0, np.int64)
+        if not rows.any():
+            continue
+        for document in [*segment.glob("**/zarr.json")]:
+            text = document.read_text()
+            node = json.loads(text) if text else {}
+            assert node, f"{document} is empty, and {rows.max()} rows are durable"
+            if node["node_type"] == "array" and len(node["shape"]) > 1:
+                assert node["shape"][1] >= rows.max()
+                count += 1
+    return count
+
+
+def test_arrays_with_durable_rows_have_their_documents_after_a_loss_of_power(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with Recording(run) as recording, workloads.create(run / "store", capacity=None, segment_steps=10_000) as store:
+        writer = workloads.Single(store, 1, recording.mark)
+        writer.block(20)
+        writer.flush()
+        writer.block(100)  # into further chunks of every field
+    count = 0
+    for number, state in enumerate(states(recording, 0, 30)):
+        if number % 5 == 0:
+            with TemporaryDirectory(dir=tmp_path) as disk:
+                state.write(disk)
+                count += check_documents(Path(disk) / "store")
+    assert count > 20
+
+
+def write_and_die(path: Path, rounds: int, tell: Any) -> None:
+    store = dr.open(path, "a")
+    writer = workloads.Single(store, 1, lambda _: None)
+    writer.block(20)
+    writer.flush()
+    for _ in range(rounds):
+        writer.block(20)
+    # What is synced takes the log of the whole file system along, and with data=writeback nothing of other files.
+    with open(path.parent / "other", "wb") as file:
+        file.write(b"synced")
+        file.flush()
+        os.fsync(file.fileno())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("options", ["data=writeback", "data=writeback,noauto_da_alloc", "data=ordered"])
+def test_arrays_with_durable_rows_have_their_documents_after_a_power_cut_of_an_ext4(options: str) -> None:
+    for rounds in range(1, 6):
+        with mounted("ext4", 32, options) as disk:
+            path = disk.path / "store"
+            workloads.create(path, capacity=None, segment_steps=10_000).close()
+            assert in_child(partial(write_and_die, path, rounds)).died
+            disk.lose_power()
+            disk.unmount()
+            disk.mount()
+            assert (disk.path / "other").read_bytes() == b"synced"
+            assert check_documents(path) > 3
+            with another_boot(), dr.open(path) as store:
+                assert len(store) >= 20
+                assert store.verify() == []

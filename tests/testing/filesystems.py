@@ -1,7 +1,9 @@
 """Small file systems of a test's own: loop-mounted ones and tmpfs; where they cannot be made, the test is skipped."""
 
+import fcntl
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -15,6 +17,8 @@ KINDS = ("ext4", "xfs", "btrfs", "tmpfs")
 
 # What mkfs asks for at least, in MiB.
 _LEAST = {"ext4": 2, "xfs": 300, "btrfs": 110, "tmpfs": 1}
+# EXT4_IOC_SHUTDOWN, which is XFS_IOC_GOINGDOWN, and to leave out what its log has not on disk.
+_SHUTDOWN, _WITHOUT_LOG = 0x8004587D, 2
 _QUIET = {"ext4": ["-q", "-m", "0"], "xfs": ["-q"], "btrfs": ["-q"]}
 
 
@@ -33,6 +37,19 @@ class Disk:
     def unmount(self) -> None:
         """Unmount it; what a tmpfs holds is gone then."""
         subprocess.run(["umount", str(self.path)], check=True, capture_output=True)
+
+    def lose_power(self) -> None:
+        """Cut an ext4 or xfs off from its image as it is: nothing that is in memory alone gets there any more.
+
+        After it the file system has to be unmounted, which no process may keep from happening, and mounted again.
+        """
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _WITHOUT_LOG))
+        except OSError as error:
+            pytest.skip(f"{self.kind} cannot be cut off from its image here: {error}")
+        finally:
+            os.close(fd)
 
     def fill(self, *, but: int = 0, name: str = "ballast") -> Path:
         """Fill it with a file of bytes that cannot be compressed, but for so many bytes; return the file.
