@@ -12,7 +12,7 @@ from typing import Any
 from diskreplay.errors import FormatError, StoreExists, StoreNotFound
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import check_platform, sync_folder, sync_tree
+from diskreplay.format.durable import check_platform, make_lock, sync_folder, sync_tree
 from diskreplay.format.schema import Schema
 
 
@@ -121,7 +121,7 @@ def create_root(
             data = metadata.seal_document(document, attributes) if not name else metadata.dump(document)
             (folder / layout.METADATA).write_bytes(data)
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
-        (building / layout.COUNTERS / layout.LOCK).touch()
+        make_lock(building / layout.COUNTERS / layout.LOCK)
         sync_tree(building)
         # An empty folder may be there (mkdtemp); rename replaces that and nothing else.
         os.rename(building, path)

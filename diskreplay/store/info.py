@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
-from diskreplay.format.durable import is_locked
+from diskreplay.format.durable import is_held
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, may_seal
@@ -157,8 +157,9 @@ def _segment(root: Root, info: SegmentInfo, hidden: int) -> dict[str, Any]:
 def _state(info: SegmentInfo) -> str:
     if info.sealed:
         return "sealed"
-    if is_locked(info.lock_path):
-        return "writing"
+    held = is_held(info.lock_path)
+    if held or held is None:
+        return "writing" if held else "unknown"
     return "dead" if may_seal(info) else "foreign"
 
 
@@ -175,6 +176,8 @@ def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
         writer["lanes"] = max(writer["lanes"], segment["lanes"])
         if segment["state"] == "writing":
             writer["state"] = "alive"
+        elif segment["state"] == "unknown" and writer["state"] != "alive":
+            writer["state"] = "unknown"
         elif segment["state"] != "sealed" and writer["state"] == "closed":
             writer["state"] = "dead"
     return list(writers.values())

@@ -238,6 +238,8 @@ class _Mender:
             return None, not is_locked(path)
         try:
             lock = try_lock(path)
+        except PermissionError:
+            return None, False
         except (FormatError, OSError):  # a link or a folder: no writer can hold it
             return None, True
         return lock, lock is not None
