@@ -15,8 +15,8 @@ from diskreplay.cli import console, text
 # Rows of a table before the rest is summed up; --all shows every one.
 ROWS_SHOWN = 10
 # What a reader wants to see first: who is writing now, then what needs repair.
-SEGMENT_STATES = ("damaged", "writing", "dead", "foreign", "sealed")
-WRITER_STATES = ("alive", "dead", "closed")
+SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
+WRITER_STATES = ("alive", "unknown", "dead", "closed")
 
 
 def inspect(

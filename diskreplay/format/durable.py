@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import threading
 import time
 import uuid
@@ -222,10 +223,35 @@ def _let_go_in_child() -> None:
 os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_let_go_in_child)
 
 
+def _open_lock(path: os.PathLike[str] | str) -> int:
+    """Open a lock's file for writing, made where it is missing. Who may read it may write it, and nobody else.
+
+    A lock needs no more than a descriptor, so whoever can read its file can hold it. So the file is never readable for
+    a class of users, not even when it has just been made, that may not write it.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        writers = mode & 0o222 | 0o200
+        if mode & 0o666 != writers | writers << 1:
+            os.fchmod(fd, mode & ~0o666 | writers | writers << 1)
+    except PermissionError:
+        pass  # another user's
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_lock(path: os.PathLike[str] | str) -> None:
+    """Make the file of a lock, which is free."""
+    os.close(_open_lock(path))
+
+
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
     """Take the lock on a file, made where it is missing, if it is free; else return None."""
     with _taking:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        fd = _open_lock(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -264,12 +290,20 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
 
 
 def is_locked(path: os.PathLike[str] | str) -> bool:
-    """Tell whether a living process holds the lock: asks for it shared, without waiting, and lets go at once."""
+    """Tell whether a living process holds the lock, or may do so for all that can be seen; see `is_held`."""
+    return is_held(path) is not False
+
+
+def is_held(path: os.PathLike[str] | str) -> bool | None:
+    """Tell whether a living process holds the lock: asks for it shared, without waiting, and lets go at once.
+
+    None: it cannot be seen, as this user may not open the file, or this process has no descriptor left.
+    """
     with _taking:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return False
+        except OSError as error:
+            return False if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import Counters, open_counters
-from diskreplay.format.durable import held_lock, storage_error, sync_folder, sync_tree
+from diskreplay.format.durable import held_lock, make_lock, storage_error, sync_folder, sync_tree
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.mapping import map_file
 from diskreplay.format.metadata import dump
@@ -78,7 +78,7 @@ def _create(root: Root, name: str) -> None:
             building.mkdir()
             (building / layout.METADATA).write_bytes(dump(document))
             (building / "c.0").write_bytes(bytes(SLOTS * 8))
-            (building / layout.LOCK).touch()
+            make_lock(building / layout.LOCK)
             if not target.exists():
                 # Once a limiter: after a loss of power an empty file would be damage.
                 sync_tree(building)

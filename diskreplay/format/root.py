@@ -17,7 +17,7 @@ from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFou
 from diskreplay.folders import OpenFolder, show_paths, shown_paths
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import check_platform, sync_folder, sync_tree
+from diskreplay.format.durable import check_platform, make_lock, sync_folder, sync_tree
 from diskreplay.format.file_systems import file_system_type, has_stable_inodes
 from diskreplay.format.schema import Schema
 
@@ -211,7 +211,7 @@ def create_root(
             if not name:
                 own = data
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
-        (building / layout.COUNTERS / layout.LOCK).touch()
+        make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)
         # An empty folder may be there (mkdtemp); rename replaces that and nothing else.

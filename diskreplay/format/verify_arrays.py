@@ -5,7 +5,6 @@ import re
 import stat
 
 from diskreplay.format import layout
-from diskreplay.format.durable import boot_id
 from diskreplay.format.verify_attributes import Segment
 from diskreplay.format.verify_documents import (
     MAX_DOCUMENT_BYTES,
@@ -115,11 +114,10 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
     if document != shaped(template, [lanes, length, *array.shape], [lanes, rows, *array.shape]):
         told = array_mismatch(document, array, 2)
         return told or f"is not that of {lanes} lanes, {longest} rows and chunks of {rows}"
-    # Behind the rows there may be others that nothing proves.
-    chunks = set() if segment.attributes.claimed or not segment.attributes.in_place else chunks
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
-    if not segment.attributes.sealed and segment.attributes.boot != boot_id():
-        covered = longest  # a loss of power may have left the name of a chunk and not the number of its rows
+    if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
+        # Behind the rows there may be others that nothing proves, or chunks whose number a loss of power took back.
+        covered = longest
     return f"has {length} rows, and its chunks {covered}" if length < covered else None
 
 

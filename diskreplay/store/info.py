@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
-from diskreplay.format.durable import is_locked
+from diskreplay.format.durable import is_held
 from diskreplay.format.hidden import HiddenEntries
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
@@ -208,8 +208,9 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
 def _state(root: Root, info: SegmentInfo) -> str:
     if info.sealed:
         return "sealed"
-    if is_locked(info.lock_path):
-        return "writing"
+    held = is_held(info.lock_path)
+    if held or held is None:
+        return "writing" if held else "unknown"
     if read_segment(root, info.number).sealed:  # just now, by the process that held the lock
         return "sealed"
     return "dead" if may_seal(root, info) else "foreign"
@@ -230,6 +231,8 @@ def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
         writer["lanes"] = max(writer["lanes"], segment["lanes"])
         if segment["state"] == "writing":
             writer["state"] = "alive"
+        elif segment["state"] == "unknown" and writer["state"] != "alive":
+            writer["state"] = "unknown"
         elif segment["state"] not in ("sealed", "damaged") and writer["state"] == "closed":
             writer["state"] = "dead"
     return list(writers.values())

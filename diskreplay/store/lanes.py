@@ -89,7 +89,7 @@ class LaneMap:
 
 
 def is_abandoned(snapshot: Any, writer: int) -> bool:
-    """Tell whether a writer with unsealed segments died: none of them is locked, and this machine would see a lock."""
+    """Tell whether a writer with unsealed segments died: none of them is locked, and this process would see a lock."""
     infos = snapshot.tables.infos[: len(snapshot.lanes)]
     live = [
         info

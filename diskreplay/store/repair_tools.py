@@ -37,6 +37,8 @@ class RepairTools:
             return None, not is_locked(path)
         try:
             lock = try_lock(path)
+        except PermissionError:
+            return None, False
         except (FormatError, OSError):  # a link or a folder: no writer can hold it
             return None, True
         return lock, lock is not None

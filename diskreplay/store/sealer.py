@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from diskreplay.errors import StorageFull, StoreNotFound
+from diskreplay.errors import StorageFull, StoreLocked, StoreNotFound
 from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import seal_segments
@@ -141,5 +141,7 @@ class Sealer:
                     lock.release()
             try:
                 self._after()
+            except StoreLocked:
+                pass  # what has to leave does so after the next segment
             except BaseException as error:
                 self._error = self._explained(error)
