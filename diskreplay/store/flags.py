@@ -151,10 +151,12 @@ def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], LaneF
     if least < 0 or most * lanes > layout.POSITION_MASK:
         raise FormatError(f"{info.path}: committed is damaged; restore it")
     check_chunks(root, info, 0, most)
-    flags = read_lanes(
-        root, info, np.arange(lanes), np.zeros_like(committed), committed, lambda: _read_dense(root, info, committed)
+    if most * lanes < _LARGE:  # as nearly all are, where there are thousands
+        return committed, LaneFlags(_read_dense(root, info, committed), committed)
+    first = np.zeros_like(committed)
+    return committed, read_lanes(
+        root, info, np.arange(lanes), first, committed, lambda: _read_dense(root, info, committed)
     )
-    return committed, flags
 
 
 def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64]) -> NDArray[np.uint8]:
