@@ -106,13 +106,17 @@ class Marker:
                     # Its writer may have left it meanwhile: then it belongs to whoever seals it.
                     if any(segment is other for other in segments.open):
                         segment.mark()
-        except OSError as error:
+        except (OSError, ReplayError) as error:
             segments.fail(_explained(error, self._root))
-        except ReplayError as error:
-            segments.fail(error)
 
 
-def _explained(error: OSError, root: Root) -> Exception:
+def _explained(error: OSError | ReplayError, root: Root) -> Exception:
+    try:
+        root.explain(error)
+    except ReplayError as reason:  # the store is gone
+        return reason
+    if isinstance(error, ReplayError):
+        return error
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     return StorageFull(
