@@ -61,12 +61,18 @@ def flip(path, at=0):
         file.write(bytes([byte]))
 
 
+def flip_counters(segment):
+    """Damage a segment so that no row of it is known, or make it whole again."""
+    for name in layout.LANE_COUNTERS:
+        flip(segment / name / "c.0")
+
+
 def set_aside(path, number=1):
     """Damage a segment, repair the store, and make the segment whole again where it is then."""
-    chunk = f"segments/{number:08d}/reward/c.0.0"
-    flip(path / chunk)
+    where = f"segments/{number:08d}"
+    flip_counters(path / where)
     repair(path)
-    flip(path / "counters/quarantine" / chunk)
+    flip_counters(path / "counters/quarantine" / where)
 
 
 def serials(store):
