@@ -21,6 +21,7 @@ from diskreplay.format.segment import (
     build_segment,
     place_segment,
     read_segment,
+    remove_draft,
     segment_numbers,
 )
 from diskreplay.format.unwritten import NeverWritten, has_no_durable_row
@@ -60,7 +61,11 @@ class Retention:
                 self._remove_old(again=self._root.segment_steps != "episode")
             number = self._next_number()
             info, lock = build_segment(self._root, number, writer, lanes, size)
-            self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            try:
+                self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            except BaseException:
+                remove_draft(info, lock)
+                raise
         return info, lock
 
     def place(self, draft: SegmentInfo) -> SegmentInfo:
@@ -75,7 +80,11 @@ class Retention:
             self._counters.mend()
             number = self._next_number()
             info = place_segment(self._root, draft, number)
-            self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            try:
+                self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            except BaseException:
+                os.rename(info.path, draft.path)
+                raise
         return info
 
     def _next_number(self) -> int:
