@@ -2,7 +2,7 @@
 
 The counter of the next number is in memory like all counters, and a loss of power may take it back. So numbers are
 reserved some at a time, and a reservation is on the disk before the first of its numbers is used. Whoever asks for a
-number in another boot than the one before, or in a copy of the store, begins behind what was reserved.
+number in another boot than the one before begins behind what was reserved.
 """
 
 import os
@@ -16,7 +16,6 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import boot_id, storage_error, sync_file
 from diskreplay.format.root import Root
-from diskreplay.format.volume import volume_of
 
 # So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow
 # writer or none at all (hostile counters), would cost more than listing the folder.
@@ -36,7 +35,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     path = f"{root.counters_folder}/c.0"
     words = counters.read()
     number, reserved = int(words[layout.NEXT_SEGMENT]), int(words[layout.RESERVED])
-    here = _memory_of(path)
+    here = _hashed(boot_id())
     if words[layout.BOOT] != here:
         number = max(number, reserved)
         counters.set(layout.NEXT_SEGMENT, number)
@@ -55,14 +54,9 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     return number
 
 
-def _memory_of(path: str) -> int:
-    """Return a number for the memory that the counters are in: that of this boot, and of this very file."""
-    status = os.stat(path)
-    return _hashed(f"{boot_id() or os.getpid()} {volume_of(path)} {status.st_ino}")
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4)
 def _hashed(text: str) -> int:
+    """Return a number that a counter can hold, and that no other boot is likely to have."""
     data = text.encode()
     return 1 + (google_crc32c.value(data) << 29 | google_crc32c.value(data[::-1]) >> 3)
 

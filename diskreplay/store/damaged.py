@@ -3,6 +3,7 @@
 import warnings
 
 from diskreplay.errors import DamagedSegmentWarning, FormatError, SegmentGone
+from diskreplay.folders import shown
 from diskreplay.format.metadata import UnknownFeature
 from diskreplay.format.quarantine import QUARANTINE, has_quarantine, read_quarantine
 from diskreplay.format.root import Root
@@ -44,7 +45,7 @@ class DamagedSegments:
         detail = str(error)
         if isinstance(error, (OSError, SegmentGone)):
             detail = f"{getattr(error, 'filename', None) or path} is missing"
-        self.details[number] = detail
+        self.details[number] = detail = shown(detail)
         warn_of_damage(self._root, number, detail)
         return True
 
@@ -52,10 +53,10 @@ class DamagedSegments:
 def warn_of_quarantine(root: Root) -> None:
     """Warn that what is in quarantine takes space beside ``capacity_bytes``, once a process."""
     key = (str(root.path), -1)
-    if root.capacity_bytes is None or key in _warned or not has_quarantine(root.path):
+    if root.capacity_bytes is None or key in _warned or not has_quarantine(root.folder):
         return
-    nbytes = disk_usage(root.path / QUARANTINE)[0]
-    if any(entry.segment is not None for entry in read_quarantine(root.path)):
+    nbytes = disk_usage(root.folder / QUARANTINE)[0]
+    if any(entry.segment is not None for entry in read_quarantine(root.folder)):
         _warned.add(key)
         warnings.warn(
             f"{nbytes} bytes in {root.path / QUARANTINE} do not count in the capacity_bytes of {root.capacity_bytes}: "

@@ -156,7 +156,7 @@ def store_info(
 
 
 def _set_aside(root: Root, entry: Quarantined) -> dict[str, Any]:
-    path = root.path / entry.where
+    path = root.folder / entry.where
     return {**dataclasses.asdict(entry), "bytes": disk_usage(path)[0]}
 
 
@@ -191,7 +191,7 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         if not os.path.lexists(path):
             raise FileNotFoundError(path) from None
         lost = {"number": number, "writer": None, "lanes": None, "rows": None, "steps": claimed_steps(path)}
-        return {**lost, "steps_evicted": hidden, "state": "damaged", "bytes": disk_usage(path)[0]}
+        return {**lost, "steps_evicted": hidden, "steps_lost": 0, "state": "damaged", "bytes": disk_usage(path)[0]}
     return {
         "number": info.number,
         "writer": info.writer,

@@ -17,7 +17,15 @@ from diskreplay.format.rebuild import finish_replacements
 from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import may_seal
-from diskreplay.format.segment import DRAFT, SegmentInfo, Size, build_segment, place_segment, read_segment
+from diskreplay.format.segment import (
+    DRAFT,
+    SegmentInfo,
+    Size,
+    build_segment,
+    place_segment,
+    read_segment,
+    remove_draft,
+)
 from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.ledger import Ledger
@@ -67,7 +75,11 @@ class Retention:
                 self._remove_old(again=self._root.segment_steps != "episode")
             number = next_number(self._root, self._counters)
             info, lock = build_segment(self._root, number, writer, lanes, size)
-            self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            try:
+                self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            except BaseException:
+                remove_draft(info, lock)
+                raise
         return info, lock
 
     def place(self, draft: SegmentInfo) -> SegmentInfo:
@@ -82,7 +94,11 @@ class Retention:
             self._counters.mend()
             number = next_number(self._root, self._counters)
             info = place_segment(self._root, draft, number)
-            self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            try:
+                self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            except BaseException:
+                os.rename(info.path, draft.path)
+                raise
         return info
 
     def enforce(self) -> None:

@@ -5,8 +5,8 @@ deleted, or is not there, is one operation: no other thread and no signal's hand
 several times as long, and be lost where a handler raises between its acquisition and the block that releases it.
 """
 
+import math
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -17,7 +17,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _POLL_S = 0.001
-_POLLS = 50  # between two looks at what all threads do
 
 
 class Turn:
@@ -60,35 +59,23 @@ def in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
     return call
 
 
-def threads_inside(writer: Any) -> set[int]:
-    """Return the threads that are in the middle of a call of a writer."""
-    found = set()
-    for thread, top in sys._current_frames().items():
-        frame: Any = top
-        while frame is not None:
-            if frame.f_code in _codes and frame.f_locals.get("self") is writer:
-                found.add(thread)
-                break
-            frame = frame.f_back
-    return found
-
-
 def is_inside(writer: Any) -> bool:
-    """Tell whether this thread is: what it runs now is a signal's handler, or something else that came in between."""
-    return threading.get_ident() in threads_inside(writer)
+    """Tell whether this thread is in the middle of a call of a writer: a signal's handler runs there, or a caster."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _codes and frame.f_locals.get("self") is writer:
+            return True
+        frame = frame.f_back
+    return False
 
 
-def wait_for(turn: Turn, writer: Any) -> None:
-    """Take the turn of a writer for good, when the call in progress has ended. Nobody can take it after that one."""
-    for polls in range(sys.maxsize):
-        try:
-            del turn.free
-            return
-        except AttributeError:
-            # An exception of a signal's handler may have come before it was put back.
-            if polls % _POLLS == _POLLS - 1 and not threads_inside(writer):
-                return
-        time.sleep(_POLL_S)
+def wait_for(turn: Turn) -> None:
+    """Take a turn for good, when the call in progress has ended. Nobody can take it after that one.
+
+    It is always put back: between the deletion and the block that does so, no signal's handler can run.
+    """
+    while not take_within(turn, math.inf):
+        pass
 
 
 def take_within(turn: Turn, seconds: float) -> bool:

@@ -216,7 +216,7 @@ class _BaseWriter:
             self._closer = threading.get_ident()
             try:
                 if not self._closed:
-                    wait_for(self._turns, self)
+                    wait_for(self._turns)
                 if self._dropped.detach() is None:
                     return  # another thread has closed it, or the call in progress gave up
                 self._closed = True
