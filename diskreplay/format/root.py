@@ -121,6 +121,8 @@ def create_root(
             data = metadata.seal_document(document, attributes) if not name else metadata.dump(document)
             (folder / layout.METADATA).write_bytes(data)
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
+        # The room for the first evictions by hand: see `hidden`.
+        (building / layout.HIDDEN / "c.0.0").write_bytes(bytes(layout.HIDDEN_ROWS * 16))
         make_lock(building / layout.COUNTERS / layout.LOCK)
         sync_tree(building)
         # An empty folder may be there (mkdtemp); rename replaces that and nothing else.

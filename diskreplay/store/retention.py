@@ -4,12 +4,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from diskreplay.errors import FormatError, ReplayError
+from diskreplay.errors import FormatError, ReplayError, StorageFull, StoreLocked
 from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
-from diskreplay.format.hidden import HiddenEntries, hide
+from diskreplay.format.hidden import HiddenEntries, has_reserve, hide, reserve
 from diskreplay.format.mending import move_aside
 from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
@@ -111,6 +112,13 @@ class Retention:
             if left:
                 hide(self._root, self._counters, left, find_frontier())
         return [first for first, _ in left]
+
+    def reserve_entries(self) -> None:
+        """See that there is room for evictions by hand, also when the disk is full; where there is none now, go on."""
+        with suppress(StorageFull, StoreLocked, FormatError):
+            if not has_reserve(self._root, self._counters.peek(layout.HIDDEN_ENTRIES)):
+                with held_lock(self._root.lock_path):
+                    reserve(self._root, int(self._counters.read()[layout.HIDDEN_ENTRIES]))
 
     def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.

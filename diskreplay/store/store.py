@@ -56,6 +56,7 @@ class Store:
             self._sealer = Sealer(self._root, self._retention.enforce)
             if mode == "a":
                 self._seal_dead()
+                self._retention.reserve_entries()
         except OSError as error:
             if mode == "r" or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
