@@ -2,17 +2,21 @@
 
 An entry is the id of an episode's first step and its number of steps. It is on the platter before the store's counter
 shows it, so that a process or a machine that dies leaves the episode whole or hides it whole.
+
+Who evicts by hand may have a full disk, and want room. So there always is room for the next entries, in chunks that
+were written before, as zeros.
 """
 
 import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import storage_error, sync_file, sync_folder, write_atomic, write_file
@@ -20,7 +24,7 @@ from diskreplay.format.mapping import open_regular
 from diskreplay.format.metadata import dump, parse_document, read_document
 from diskreplay.format.root import Root
 
-ROWS = 4096  # entries of a chunk
+ROWS = layout.HIDDEN_ROWS
 _NBYTES = 16 * ROWS
 
 
@@ -110,17 +114,46 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
         sync_file(path)
     counters.set(layout.HIDDEN_ENTRIES, stop)
     sync_file(path)
+    with suppress(ReplayError, OSError):  # what was asked for is done; the next who opens the store tries again
+        reserve(root, stop)
+
+
+def has_reserve(root: Root, entries: int) -> bool:
+    """Tell whether there is room for the entries that may follow so many."""
+    count = entries + ROWS
+    return _rows(root)[0] >= count and os.path.exists(root.folder / layout.HIDDEN / f"c.{-(-count // ROWS) - 1}.0")
+
+
+def reserve(root: Root, entries: int) -> None:
+    """Make room for those that may follow so many: at least a chunk of them. The caller holds the store lock.
+
+    Raises
+    ------
+    StorageFull
+        There is none.
+    """
+    folder = str(root.folder / layout.HIDDEN)
+    try:
+        _make_room(root, folder, entries + ROWS)
+        sync_folder(folder)
+    except OSError as error:
+        raise storage_error(error, folder) from error
+
+
+def _rows(root: Root) -> tuple[int, dict[str, Any]]:
+    path = root.folder / layout.HIDDEN / layout.METADATA
+    document = parse_document(read_document(path), path)
+    try:
+        return int(document["shape"][0]), document
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise FormatError(f"{path} has no shape; diskreplay repair restores it") from None
 
 
 def _make_room(root: Root, folder: str, count: int) -> None:
     """See that there are chunks for so many entries, and a shape that covers them."""
     path = root.folder / layout.HIDDEN / layout.METADATA
-    document = parse_document(read_document(path), path)
     chunks = -(-count // ROWS)
-    try:
-        rows = int(document["shape"][0])
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise FormatError(f"{path} has no shape; diskreplay repair restores it") from None
+    rows, document = _rows(root)
     if rows < count:
         # As with rows of segments the shape reaches over every chunk; the counter tells what is data.
         write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)

@@ -60,6 +60,7 @@ SEGMENT_BYTES = 4 << 30
 MIN_CHUNK_BYTES = 64
 MAX_CHUNK_BYTES = 1 << 31
 MAX_LANES = 1 << 20
+HIDDEN_ROWS = 4096  # entries a chunk of hidden/
 # Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
 # random order; narrower ones go through mappings.
 WIDE_ROW_BYTES = 4096

@@ -5,7 +5,7 @@ import errno
 import os
 import stat
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, ReplayError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -29,22 +29,73 @@ MADV_RANDOM, MADV_WILLNEED, MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 1, 3, 14, 23
 LARGEST_PAGES = 2 << 20
 
 
+class MappingRefused(ReplayError):
+    """The system allows this process no more mappings or memory."""
+
+
+_there: set[int] = set()  # the address of each mapping of this process
+_relief: list[Callable[[], None]] = []
+
+
+def count_mappings() -> int:
+    """Return how many mappings this process has of files of stores."""
+    return len(_there)
+
+
+def relieved_by(let_go: Callable[[], None]) -> None:
+    """Have a function called when the system refuses another mapping, before it is asked once more."""
+    _relief.append(let_go)
+
+
+def _map(fd: int, nbytes: int, prot: int) -> int:
+    address = _libc.mmap(None, nbytes, prot, _MAP_SHARED, fd, 0)
+    if address is None or address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map a file: {os.strerror(code)}")
+    return int(address)
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    _there.discard(address)  # first: the next mapping may get the same address
+    _libc.munmap(address, nbytes)
+
+
 class Mapping:
     """A shared mapping of one whole file; unmapped when the last reference to it, or to an array over it, is gone.
 
     Any thread may read it; what may be written where is the business of its owner.
+
+    Raises
+    ------
+    MappingRefused
+        The system allows this process no more mappings or memory.
     """
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
         self.nbytes = nbytes
         self.writable = writable
         prot = _PROT_READ | (_PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, nbytes, prot, _MAP_SHARED, fd, 0)
-        if address is None or address == _MAP_FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot map a file: {os.strerror(code)}")
-        self.address: int = address
-        weakref.finalize(self, _libc.munmap, address, nbytes).atexit = False
+        try:
+            self.address = _map(fd, nbytes, prot)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            for let_go in _relief:
+                let_go()
+            self.address = self._map_again(fd, prot)
+        _there.add(self.address)
+        weakref.finalize(self, _unmap, self.address, nbytes).atexit = False
+
+    def _map_again(self, fd: int, prot: int) -> int:
+        try:
+            return _map(fd, self.nbytes, prot)
+        except OSError as error:
+            raise MappingRefused(
+                f"this process has {count_mappings()} files of stores mapped, and the system refuses another one: "
+                f"{os.strerror(error.errno or 0)}. Close stores and samplers, and let go of arrays and episodes, that "
+                "are not needed any more; make stores with larger chunk_bytes; or allow a process more memory, or more "
+                "mappings (sysctl vm.max_map_count)"
+            ) from error
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -17,7 +17,17 @@ import google_crc32c
 import numpy as np
 
 from diskreplay.errors import FormatError
-from diskreplay.format.layout import COMMITTED, COUNTER_WORDS, DONE, DURABLE, METADATA, OBSERVED, ROWS_WIDTH, chunk_key
+from diskreplay.format.layout import (
+    COMMITTED,
+    COUNTER_WORDS,
+    DONE,
+    DURABLE,
+    HIDDEN_ROWS,
+    METADATA,
+    OBSERVED,
+    ROWS_WIDTH,
+    chunk_key,
+)
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.schema import Schema
 
@@ -57,19 +67,17 @@ def make_root_documents() -> dict[str, Document]:
     memory = MemoryStore()
     group = zarr.create_group(memory, zarr_format=3)
     _create_array(group, "counters", (2 * COUNTER_WORDS,), "int64", ["word"])
-    _create_array(group, "hidden", (0, 2), "int64", ["entry", "id_and_steps"], chunks=(4096, 2))
+    _create_array(group, "hidden", (HIDDEN_ROWS, 2), "int64", ["entry", "id_and_steps"])
     for name in ("limiters", "samplers", "segments"):
         group.create_group(name)
     return _documents(memory)
 
 
-def _create_array(
-    group: Any, path: str, shape: tuple[int, ...], dtype: str, names: list[str], chunks: tuple[int, ...] | None = None
-) -> None:
+def _create_array(group: Any, path: str, shape: tuple[int, ...], dtype: str, names: list[str]) -> None:
     group.create_array(
         path,
         shape=shape,
-        chunks=chunks or shape,
+        chunks=shape,
         dtype=dtype,
         # No codec but the plain bytes: an uncompressed chunk is a raw block that can be mapped.
         compressors=None,

@@ -211,6 +211,8 @@ def create_root(
             if not name:
                 own = data
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
+        # The room for the first evictions by hand: see `hidden`.
+        (building / layout.HIDDEN / "c.0.0").write_bytes(bytes(layout.HIDDEN_ROWS * 16))
         make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)

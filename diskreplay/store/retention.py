@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from diskreplay.errors import FormatError, StorageFull
+from diskreplay.errors import FormatError, StorageFull, StoreLocked
 from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
-from diskreplay.format.hidden import HiddenEntries, hide
+from diskreplay.format.hidden import HiddenEntries, has_reserve, hide, reserve
 from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers
 from diskreplay.format.quarantine import make_room_for, move_aside, note_change, quarantined_numbers, settle_records
 from diskreplay.format.rebuild import finish_replacements
@@ -137,6 +137,13 @@ class Retention:
             if not info.lost.holds(first & layout.POSITION_MASK, len(info.lanes)):
                 left.append((first, steps))
         return left
+
+    def reserve_entries(self) -> None:
+        """See that there is room for evictions by hand, also when the disk is full; where there is none now, go on."""
+        with suppress(StorageFull, StoreLocked, FormatError):
+            if not has_reserve(self._root, self._counters.peek(layout.HIDDEN_ENTRIES)):
+                with held_lock(self._root.lock_path):
+                    reserve(self._root, int(self._counters.read()[layout.HIDDEN_ENTRIES]))
 
     def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.

@@ -65,6 +65,7 @@ class Store:
             if mode == "a":
                 self._seal_dead()
                 warn_of_quarantine(self._root)
+                self._retention.reserve_entries()
         except OSError as error:
             if mode == "r" or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise

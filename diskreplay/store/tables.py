@@ -1,5 +1,6 @@
 """Where the rows of each field are in memory: chunk files mapped when they are first needed, addresses in arrays."""
 
+import itertools
 import threading
 import weakref
 from typing import Any
@@ -9,13 +10,22 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.folders import shown_paths
-from diskreplay.format.mapping import MADV_HUGEPAGE, MADV_RANDOM, Mapping, map_file, refuse_links
+from diskreplay.format.mapping import (
+    MADV_HUGEPAGE,
+    MADV_RANDOM,
+    Mapping,
+    MappingRefused,
+    count_mappings,
+    map_file,
+    refuse_links,
+    relieved_by,
+)
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
-from diskreplay.store.forks import told_of_forks
+from diskreplay.store.forks import each_of, told_of_forks
 
-# The kernel allows 65,530 mappings a process, and the trainer has others.
+# Of all stores of this process together: the kernel allows 65,530, and the trainer has others.
 MOST_MAPPINGS = 30_000
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
@@ -87,9 +97,17 @@ class LeafTable:
             for chunk in range(a, b + 1)
         }
         missing = [key for key in sorted(wanted) if key[1] >= self.chunks[key[0]] or not self.bases[self._place(*key)]]
-        if missing and self._tables.mapped + len(missing) > MOST_MAPPINGS:
-            self._tables.forget()
+        if not missing:
+            return
+        if self._tables.make_room(len(missing)):
             missing = sorted(wanted)
+        try:
+            self._map_chunks(missing)
+        except MappingRefused:  # though other tables have let go of theirs
+            self._tables.forget()
+            self._map_chunks(sorted(wanted))
+
+    def _map_chunks(self, missing: list[tuple[int, int]]) -> None:
         for s, chunk in missing:
             self._extend(s, chunk + 1)
             place = self._place(s, chunk)
@@ -180,10 +198,20 @@ def _map_anew(tables: "Tables") -> None:
 
 
 _alive = told_of_forks(_map_anew)
+_uses = itertools.count()
+
+
+def _forget_all() -> None:
+    """Let go of all mappings but those of tables that are in use."""
+    for tables in each_of(_alive):
+        tables.forget_if_idle()
+
+
+relieved_by(_forget_all)
 
 
 class Tables:
-    """The tables of all arrays, and the number of mappings they may hold together.
+    """The tables of all arrays of a store. All those of a process share the number of mappings that they may hold.
 
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
     """
@@ -191,14 +219,35 @@ class Tables:
     def __init__(self, root: Root) -> None:
         self.root = root
         self.lock = threading.RLock()
+        self._used = 0
         _alive.add(self)
         self.infos: list[SegmentInfo | None] = []
         self.leaves = {leaf: LeafTable(self, leaf) for leaf in array_leaves(root.schema)}
 
-    @property
-    def mapped(self) -> int:
-        """How many chunks are mapped."""
-        return sum(len(table.holder) for table in self.leaves.values())
+    def make_room(self, count: int) -> bool:
+        """See that so many more chunks can be mapped; tell whether all mappings of these tables had to go for that.
+
+        First go those of the tables for which nothing had to be mapped for the longest time. The caller holds the lock.
+        """
+        self._used = next(_uses)
+        if count_mappings() + count <= MOST_MAPPINGS:
+            return False
+        for tables in sorted(each_of(_alive), key=lambda tables: tables._used):
+            if tables is not self:
+                tables.forget_if_idle()
+                if count_mappings() + count <= MOST_MAPPINGS:
+                    return False
+        self.forget()
+        return True
+
+    def forget_if_idle(self) -> None:
+        """Let go of every mapping, unless a thread, perhaps this one, is in the middle of mapping or reading rows."""
+        # Held by this thread, it could be taken once more.
+        if not self.lock._is_owned() and self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            try:
+                self.forget()
+            finally:
+                self.lock.release()
 
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
         """Add segments in the order of their numbers; None where one was evicted already."""

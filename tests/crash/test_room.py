@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import diskreplay as dr
@@ -294,6 +295,77 @@ def open_as_nobody(path: Path, tell: Any) -> None:
         dr.open(path, "a")
     except dr.ReadOnlyError as error:
         tell(str(error))
+
+
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_an_eviction_by_hand_has_room_on_a_full_disk_and_makes_some(small_disk: Path, opened_again: bool) -> None:
+    """Entries have their blocks beforehand: what a full disk needs most must not need the disk."""
+    schema = dr.Schema(obs=dr.Field((256,), "uint8"), action=dr.Field((), "int64"))
+    store = dr.create(small_disk / "store", schema, chunk_bytes=4096, segment_steps=64)
+    with store.writer() as writer:
+        for episode in range(120):
+            steps = np.full(8, episode)
+            writer.append_episode(np.full((8, 256), episode, "u1"), steps, steps.astype("f4"), terminated=True)
+    if opened_again:
+        store.close()
+    leave(small_disk, 0)
+    if opened_again:
+        store = dr.open(small_disk / "store", "a")
+    assert os.statvfs(small_disk).f_bavail == 0
+    assert store.evict(lambda episode: episode.action[0] % 8 == 1) == 15 * 8  # of each segment one: none can leave
+    assert os.statvfs(small_disk).f_bavail == 0
+    with pytest.raises(dr.StorageFull), store.writer() as writer:
+        writer.append_episode(np.zeros((8, 256), "u1"), np.zeros(8, int), np.zeros(8), terminated=True)
+    assert store.evict(lambda episode: episode.action[0] < 64) == 56 * 8  # whole segments
+    assert os.statvfs(small_disk).f_bavail > 0
+    with store.writer() as writer:
+        writer.append_episode(np.zeros((8, 256), "u1"), np.full(8, 120), np.zeros(8), terminated=True)
+    store.refresh()
+    assert sorted({int(episode.action[0]) for episode in store.episodes}) == [
+        n for n in range(64, 121) if n % 8 != 1 or n > 119
+    ]
+    assert store.verify(deep=True) == []
+    store.close()
+
+
+def test_room_for_entries_is_made_again_by_who_opens_the_store(small_disk: Path) -> None:
+    path = small_disk / "store"
+    chunks = lambda: len(list((path / "hidden").glob("c.*")))  # noqa: E731
+    with dr.create(
+        path, dr.Schema(obs=dr.Field((), "uint8"), action=dr.Field((), "int64")), chunk_bytes=65536
+    ) as store:
+        with store.writer() as writer:
+            for number in range(4200):
+                writer.append_episode(np.zeros(1, "u1"), np.full(1, number), np.zeros(1), terminated=True)
+        ballast = leave(small_disk, 0)
+        assert store.evict(lambda episode: episode.action[0] < 4000) == 4000
+        assert chunks() == 1  # there was no room for the next one
+        with pytest.raises(dr.StorageFull):
+            store.evict(lambda episode: episode.action[0] < 4100)
+        store.refresh()
+        assert len(store) == 200
+        os.unlink(ballast)
+    with dr.open(path, "a") as store:
+        assert chunks() == 2
+        leave(small_disk, 0)
+        assert store.evict(lambda episode: episode.action[0] < 4100) == 100
+        assert store.evict(lambda episode: episode.action[0] < 4199) == 99
+        assert [int(episode.action[0]) for episode in store.episodes] == [4199]
+        assert store.verify(deep=True) == []
+
+
+def test_a_store_that_was_made_without_room_for_entries_gets_it_when_it_is_opened(tmp_store: Path) -> None:
+    dr.create(tmp_store, dr.Schema(obs=dr.Field((), "uint8"), action=dr.Field((), "int64"))).close()
+    document = tmp_store / "hidden" / "zarr.json"
+    document.write_bytes(document.read_bytes().replace(b"[4096,2]", b"[0,2]", 1))
+    (tmp_store / "hidden" / "c.0.0").unlink()
+    assert verify(tmp_store, deep=True) == []
+    dr.open(tmp_store).close()
+    assert not (tmp_store / "hidden" / "c.0.0").exists()
+    dr.open(tmp_store, "a").close()
+    assert (tmp_store / "hidden" / "c.0.0").read_bytes() == bytes(65536)
+    assert b'"shape":[4096,2]' in document.read_bytes()
+    assert verify(tmp_store, deep=True) == []
 
 
 def test_a_store_without_permission_to_write_is_read_and_says_what_to_do(written: Path) -> None:

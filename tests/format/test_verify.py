@@ -239,7 +239,7 @@ def with_hidden(path, first, steps, rows=1):
     block[0] = first, steps
     block.tofile(path / "hidden/c.0.0")
     document = path / "hidden/zarr.json"
-    document.write_text(document.read_text().replace('"shape":[0,2]', f'"shape":[{rows},2]'))
+    document.write_text(document.read_text().replace('"shape":[4096,2]', f'"shape":[{rows},2]'))
     set_words(path, hidden=1)
 
 
@@ -510,10 +510,14 @@ def test_a_store_of_a_newer_format_is_refused_by_name(store_path):
 
 
 def flips(path, step, seed):
-    """Flip a bit of every ``step``-th byte of every file in turn; yield where, and what was found."""
+    """Flip a bit of every ``step``-th byte of every file in turn; yield where, and what was found.
+
+    But for locks, which are empty, and the room for evictions by hand, of which there are none.
+    """
     chance = random.Random(seed)
     at = chance.randrange(step)
-    for file in sorted(p for p in Path(path).rglob("*") if p.is_file() and p.name != "lock"):
+    unused = {*Path(path).rglob("lock"), Path(path) / "hidden" / "c.0.0"}
+    for file in sorted(p for p in Path(path).rglob("*") if p.is_file() and p not in unused):
         data = file.read_bytes()
         if file.name == "c.0" or len(data) < step:
             positions = range(0, len(data), max(1, step // 16))
@@ -532,7 +536,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_store, step):
     with dr.create(tmp_store, SCHEMA, chunk_bytes=4096, segment_steps=12) as store, store.writer() as writer:
         write(writer, 6)
         write(writer, 3, 6, final=False)
-    assert sum(file.stat().st_size for file in tmp_store.rglob("*") if file.is_file()) <= 64 << 10
+    assert sum(file.stat().st_size for file in tmp_store.rglob("*") if file.is_file()) <= 128 << 10
     missed = [where for where, problems in flips(tmp_store, step, seed=step) if not problems]
     assert missed == []
     assert verify(tmp_store, deep=True) == []
