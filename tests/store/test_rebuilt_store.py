@@ -337,6 +337,22 @@ def test_a_capacity_counts_what_is_left(tmp_store):
     assert verify(tmp_store, deep=True) == []
 
 
+def test_what_a_capacity_has_hidden_does_not_come_back(tmp_store):
+    dr.create(tmp_store, serial_schema(), chunk_bytes=64, segment_steps=36, capacity=47).close()
+    with dr.open(tmp_store, "a") as store, store.writer() as writer:
+        for first in range(0, 90, 5):
+            append_numbered(writer, range(first, first + 5))
+
+    def visible():
+        with dr.open(tmp_store) as store:
+            return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+
+    assert visible() == list(range(43, 90))
+    flip(tmp_store / "segments/00000002/reward/c.0.1")
+    assert repair(tmp_store).steps_lost == 10
+    assert visible() == [*range(43, 65), *range(75, 90)]
+
+
 def test_a_segment_leaves_when_the_rest_of_it_is_evicted(path):
     flip(path / SEGMENT / "reward/c.0.1")
     repair(path)
