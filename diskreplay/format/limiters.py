@@ -136,15 +136,16 @@ class StepCounter:
         for number in sorted({*self._growing, *new, *(self._sealed if replaced else ())}):
             try:
                 info = read_segment(self._root, number)
+                self._lost[number] = info.lost.steps
                 if info.steps is not None:
                     self._sealed[number] = info.steps
-                    self._lost[number] = info.lost.steps
                     self._growing.pop(number, None)
                 elif number not in self._growing:
                     self._growing[number] = _Growing(info)
             except FileNotFoundError:
                 self._growing.pop(number, None)
-        self._lost = {number: steps for number, steps in self._lost.items() if steps and number in self._sealed}
+        there = {*self._sealed, *self._growing}
+        self._lost = {number: steps for number, steps in self._lost.items() if steps and number in there}
         self._next = end
 
     def _look_for_hidden(self, count: int) -> None:
@@ -162,7 +163,7 @@ class _Growing:
         self._chunk_rows = info.chunk_rows[layout.DONE]
         _, self._committed = info.map_trusted()
         self._rows = np.zeros(self._lanes, np.int64)
-        self._steps = 0
+        self._steps = -info.lost.surplus
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self) -> int:

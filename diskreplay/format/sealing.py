@@ -119,7 +119,11 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
     sealed = dataclasses.replace(
-        info, sealed=True, steps=segment.steps, checksums=segment.checksums, sealed_at=round(time.time(), 3)
+        info,
+        sealed=True,
+        steps=segment.steps - info.lost.surplus,
+        checksums=segment.checksums,
+        sealed_at=round(time.time(), 3),
     )
     document = root.blueprint.segment_document(sealed.attributes())
     write_file(_beside(info), document)
@@ -244,7 +248,7 @@ def count_steps(root: Root, info: SegmentInfo) -> int:
             steps += _count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
         finally:
             os.close(fd)
-    return steps
+    return steps - info.lost.surplus
 
 
 def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:

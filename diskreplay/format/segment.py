@@ -374,7 +374,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
-        lost=parse_lost(attributes, len(lanes)) if sealed else NOTHING_LOST,
+        lost=parse_lost(attributes, len(lanes)),
     )
 
 
