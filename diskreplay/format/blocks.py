@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.durable import read_file, write_file
+from diskreplay.format.durable import write_file
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.segment import SegmentInfo
 
@@ -219,21 +219,25 @@ def sealed_chunks(info: SegmentInfo, arrays: Mapping[str, Rows]) -> Iterator[Chu
 
 def known_sums(info: SegmentInfo, arrays: Mapping[str, Rows]) -> dict[str, Sums]:
     """Return the checksums of the blocks of each chunk file, by its name, where they fit that of the whole file."""
-    path = f"{info.path}/{layout.BLOCKS}"
+    chunks = list(sealed_chunks(info, arrays))
+    counts = [-(-chunk.nbytes // block_bytes(arrays[chunk.leaf].row_bytes)) for chunk in chunks]
     try:
-        os.close(open_regular(path, None))
-        data = read_file(path)
+        fd = open_regular(f"{info.path}/{layout.BLOCKS}", None)
     except (OSError, FormatError):
         return {}
+    try:
+        data = os.pread(fd, min(4 * sum(counts), os.fstat(fd).st_size), 0)
+    except OSError:
+        return {}
+    finally:
+        os.close(fd)
     known, at = {}, 0
-    for chunk in sealed_chunks(info, arrays):
-        block = block_bytes(arrays[chunk.leaf].row_bytes)
-        part = data[at : (at := at + 4 * -(-chunk.nbytes // block))]
-        sums = np.frombuffer(part[: len(part) & ~3], "<u4").astype(np.uint32)
-        if 4 * len(sums) == 4 * -(-chunk.nbytes // block) and (
-            combine(sums, chunk.nbytes, block) == info.checksums[chunk.name]
-        ):
-            known[chunk.name] = sums
+    for chunk, count in zip(chunks, counts, strict=True):
+        part = data[at : (at := at + 4 * count)]
+        if len(part) == 4 * count:
+            sums = np.frombuffer(part, "<u4").astype(np.uint32)
+            if combine(sums, chunk.nbytes, block_bytes(arrays[chunk.leaf].row_bytes)) == info.checksums[chunk.name]:
+                known[chunk.name] = sums
     return known
 
 

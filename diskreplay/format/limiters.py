@@ -158,9 +158,9 @@ class StepCounter:
         for number in sorted({*self._growing, *new}):
             try:
                 info = read_segment(self._root, number)
+                self._lost[number] = info.lost.steps
                 if info.steps is not None:
                     self._sealed[number] = info.steps
-                    self._lost[number] = info.lost.steps
                     self._growing.pop(number, None)
                 elif number not in self._growing:
                     self._growing[number] = _Growing(self._root, info)
@@ -168,7 +168,8 @@ class StepCounter:
                 self._growing.pop(number, None)
                 if self._root.segment_path(number).exists():  # damaged: what it held was inserted
                     self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
-        self._lost = {number: steps for number, steps in self._lost.items() if steps and number in self._sealed}
+        there = {*self._sealed, *self._growing}
+        self._lost = {number: steps for number, steps in self._lost.items() if steps and number in there}
         self._next = end
 
     def _look_for_hidden(self, count: int) -> None:
@@ -186,7 +187,7 @@ class _Growing:
         self._chunk_rows = info.chunk_rows[layout.DONE]
         _, self._committed = map_trusted(root, info)
         self._rows = np.zeros(self._lanes, np.int64)
-        self._steps = 0
+        self._steps = -info.lost.surplus
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self) -> int:

@@ -29,6 +29,11 @@ class Lost:
         """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
         return {"lost": [list(entry) for entry in self.ranges], "steps_lost": self.steps} if self.ranges else {}
 
+    @property
+    def surplus(self) -> int:
+        """How many more rows stand in for what was lost than steps were: to flags, each of these rows is a step."""
+        return sum(rows for _, rows in self.ranges) - self.steps
+
     def holds(self, position: int, lanes: int) -> bool:
         """Tell whether a row is one of those that were lost."""
         row, lane = divmod(position, lanes)
@@ -41,7 +46,7 @@ NOTHING_LOST = Lost()
 
 
 def parse_lost(attributes: Any, lanes: int) -> Lost:
-    """Return what the attributes of a sealed segment say was lost.
+    """Return what the attributes of a segment say was lost: of a sealed one, or of one that is to be sealed anew.
 
     Raises
     ------
@@ -58,9 +63,27 @@ def parse_lost(attributes: Any, lanes: int) -> Lost:
         if position <= before or row < ends.get(lane, 0) or rows < 1 or (row + rows) * lanes > layout.POSITION_MASK:
             raise ValueError(f"lost names {rows} rows from position {position} on")
         before, ends[lane] = position, row + rows
-    if not _is_whole(steps) or steps > min(attributes["steps"], sum(rows for _, rows in given)):
+    most = sum(rows for _, rows in given)
+    if not _is_whole(steps) or steps > min(attributes.get("steps", most), most):
         raise ValueError(f"steps_lost is {steps!r:.40}")
     return Lost(tuple((position, rows) for position, rows in given), steps)
+
+
+def parse_claimed(attributes: Any, lanes: int) -> tuple[int, ...] | None:
+    """Return how many rows of each lane a sealed segment keeps, of which nothing proves the last ones; None: it has none.
+
+    Raises
+    ------
+    ValueError
+        They cannot be.
+    """
+    if (rows := attributes.get("claimed")) is None:
+        return None
+    if not isinstance(rows, list) or len(rows) != lanes or not all(map(_is_whole, rows)):
+        raise ValueError("claimed is no list of rows")
+    if max(rows) > layout.POSITION_MASK // lanes:
+        raise ValueError("claimed has more rows than there can be")
+    return tuple(rows)
 
 
 def _is_whole(value: Any) -> bool:

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ from diskreplay.format.segment import SegmentInfo
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
 _MOST_BYTES = 64 << 20  # of a document or a counter
+_WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 # What the system says where it cannot copy inside of itself.
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
@@ -100,6 +102,7 @@ class _Build:
                 if chunk.leaf == layout.DONE:
                     self._put_flags(fd, chunk.number)
                 self._sums[chunk.name] = blocks.add(array, chunk.number, fd)
+                os.fchmod(fd, os.fstat(fd).st_mode & ~_WRITE_BITS)  # as sealed chunks are
             finally:
                 os.close(fd)
             self._check(chunk.name, blocks.chunks[chunk.leaf, chunk.number], known.get(chunk.name), skipped)

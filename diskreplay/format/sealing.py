@@ -148,7 +148,7 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     sealed = dataclasses.replace(
         info,
         sealed=True,
-        steps=segment.steps,
+        steps=segment.steps - info.lost.surplus,
         checksums=segment.checksums,
         sealed_at=round(time.time(), 3),
         sealed_clock=boot_time(),
@@ -280,7 +280,7 @@ def count_steps_in(root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> in
             steps += _count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
         finally:
             os.close(fd)
-    return steps
+    return steps - info.lost.surplus
 
 
 def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:

@@ -27,7 +27,7 @@ from diskreplay.format.durable import (
     write_atomic,
     write_file,
 )
-from diskreplay.format.lost import NOTHING_LOST, Lost, parse_lost
+from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
 from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written
@@ -384,19 +384,10 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
         sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
-        claimed=_parse_claimed(attributes, len(lanes)) if sealed else None,
+        claimed=parse_claimed(attributes, len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
-        lost=parse_lost(attributes, len(lanes)) if sealed else NOTHING_LOST,
+        lost=parse_lost(attributes, len(lanes)),
     )
-
-
-def _parse_claimed(attributes: Any, lanes: int) -> tuple[int, ...] | None:
-    if (rows := attributes.get("claimed")) is None:
-        return None
-    claimed = tuple(map(_whole, rows))
-    if len(claimed) != lanes or max(claimed) > layout.POSITION_MASK // lanes:
-        raise ValueError("claimed")
-    return claimed
 
 
 def _whole(value: Any) -> int:

@@ -146,8 +146,8 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         sealed=given["sealed"],
         steps=given["steps"] if given["sealed"] else 0,
         checksums=checksums,
-        lost=_parse_lost(given, len(lanes)) if given["sealed"] else (),
-        steps_lost=given.get("steps_lost", 0) if given["sealed"] else 0,
+        lost=_parse_lost(given, len(lanes)),
+        steps_lost=given.get("steps_lost", 0),
     )
 
 
@@ -166,7 +166,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
         if row < free.get(lane, 0):
             raise ValueError(f"lost names row {row} of lane {lane} twice")
         free[lane] = row + rows
-    if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or steps > given["steps"]:
+    if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or (given["sealed"] and steps > given["steps"]):
         raise ValueError(f"steps_lost is {steps!r:.40}")
     return tuple((position, rows) for position, rows in ranges)
 

@@ -13,7 +13,6 @@ from diskreplay.format.verify_attributes import Segment
 from diskreplay.format.verify_crc import joined
 from diskreplay.format.verify_files import Files, read_at
 
-_MOST_BYTES = 256 << 20
 _RANGES_TOLD = 3
 
 
@@ -35,7 +34,7 @@ class Blocks:
     def sums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of each chunk file's blocks, by its name below the segment; none where the file is short."""
         scratch = Files(self._segment.files.root)  # who checks the file itself reports of it
-        data = scratch.read(self._segment.inside(layout.BLOCKS), _MOST_BYTES) or b""
+        data = scratch.read(self._segment.inside(layout.BLOCKS), self.nbytes) or b""
         found, at = {}, 0
         for name, nbytes, length in self._chunks():
             count = -(-nbytes // length)

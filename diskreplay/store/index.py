@@ -166,8 +166,8 @@ class Index:
             if info is None:
                 continue
             try:
+                self._evictions.add_lost(info)
                 if info.sealed:
-                    self._evictions.add_lost(info)
                     sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
                     pending += len(sealed[-1].flags.flags)
                 else:

@@ -1,5 +1,6 @@
 """Repair of a sealed segment by what is whole in it: how much is lost, and in which words that is told."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import DamagedSegmentWarning, FormatError
 from diskreplay.folders import OpenFolder
 from diskreplay.format import layout
 from diskreplay.format.damage import Damage, find_damage
+from diskreplay.format.durable import sync_file
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.mending import known_in_segment
 from diskreplay.format.quarantine import QUARANTINE
@@ -22,6 +24,7 @@ from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
 from diskreplay.format.verify_root import read_hidden, read_words
 from diskreplay.format.verify_segment import verify_folder
+from diskreplay.store.index import Index
 from diskreplay.store.repaired import Action, Repaired
 
 _RANGES_TOLD = 3
@@ -111,7 +114,8 @@ def replace_by_rebuilt(
         built = build_anew(root, losses.info, losses.damage)
     except (FormatError, FileNotFoundError, NotADirectoryError):
         return None
-    if verify_folder(str(root.folder), built, plan, list(evicted)):
+    # Rows that do not count, as nothing proves them, are kept as they were.
+    if any(problem.kind != "unproven" for problem in verify_folder(str(root.folder), built, plan, list(evicted))):
         drop_build(root, built)
         return None
     return put_in_place(root, losses.info.number, built, reason, losses.steps)
@@ -156,6 +160,23 @@ class Rebuilder:
                 where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
                 self._actions.append(Action("rebuilt", where, "a process died in the middle of it"))
 
+    def _keep_hidden(self) -> None:
+        """See that what a capacity hides stays hidden, though fewer steps will be left to count."""
+        if self._store.capacity is None:
+            return
+        counters = self._store.counters(writable=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DamagedSegmentWarning)  # it is being repaired
+                index = Index(self._store, counters)
+        except (FormatError, OSError):
+            return  # nobody can see what it hides
+        frontier = min(index.snapshot.frontier, layout.MOST_COUNTED)
+        index.close()
+        if frontier > counters.peek(layout.FRONTIER):
+            counters.set(layout.FRONTIER, frontier)
+            sync_file(counters.path)
+
     def rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
         """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
         evicted = self._evicted.get(info.number, [])
@@ -167,6 +188,7 @@ class Rebuilder:
             return True
         now: str | None = f"{QUARANTINE}/{where}"
         if not self._dry_run:
+            self._keep_hidden()
             now = replace_by_rebuilt(self._store, self._plan, losses, evicted, detail)
         if now is not None:
             self._actions.append(Action("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps))

@@ -33,13 +33,17 @@ MOST_BYTES = 64 << 20  # a store of 20 kB must not make anybody allocate more; a
 
 
 def make_original(path):
-    """Make the store that is mutated."""
+    """Make the store that is mutated; some steps of its second segment were lost."""
     with dr.create(path, SCHEMA, chunk_bytes=4096, segment_steps=12) as store, store.writer() as writer:
         for _ in range(4):
             for t in range(6):
                 obs, following = ({"a": [i] * 3, "b": True} for i in (t, t + 1))
                 end = t == 5
                 writer.append(obs, t, 1.0, end, serial=t, next_obs=following, episode={"seed": 1} if end else None)
+    rewards = path / "segments/00000001/reward/c.0.0"
+    rewards.write_bytes(b"\xff" + rewards.read_bytes()[1:])
+    assert repair(path).steps_lost == 6
+    shutil.rmtree(path / "counters/quarantine")
     return path
 
 

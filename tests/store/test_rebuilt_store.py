@@ -15,6 +15,7 @@ from diskreplay.format.lost import parse_lost
 from diskreplay.format.root import read_root
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import verify
+from tests.format.test_verify import reseal
 from tests.testing.support import append_numbered, digest, serial_schema
 
 SEGMENT = "segments/00000001"
@@ -224,7 +225,9 @@ def test_small_files_and_rows_are_repaired_together(path):
 
 
 def test_a_segment_that_was_sealed_with_bad_flags_is_set_aside_whole(path, monkeypatch):
-    monkeypatch.setattr("diskreplay.store.rebuilding.verify_folder", lambda *args: ["something"])
+    monkeypatch.setattr(
+        "diskreplay.store.rebuilding.verify_folder", lambda *args: [dr.Problem("flags", "done", "wrong")]
+    )
     flip(path / SEGMENT / "reward/c.0.1")
     (action,) = repair(path).actions
     assert (action.what, action.steps) == ("quarantined", 30)
@@ -337,6 +340,22 @@ def test_a_capacity_counts_what_is_left(tmp_store):
     assert verify(tmp_store, deep=True) == []
 
 
+def test_what_a_capacity_has_hidden_does_not_come_back(tmp_store):
+    dr.create(tmp_store, serial_schema(), chunk_bytes=64, segment_steps=36, capacity=47).close()
+    with dr.open(tmp_store, "a") as store, store.writer() as writer:
+        for first in range(0, 90, 5):
+            append_numbered(writer, range(first, first + 5))
+
+    def visible():
+        with dr.open(tmp_store) as store:
+            return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+
+    assert visible() == list(range(43, 90))
+    flip(tmp_store / "segments/00000002/reward/c.0.1")
+    assert repair(tmp_store).steps_lost == 10
+    assert visible() == [*range(43, 65), *range(75, 90)]
+
+
 def test_a_segment_leaves_when_the_rest_of_it_is_evicted(path):
     flip(path / SEGMENT / "reward/c.0.1")
     repair(path)
@@ -426,3 +445,29 @@ def test_what_was_lost_of_several_lanes_is_read():
     assert [position for position in range(60) if found.holds(position, 4)] == sorted(
         [*range(0, 36, 4), *range(1, 21, 4), 25, 29, 33]
     )
+
+
+def test_what_was_lost_stays_so_while_a_segment_is_to_be_sealed_anew(path):
+    flip(path / SEGMENT / "reward/c.0.1")
+    repair(path)
+    good = attributes(path)
+
+    def unseal(attributes):
+        attributes["sealed"] = False
+        for name in ("steps", "sealed_at", "checksums"):
+            del attributes[name]
+
+    reseal(path / SEGMENT / "zarr.json", unseal)
+    counter = StepCounter(read_root(path))
+    with dr.open(path) as store:
+        assert len(store) == 80
+        assert [segment["steps"] for segment in store.info()["segments"]] == [30, 20, 30]
+    assert firsts(path) == without(35, 40)
+    assert counter.read().ever == 90
+    with dr.open(path, "a"):
+        pass
+    for name in ("lost", "steps_lost", "steps"):
+        assert attributes(path)[name] == good[name]
+    assert firsts(path) == without(35, 40)
+    assert counter.read() == (90, 80)
+    assert verify(path, deep=True) == []
