@@ -6,13 +6,14 @@ import os
 import pytest
 
 from diskreplay.folders import OpenFolder, is_deleted, show_paths, shown, shown_paths
-from tests.testing.mounts import KINDS, mounted
+from tests.testing.filesystems import KINDS, mounted
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["store", "store (deleted)"])
 def test_a_deleted_folder_is_told_from_one_that_was_renamed(tmp_path, kind, name):
-    with mounted(tmp_path, kind) as disk:
+    with mounted(kind, 8, folder=tmp_path) as mount:
+        disk = mount.path
         path = disk / name
         (path / "inside").mkdir(parents=True)
         folder = OpenFolder(path)
