@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import shown
 from diskreplay.format.durable import storage_error, write_at
-from diskreplay.format.filesystem import keeps_reservations
+from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.layout import (
     BOOT,
     COUNTER_WORDS,

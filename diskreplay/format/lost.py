@@ -70,7 +70,7 @@ def parse_lost(attributes: Any, lanes: int) -> Lost:
 
 
 def parse_claimed(attributes: Any, lanes: int) -> tuple[int, ...] | None:
-    """Return how many rows of each lane a sealed segment keeps, of which nothing proves the last ones; None: it has none.
+    """Return how many rows of each lane a sealed segment keeps where nothing proves the last of them, else None.
 
     Raises
     ------

@@ -297,7 +297,7 @@ def _parse_root(path: Path, home: OpenFolder, document: tuple[int, int, int], at
         home=home,
         uuid=_uuid(path, attributes.get("uuid")),
         document=document,
-        file_system=file_system_type(os.readlink(home.path)),
+        file_system=file_system_type(home.path),
         schema=schema,
         capacity=_count(path, "capacity", attributes.get("capacity"), 1, None),
         capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes"), 1, None),

@@ -1,80 +1,80 @@
-"""Which kind of file system a store is on, and the warning where that promises less."""
+"""Which file system a store is on, what is promised there, and the warning where that is less."""
 
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 
 import diskreplay as dr
 from diskreplay.format import file_systems
-from diskreplay.format.file_systems import file_system_type, has_stable_inodes, is_shared
-from tests.testing.mounts import KINDS, mounted
+from diskreplay.format.file_systems import file_system_type, has_stable_inodes, is_shared, keeps_reservations
+from tests.testing.filesystems import KINDS, mounted
 from tests.testing.support import run_python, serial_schema
 
-MOUNTS = r"""
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-30 27 0:40 / /home rw,relatime shared:7 - nfs4 server:/home rw,vers=4.2
-31 30 0:41 / /home/me/local\040disk rw - xfs /dev/vdb rw
-32 27 0:42 / /data rw,relatime - fuse.sshfs me@there: rw
-33 27 0:43 / /data rw,relatime shared:9 master:2 - btrfs /dev/vdc rw,subvol=/
-34 27 0:44 / /cluster rw - fuse.glusterfs a:/b rw
-35 27 0:45 / /win rw - fuseblk /dev/vdd rw
-broken
-36 27 0:46 /
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/", "ext4"),
-        ("/homes/store", "ext4"),
-        ("/home", "nfs4"),
-        ("/home/me/store", "nfs4"),
-        ("/home/me/local disk/store", "xfs"),
-        ("/data/store", "btrfs"),  # what is mounted last hides what was
-        ("/cluster/store", "fuse.glusterfs"),
-    ],
-)
-def test_the_longest_mount_point_above_a_path_tells_its_file_system(path, kind):
-    assert file_system_type(path, MOUNTS) == kind
-
-
-def test_without_a_list_of_mounts_nothing_is_known():
-    assert file_system_type("/home", "") == ""
-    assert is_shared("")
-
-
-def test_what_several_machines_may_have_mounted_is_shared():
-    for kind in ("nfs", "nfs4", "cifs", "9p", "lustre", "fuse.sshfs", "fuse", "fuseblk", "virtiofs"):
-        assert is_shared(kind)
-    for kind in ("ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs"):
-        assert not is_shared(kind)
-    assert has_stable_inodes("nfs4")
-    assert not has_stable_inodes("fuse.sshfs")
+FUSE, NFS, UNKNOWN = 0x65735546, 0x6969, 0x1BADFACE
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_type_of_a_mounted_file_system_is_found(tmp_path, kind):
-    with mounted(tmp_path, kind) as disk:
-        (disk / "inside").mkdir()
-        assert file_system_type(disk / "inside") == kind
+def test_a_file_system_is_called_by_its_name_and_only_copying_ones_do_not_keep_reservations(
+    tmp_path: Path, kind: str
+) -> None:
+    with mounted(kind, 8, folder=tmp_path) as disk:
+        (disk.path / "folder").mkdir()
+        assert file_system_type(disk.path / "folder") == kind
+        assert keeps_reservations(disk.path) is (kind != "btrfs")
+        assert not is_shared(kind)
+        fd = os.open(disk.path, os.O_RDONLY)
+        try:
+            assert file_system_type(f"/proc/self/fd/{fd}") == kind
+        finally:
+            os.close(fd)
+
+
+def test_an_unknown_file_system_is_a_number_of_which_nothing_is_promised(tmp_path, monkeypatch) -> None:
+    assert file_system_type("/proc").startswith("0x")
+    assert not keeps_reservations("/proc")
+    assert is_shared(file_system_type("/proc"))
+    monkeypatch.setattr(file_systems, "_type_number", lambda path: UNKNOWN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is known that would be worth a warning
+        dr.create(tmp_path / "store", serial_schema()).close()
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        file_system_type(tmp_path / "nowhere")
+
+
+def test_what_several_machines_may_have_mounted_is_shared(monkeypatch) -> None:
+    for number, kind in (
+        (NFS, "nfs"),
+        (FUSE, "fuse"),
+        (0xFF534D42, "cifs"),
+        (0x01021997, "9p"),
+        (0x0BD00BD0, "lustre"),
+    ):
+        monkeypatch.setattr(file_systems, "_type_number", lambda path, number=number: number)
+        assert file_system_type("/data") == kind
+        assert is_shared(kind)
+        assert not keeps_reservations("/data")
+    for kind in ("ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs"):
+        assert not is_shared(kind)
+    assert has_stable_inodes("nfs")
+    assert not has_stable_inodes("fuse")
 
 
 @pytest.fixture
-def on_sshfs(tmp_path, monkeypatch):
-    """The text of a machine where the folder of the test is a network file system."""
-    folder = os.path.realpath(tmp_path)
-    text = f"27 1 254:0 / / rw - ext4 /dev/vda rw\n32 27 0:42 / {folder} rw - fuse.sshfs me@there: rw\n"
-    monkeypatch.setattr(file_systems, "_mounted", lambda: text)
+def on_fuse(monkeypatch):
+    """A machine where every file is on FUSE."""
+    monkeypatch.setattr(file_systems, "_type_number", lambda path: FUSE)
     monkeypatch.setattr(file_systems, "_warned", set())
 
 
-def test_opening_on_a_network_file_system_warns_once_a_store(tmp_path, on_sshfs):
+def test_opening_on_a_network_file_system_warns_once_a_store(tmp_path, on_fuse):
     for name in ("one", "two"):
         path = tmp_path / name
-        words = f"{path} is on fuse.sshfs. There, locks and mapped memory need not be seen by other machines"
+        words = f"{path} is on fuse. There, locks and mapped memory need not be seen by other machines"
         with pytest.warns(RuntimeWarning, match=words) as caught:
             dr.create(path, serial_schema()).close()
         assert [warning.filename for warning in caught] == [__file__]
@@ -94,7 +94,7 @@ def test_the_warning_is_told_once_a_process(tmp_path):
     code = """
 import sys, warnings
 from diskreplay.format import file_systems
-file_systems._mounted = lambda: "1 0 0:1 / / rw - nfs4 server:/ rw"
+file_systems._type_number = lambda path: 0x6969
 import diskreplay as dr
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -123,9 +123,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(AssertionError, match="exit code -9"):
         run_python(code, tmp_store)
     with monkeypatch.context() as patch:
-        patch.setattr(file_systems, "_mounted", lambda: "1 0 0:1 / / rw - nfs4 server:/ rw")
+        patch.setattr(file_systems, "_type_number", lambda path: NFS)
         patch.setattr(file_systems, "_warned", set())
-        with pytest.warns(RuntimeWarning, match="nfs4"), dr.open(tmp_store, "a") as store:
+        with pytest.warns(RuntimeWarning, match="is on nfs"), dr.open(tmp_store, "a") as store:
             assert [segment["state"] for segment in store.info()["segments"]] == ["foreign"]
     with dr.open(tmp_store, "a") as store:
         store.close()

@@ -1,0 +1,105 @@
+"""A store of each format version is kept, and every later release reads all of it as the one that made it did."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import zarr
+
+import diskreplay as dr
+from diskreplay.format import layout
+from tests.compat.decoder import decode
+from tests.compat.make_store import FOLDER, LIMITER, STATE, append, read, read_batches, read_episode, unpack
+from tests.compat.test_zarr_python import read_with_zarr
+
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+
+
+@pytest.fixture(params=[True, False], ids=["with its modes", "as a tool copies that keeps no modes"])
+def path(tmp_path, request):
+    """The store, in a folder of the test's own; of what was sealed no file may be written, or every file."""
+    path = unpack(tmp_path, modes=request.param)
+    chunk = path / "segments/00000000/obs/speed/c.0.0.0"
+    assert bool(chunk.stat().st_mode & 0o200) is not request.param
+    return path
+
+
+def as_json(value):
+    return json.loads(json.dumps(value))
+
+
+def test_a_stored_store_shows_what_it_did(path):
+    expected = {key: value for key, value in EXPECTED.items() if key != "batches"}
+    assert as_json(read(path)) == expected
+    for episode in expected["episodes"]:
+        if episode["ids"][0] >> layout.POSITION_BITS != 1:  # that one has several lanes
+            serials = np.array(episode["action"]) / 3
+            np.testing.assert_array_equal(serials / 8, episode["reward"])
+            np.testing.assert_array_equal(serials / 4, np.array(episode["obs"]["speed"])[: len(serials), 0])
+            assert len(np.unique(np.diff(serials))) <= 1
+
+
+def test_it_has_all_that_the_format_knows(path):
+    segments = [path / "segments" / layout.segment_name(number) for number in range(4)]
+    said = [json.loads((segment / "zarr.json").read_text())["attributes"] for segment in segments]
+    assert [attributes["sealed"] for attributes in said] == [True, True, True, False]
+    assert [len(attributes["lanes"]) for attributes in said] == [1, 3, 1, 1]
+    assert said[2]["lost"] == [[0, 78]]
+    assert [(segment / layout.BLOCKS).exists() for segment in segments] == [True, True, True, False]
+    assert (segments[0] / "durable/marks").stat().st_size == 2 * 32
+    assert (segments[3] / "durable/marks").stat().st_size == 32
+    assert len(list((segments[0] / "reward").glob("c.*"))) > 1
+    assert (path / layout.ROOT_COPY).read_bytes() == (path / "zarr.json").read_bytes()
+    assert zarr.open_group(path, mode="r")["counters"][layout.HIDDEN_ENTRIES] == 1
+    assert (path / "counters/quarantine/segments/00000002.record.json").exists()
+    assert zarr.open_group(path, mode="r")[f"limiters/{LIMITER}"][:].sum() == 5 * 8
+    assert (path / "samplers" / STATE / "zarr.json").exists()
+
+
+def test_a_saved_state_goes_on_with_the_same_batches(path):
+    assert as_json(read_batches(path)) == EXPECTED["batches"]
+
+
+def test_a_stored_store_is_written_on(path):
+    """What a dead writer left is sealed, nothing else changes, and no number of a segment is used again."""
+    reserved = int(zarr.open_group(path, mode="r")["counters"][layout.RESERVED])
+    *others, opened = EXPECTED["episodes"]
+    with dr.open(path, "a") as store, store.writer() as writer:
+        append(writer, 9000, 5, "terminated", seed=90)
+    with dr.open(path, "a") as store:
+        *before, cut, new = map(as_json, map(read_episode, store.episodes))
+        assert before == others
+        assert cut == opened | {"ended": [False, True, True]}
+        assert new["ids"][0] >> layout.POSITION_BITS == reserved
+        assert [[problem.kind, problem.where] for problem in store.verify(deep=True)] == EXPECTED["problems"]
+        assert [action.what for action in store.repair(salvage=True)] == ["salvaged"]
+    with dr.open(path) as store:
+        assert store.episodes[-2].action.tolist() == [3 * serial for serial in range(7200, 7207)]
+
+
+def test_a_reader_that_knows_the_page_on_the_format_alone_finds_the_same(path):
+    """Beside what `decode` knows: of what is sealed, which episodes were lost to damage, and which are hidden."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dr.open(path, "a").close()  # seals what a dead writer left: marks are what other tests are for
+    arrays = read_with_zarr(path)
+    with dr.open(path) as store:
+        found = {episode.ids[0]: episode for episode in decode(arrays, store.schema)}
+        hidden = arrays["hidden"][: arrays["counters"][layout.HIDDEN_ENTRIES]]
+        for first, steps in hidden.tolist():
+            assert len(found.pop(first).ids) == steps
+        for first, rows in arrays["segments/00000002"]["lost"]:
+            assert len(found.pop(2 << layout.POSITION_BITS | first).ids) == rows
+        assert sorted(found) == [int(episode.ids[0]) for episode in store.episodes]
+        for episode in store.episodes:
+            other = found[int(episode.ids[0])]
+            assert other.ids == episode.ids.tolist()
+            assert (other.terminated, other.truncated, other.cut) == (
+                episode.terminated,
+                episode.truncated,
+                episode.cut,
+            )
+            for name in ("image", "speed"):
+                np.testing.assert_array_equal(other.values[f"obs/{name}"], episode.obs[name])
+            np.testing.assert_array_equal(other.values["reward"], episode.reward)
