@@ -6,23 +6,23 @@ import os
 import pytest
 
 from diskreplay.folders import OpenFolder, is_deleted, show_paths, shown, shown_paths
-from tests.testing.mounts import KINDS, mounted
+from tests.testing.filesystems import KINDS, mounted
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["store", "store (deleted)"])
 def test_a_deleted_folder_is_told_from_one_that_was_renamed(tmp_path, kind, name):
-    with mounted(tmp_path, kind) as disk:
-        path = disk / name
+    with mounted(kind, 8, folder=tmp_path) as disk:
+        path, other = disk.path / name, disk.path / "other (deleted)"
         (path / "inside").mkdir(parents=True)
         folder = OpenFolder(path)
         assert (folder.is_at(path), folder.is_deleted(), is_deleted(folder.fd)) == (True, False, False)
-        path.rename(disk / "other (deleted)")
+        path.rename(other)
         assert (folder.is_at(path), folder.is_deleted()) == (None, False)
         path.mkdir()
         assert (folder.is_at(path), folder.is_deleted()) == (False, False)
         assert os.listdir(folder.path) == ["inside"]
-        (disk / "other (deleted)").rename(path / name)
+        other.rename(path / name)
         assert not folder.is_deleted()
         (path / name / "inside").rmdir()
         (path / name).rmdir()

@@ -8,7 +8,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import file_systems
 from diskreplay.format.file_systems import file_system_type, has_stable_inodes, is_shared
-from tests.testing.mounts import KINDS, mounted
+from tests.testing.filesystems import KINDS, mounted
 from tests.testing.support import run_python, serial_schema
 
 MOUNTS = r"""
@@ -57,9 +57,9 @@ def test_what_several_machines_may_have_mounted_is_shared():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_type_of_a_mounted_file_system_is_found(tmp_path, kind):
-    with mounted(tmp_path, kind) as disk:
-        (disk / "inside").mkdir()
-        assert file_system_type(disk / "inside") == kind
+    with mounted(kind, 8, folder=tmp_path) as disk:
+        (disk.path / "inside").mkdir()
+        assert file_system_type(disk.path / "inside") == kind
 
 
 @pytest.fixture
