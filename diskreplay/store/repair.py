@@ -306,6 +306,8 @@ class _Mender(RepairTools):
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # as good as none: who takes it makes it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return False
+            if known is not None and not (self._root / problem.where).parent.is_dir():
+                return False
             remedies[problem.where] = known
         details = {problem.where: problem.detail for problem in problems}
         for file, known in remedies.items():
