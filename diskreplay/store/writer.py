@@ -213,6 +213,10 @@ class _BaseWriter:
             finally:
                 self._closer = 0
 
+    def leave_at_exit(self) -> None:
+        """Leave it to whoever owns this writer to close it when the interpreter ends."""
+        self._dropped.atexit = False
+
     def __reduce__(self) -> Any:
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled, as its segments are locked by this process; send the store "
