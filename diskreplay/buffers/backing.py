@@ -15,7 +15,7 @@ from diskreplay.buffers.values import Given
 from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
 from diskreplay.loading.arguments import int_argument
-from diskreplay.store.marker import DEFAULT_DURABILITY_S
+from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
 
@@ -36,15 +36,11 @@ class Backing:
         self._path = None if path is None else Path(path)
         self._closed = False
         self._remove: weakref.finalize[Any, Any] | None = None
+        self._kept: list[Any] = []  # by `_remove`, so that it is what ends the writers of a temporary store
         self.store: Store | None = None
         if self._path is not None:
             with suppress(StoreNotFound):
                 self.store = open_store(self._path, "a")
-
-    @property
-    def durability(self) -> str | float:
-        """The durability of the buffer's writer: a temporary folder has nothing to outlive."""
-        return "none" if self._path is None else DEFAULT_DURABILITY_S
 
     def make(self, schema: Schema, **options: Any) -> Store:
         """Make the store; see `create`."""
@@ -58,8 +54,23 @@ class Backing:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._remove = weakref.finalize(self, _discard, folder, self.store, os.getpid())
+        self._remove = weakref.finalize(self, _discard, folder, self.store, os.getpid(), self._kept)
         return self.store
+
+    def writer(self, num_envs: int | None = None) -> Any:
+        """Return a writer of the store; nobody need close that of a temporary one."""
+        assert self.store is not None
+        # A temporary folder has nothing to outlive.
+        durability: Durability = "none" if self._path is None else DEFAULT_DURABILITY_S
+        writer: Any
+        if num_envs is None:
+            writer = self.store.writer(durability=durability)
+        else:
+            writer = self.store.writer(num_envs, durability=durability)
+        if self._remove is not None:
+            writer.leave_at_exit()
+            self._kept.append(writer)
+        return writer
 
     def check(self, store: Store, capacity: int, given: Given, extra: Collection[str] = ()) -> None:
         """Close a store that is not what a buffer would have made, and raise.
@@ -136,11 +147,12 @@ def seed_argument(seed: Any) -> int | None:
     return None if seed is None else int_argument("seed", seed, 0)
 
 
-def _discard(folder: str, store: Store, pid: int) -> None:
+def _discard(folder: str, store: Store, pid: int, writers: list[Any]) -> None:
     if os.getpid() != pid:
         return  # a forked child: the folder is its parent's
     # Removed first: what is not there need not be put on the platter by sealing it, which then fails at once.
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(Exception):
         store.close()
+    writers.clear()
     shutil.rmtree(folder, ignore_errors=True)

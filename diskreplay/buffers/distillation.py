@@ -85,7 +85,7 @@ class DistillationBuffer(Backed):
         if store is None:
             self._begin(store := self._backing.make(schema, capacity=self._capacity))
         if self._writer is None:
-            self._writer = store.writer(durability=self._backing.durability)
+            self._writer = self._backing.writer()
         self._writer.append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
 
     def _count(self, obs: Any, action: Any) -> int | None:

@@ -152,7 +152,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         if store is None:
             self._begin(store := self._backing.make(schema, capacity=self._capacity))
         if self._writer is None:
-            self._writer = store.writer(durability=self._backing.durability)
+            self._writer = self._backing.writer()
         if self._following not in (None, seen):
             self._following = None
             self._writer.end_episode()

@@ -191,7 +191,7 @@ class RolloutBuffer(Backed):
             steps = self._segment_steps
             self._begin(store := self._backing.make(schema, capacity=KEPT * steps, segment_steps=steps))
         if self._writer is None:
-            self._writer = store.writer(self._num_envs, durability=self._backing.durability)
+            self._writer = self._backing.writer(self._num_envs)
         if self._following not in (None, seen):
             self._following = None
             self._writer.end_episode()

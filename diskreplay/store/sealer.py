@@ -54,7 +54,12 @@ class Sealer:
             if self._thread is None:
                 # A daemon: an interpreter that ends without close() leaves the segment to the next process.
                 self._thread = threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:
+                    # The interpreter is ending, which from Python 3.12 on begins no threads: seal in this one.
+                    self._hurry = True
+                    self._run()
             else:
                 self._condition.notify_all()
 

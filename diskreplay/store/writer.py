@@ -45,9 +45,8 @@ class _BaseWriter:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
         self._flushes_episodes = durability == "episode"
         self._on_close = on_close
-        self._pid = os.getpid()
+        self._pid, self._closed = os.getpid(), False
         self._turns = self._turn = Turn()
-        self._closed = False
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # when the call ends in the middle of which `close` was called
         self._prepare_casters()
@@ -237,6 +236,10 @@ class _BaseWriter:
         finally:
             self._on_close(self)
 
+    def leave_at_exit(self) -> None:
+        """Leave it to whoever owns this writer to close it when the interpreter ends."""
+        self._dropped.atexit = False
+
     def __reduce__(self) -> Any:
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled, as its segments are locked by this process; send the store "
@@ -294,13 +297,10 @@ class Writer(_BaseWriter):
         ------
         SchemaError
             A value does not fit the schema; nothing was written.
-        StorageFull
-            There is no room; nothing was written.
-        RateLimited
-            The limiter's timeout passed; nothing was written.
+        StorageFull, RateLimited
+            There is no room, or the limiter's timeout passed; nothing was written.
         StoreLocked
-            Another process has held the store lock for a minute, or another thread is in the middle of a call of this
-            writer; nothing was written.
+            Another process holds the store lock, or another thread is inside a call of this writer; nothing was written.
         WriterClosed
             The writer is closed.
         StoreNotFound

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.store.dropped import seal_dropped
 
 
 def replay() -> dr.ReplayBuffer:
@@ -62,6 +63,16 @@ def test_a_temporary_folder_goes_with_the_buffer(make: Callable[[], dr.ReplayBuf
     del buffer
     gc.collect()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_buffer_at_a_path_that_nobody_closes_is_sealed_with_a_warning(tmp_path: Path) -> None:
+    buffer = dr.ReplayBuffer(10, path=tmp_path / "store")
+    buffer.add(np.zeros(2), np.zeros(2), 0.0, np.ones(2), False)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        del buffer
+    seal_dropped()
+    with dr.open(tmp_path / "store") as store:
+        assert [segment["state"] for segment in store.info()["segments"]] == ["sealed"]
 
 
 @EVERY

@@ -199,3 +199,19 @@ def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store)
         seal_dropped()
         assert store.info()["segments"][0]["state"] == "sealed"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("diskreplay")]
+
+
+def test_segments_are_sealed_also_where_no_thread_can_be_started(tmp_store, monkeypatch):
+    """As when the interpreter ends, from Python 3.12 on."""
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=20) as store:
+        writer = store.writer()
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        append_numbered(writer, range(5))
+        writer.close()
+        monkeypatch.undo()
+    assert states(tmp_store) == ["sealed"]
+    assert serials(tmp_store) == list(range(5))
