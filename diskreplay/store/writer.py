@@ -300,7 +300,7 @@ class Writer(_BaseWriter):
         StorageFull, RateLimited
             There is no room, or the limiter's timeout passed; nothing was written.
         StoreLocked
-            Another process holds the store lock, or another thread is inside a call of this writer; nothing was written.
+            Another process holds the store lock, or another thread is in a call of this writer; nothing was written.
         WriterClosed
             The writer is closed.
         StoreNotFound

@@ -43,13 +43,6 @@ def test_a_number_that_a_loss_of_power_took_back_is_not_given_again(store_path):
     assert reserved(store_path) == 2 * layout.RESERVED_AT_ONCE
 
 
-def test_in_a_copy_of_a_store_numbers_begin_behind_what_was_reserved(store_path, tmp_path):
-    assert write_segment(store_path, 0) == 0
-    shutil.copytree(store_path, tmp_path / "copy")
-    assert write_segment(store_path, 1) == 1
-    assert write_segment(tmp_path / "copy", 1) == layout.RESERVED_AT_ONCE
-
-
 def test_a_number_is_reserved_on_the_disk_before_it_is_used(store_path, monkeypatch):
     synced, real = [], numbers.sync_file
 
