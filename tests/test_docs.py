@@ -46,3 +46,13 @@ def test_named_files_exist(document):
     named = re.findall(r"`((?:tests|tools|examples|diskreplay)/[\w/.]+\.\w+)`", document.read_text())
     missing = [name for name in named if not (REPOSITORY / name).exists()]
     assert missing == []
+
+
+def test_every_module_is_named_once_where_it_belongs():
+    text = (REPOSITORY / "docs/architecture.md").read_text()
+    sections = re.findall(r"^### (\w+)/\n(.*?)(?=^#)", text, re.S | re.M)
+    packages = {path.parent.name: path.parent for path in REPOSITORY.glob("diskreplay/*/__init__.py")}
+    assert sorted(name for name, _ in sections) == sorted(packages)
+    for name, section in sections:
+        modules = {path.stem for path in packages[name].glob("*.py")} - {"__init__"}
+        assert sorted(re.findall(r"`(\w+)`", section)) == sorted(modules)

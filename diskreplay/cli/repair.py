@@ -90,8 +90,12 @@ def _tell(done: Repaired, dry_run: bool) -> None:
     lines = [action_line(action, dry_run) for action in done.actions] or ["nothing to repair"]
     if done.steps_refused:
         lines.append("to set them aside say --yes, or a higher --max-lost-steps")
-    if done.left and not dry_run:
-        lines += ["not repaired; restore it from a backup:", *problem_lines(done.left)]
+    unproven = [problem for problem in done.left if problem.kind == "unproven"]
+    others = [problem for problem in done.left if problem.kind != "unproven"]
+    if others and not dry_run:
+        lines += ["not repaired; restore it from a backup:", *problem_lines(others)]
+    if unproven and not dry_run:
+        lines += ["kept, and not shown; --salvage takes what is whole:", *problem_lines(unproven)]
     if entries := aside(done):
         lines += [
             "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:",

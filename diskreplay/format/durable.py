@@ -170,6 +170,19 @@ def make_folders(above: Path, below: Path | str) -> Path:
     return above
 
 
+def check_written(path: os.PathLike[str] | str) -> None:
+    """Raise the error with which this file could not be written back, if any: `sync_file_system` tells only one caller."""
+    wait_before = 1
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), wait_before) != 0:
+            code = ctypes.get_errno()
+            if code not in (errno.ESPIPE, errno.EINVAL, errno.ENOSYS):  # not every file system has this call
+                raise OSError(code, os.strerror(code), os.fspath(path))
+    finally:
+        os.close(fd)
+
+
 def punch_hole(fd: int, start: int, stop: int) -> None:
     """Give the blocks of ``[start, stop)`` back; they read as zeros. Where the file system cannot, write zeros."""
     if stop <= start:

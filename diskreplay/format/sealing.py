@@ -24,6 +24,7 @@ from diskreplay.format.copies import WRITE_BITS, open_protected
 from diskreplay.format.durable import (
     boot_id,
     boot_time,
+    check_written,
     machine_id,
     punch_hole,
     read_file,
@@ -84,23 +85,42 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged |
         There is no room for their documents; the call may be repeated.
     StoreNotFound
         The store was deleted or replaced since it was opened.
+    NotWritten
+        A sync failed, or the system could not write one of the files back: what the disk holds is unknown.
     OSError
-        The system's. What the disk holds is unknown after a sync that failed, also when a later one does not.
+        The system's.
     """
     root.check_still_there()
     with _in_need_of_room(root):
         settled = [_settle(root, info, (salvaged or {}).get(info.number)) for info in infos]
-    sync_file_system(root.folder)
+    with _writing_back():
+        sync_file_system(root.folder)
+        for segment in settled:
+            for name in segment.checksums:
+                check_written(f"{segment.info.path}/{name}")
     with _in_need_of_room(root):
         for segment in settled:
             _write_sealed_beside(root, segment)
-    sync_file_system(root.folder)
+    with _writing_back():
+        sync_file_system(root.folder)
     with _in_need_of_room(root):
         for segment in settled:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
             os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
     sync_file_system(root.folder)
+
+
+class NotWritten(OSError):
+    """The disk did not take what was written. That a later sync succeeds proves nothing."""
+
+
+@contextmanager
+def _writing_back() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(error.errno, error.strerror, error.filename) from error
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What a segment says of itself: its attributes, and the counters of its lanes."""
 
 import os
-from dataclasses import dataclass
+import stat
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from diskreplay.format.verify_files import Files
 from diskreplay.format.volume import Volume, volume_of
 
 _SECTOR = 512  # what a disk writes as a whole
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
         if not is_group(document):
             raise ValueError("this is no group")
         given = document["attributes"]
-        return _parse_attributes(given, plan, _is_in_place(files, folder, given))
+        return _as_copied(
+            files, folder, plan, _parse_attributes(given, plan, _is_in_place(files, folder, given)), given
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         text = f"no {error}" if isinstance(error, KeyError) else str(error)
         files.report("metadata", where, f"unusable attributes: {text[:120]}")
@@ -192,6 +196,38 @@ def was_lost(files: Files, folder: str) -> bool:
 def has_marks(files: Files, folder: str) -> bool:
     """Whether anything says that rows of a segment were brought to the disk: a mark, or a durable row."""
     return any(_contents(files, f"{folder}/{layout.DURABLE}/{name}").strip(b"\0") for name in (layout.MARKS, "c.0"))
+
+
+def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: dict[str, Any]) -> Attributes:
+    """Take a segment in a copy for one that is not sealed, if some of its chunks were copied before it was."""
+    if not found.sealed or given["inode"] == _inode(files, folder):
+        return found
+    writable, missing = False, False
+    for name, crc in found.checksums.items():
+        if name.rpartition("/")[0] not in plan.arrays or name.endswith(layout.METADATA):
+            continue
+        path = files.path(f"{folder}/{name}")
+        try:
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode) and mode & 0o222:
+                writable = True
+                missing |= _checksum(path) != crc
+        except OSError:
+            missing = True
+    if not (writable and missing):
+        return found
+    return replace(found, sealed=False, in_place=False, steps=0, checksums={}, claimed=(), unproven_steps=0)
+
+
+def _checksum(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        crc = at = 0
+        while block := os.pread(fd, _BLOCK_BYTES, at):
+            crc, at = int(google_crc32c.extend(crc, block)), at + len(block)
+        return crc
+    finally:
+        os.close(fd)
 
 
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:

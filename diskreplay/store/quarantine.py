@@ -47,8 +47,8 @@ def restore_segment(root: Path, plan: Plan, number: int, *, has_horizon: bool, d
             f"segment {number} lies below the retention horizon {int(words[layout.HORIZON])}: it would be evicted at "
             f"once; copy what is wanted from {entry.where}"
         )
-    problems, _ = verify_segment(str(root), number, plan, deep=True, hidden=[], where=entry.where)
-    if problems:
+    found, _ = verify_segment(str(root), number, plan, deep=True, hidden=[], where=entry.where)
+    if problems := [problem for problem in found if problem.kind != "unproven"]:
         where = problems[0].where.removeprefix(f"{QUARANTINE}/")
         raise ReplayError(
             f"segment {number} is still damaged: {where} {problems[0].detail}; put a good copy of that file in its "

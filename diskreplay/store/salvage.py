@@ -15,6 +15,7 @@ from diskreplay.format.durable import held_lock, try_lock, write_atomic
 from diskreplay.format.mapping import map_file
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import segment_numbers
+from diskreplay.format.quarantine import note_change
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
 from diskreplay.format.segment import SegmentInfo, chunk_path, read_segment
@@ -64,6 +65,8 @@ def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Salvage]:
                 with held_lock(root.lock_path):  # nobody evicts it meanwhile
                     info = _unseal(root, info)
             seal_segments(root, [info], {info.number: rows})
+            with held_lock(root.lock_path):
+                note_change(root.folder)
         if most > before:
             yield Salvage(info.number, after - before, most - after)
     finally:

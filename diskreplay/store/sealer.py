@@ -8,7 +8,7 @@ from typing import Any
 from diskreplay.errors import StorageFull, StoreLocked, StoreNotFound
 from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.root import Root
-from diskreplay.format.sealing import seal_segments
+from diskreplay.format.sealing import NotWritten, seal_segments
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.store.damaged import DAMAGE
 
@@ -108,6 +108,8 @@ class Sealer:
             if self._before is not None:
                 self._before()
             seal_segments(self._root, infos)
+        except NotWritten as error:
+            self._error = self._explained(error)
         except BaseException:
             # One of them may be damaged; the others need not wait for it.
             for info in infos:

@@ -1,8 +1,12 @@
 """A store of each format version is kept, and every later release reads all of it as the one that made it did."""
 
 import json
+import re
+import struct
 import warnings
+from itertools import pairwise
 
+import google_crc32c
 import numpy as np
 import pytest
 import zarr
@@ -103,3 +107,68 @@ def test_a_reader_that_knows_the_page_on_the_format_alone_finds_the_same(path):
             for name in ("image", "speed"):
                 np.testing.assert_array_equal(other.values[f"obs/{name}"], episode.obs[name])
             np.testing.assert_array_equal(other.values["reward"], episode.reward)
+
+
+# --- marks and blocks in plain loops, from the page on the format ----------------------------------------------------
+
+
+def array_folders(segment):
+    """Give the path of each array with rows, in order, the bytes of a row, rows a chunk, lanes, and how names end."""
+    for path in sorted(json.loads((segment / "zarr.json").read_text())["attributes"]["chunk_rows"]):
+        document = json.loads((segment / path / "zarr.json").read_text())
+        lanes, rows, *shape = document["chunk_grid"]["configuration"]["chunk_shape"]
+        yield path, np.dtype(document["data_type"]).itemsize * int(np.prod(shape)), rows, lanes, ".0" * len(shape)
+
+
+def read_marks(segment, lanes):
+    """Give the rows and the checksum of each mark up to the first one that does not fit itself."""
+    data, size, written = (segment / "durable/marks").read_bytes(), 24 + 8 * lanes, b""
+    for start in range(0, len(data) - size + 1, size):
+        mark = data[start : start + size]
+        written += mark[:-4]
+        own_size, crc, _, *rows, zero, own = struct.unpack(f"<IId{lanes}qII", mark)
+        if own_size != size or zero != 0 or own != google_crc32c.value(written):
+            return
+        yield rows, crc
+
+
+def new_bytes(segment, before, rows):
+    """Give the bytes of the rows that a mark covers and the one before does not."""
+    for path, row_bytes, per_chunk, lanes, ending in array_folders(segment):
+        for chunk in range(-(-max(rows) // per_chunk)):
+            data = (segment / path / f"c.0.{chunk}{ending}").read_bytes()
+            for lane in range(lanes):
+                first = min(max(before[lane] - chunk * per_chunk, 0), per_chunk)
+                stop = min(max(rows[lane] - chunk * per_chunk, 0), per_chunk)
+                yield data[(lane * per_chunk + first) * row_bytes : (lane * per_chunk + stop) * row_bytes]
+
+
+@pytest.mark.parametrize(("number", "rows"), [(0, [[18], [63]]), (3, [[22]])])
+def test_marks_are_what_the_page_on_the_format_says(path, number, rows):
+    segment = path / "segments" / layout.segment_name(number)
+    marks = list(read_marks(segment, 1))
+    assert [covered for covered, _ in marks] == rows
+    covered = [[0], *(rows for rows, _ in marks)]
+    for (before, upto), (_, crc) in zip(pairwise(covered), marks, strict=True):
+        assert google_crc32c.value(b"".join(new_bytes(segment, before, upto))) == crc
+    if number == 3:
+        with dr.open(path) as store:
+            flags = zarr.open_group(path, mode="r")["segments/00000003/done"][0, : covered[-1][0]]
+            steps = int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
+            assert sum(len(episode) for episode in store.episodes if episode.ids[0] >> 35 == 3) == steps
+
+
+def test_blocks_are_what_the_page_on_the_format_says(path):
+    for number in range(3):
+        segment, sums = path / "segments" / layout.segment_name(number), b""
+        checksums = json.loads((segment / "zarr.json").read_text())["attributes"]["checksums"]
+        for folder, row_bytes, _, _, ending in array_folders(segment):
+            names = [name for name in checksums if re.fullmatch(rf"{folder}/c\.0\.[0-9]+{re.escape(ending)}", name)]
+            assert names
+            for name in sorted(names, key=lambda name: int(name.split(".")[2])):
+                data = (segment / name).read_bytes()
+                block = min(512, 1 << (65536 // row_bytes).bit_length() - 1) * row_bytes
+                for start in range(0, len(data), block):
+                    sums += struct.pack("<I", google_crc32c.value(data[start : start + block]))
+        assert (segment / "durable/blocks").read_bytes() == sums
+        assert (segment / "durable/document").read_bytes() == (segment / "zarr.json").read_bytes()
