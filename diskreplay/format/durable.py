@@ -21,7 +21,7 @@ from diskreplay.folders import show_paths
 
 # Less than the time for which a lock is usually held: that of making a segment.
 _POLL_S = 0.002
-_SMALL = 64 << 20
+_SMALL, _WAIT_BEFORE = 64 << 20, 1
 _MACHINE_ID = re.compile("[0-9a-f]{32}")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -171,13 +171,12 @@ def make_folders(above: Path, below: Path | str) -> Path:
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
-    """Raise the error with which this file could not be written back, if any: `sync_file_system` tells only one caller."""
-    wait_before = 1
+    """Raise the error that writing this file back met, if any: `sync_file_system` tells only its first caller."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), wait_before) != 0:
+        if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
-            if code not in (errno.ESPIPE, errno.EINVAL, errno.ENOSYS):  # not every file system has this call
+            if code not in (errno.ESPIPE, errno.EINVAL, errno.ENOSYS):
                 raise OSError(code, os.strerror(code), os.fspath(path))
     finally:
         os.close(fd)

@@ -465,20 +465,19 @@ def test_evictions_by_hand_that_are_episodes_are_no_damage(store_path):
 
 
 def test_steps_in_quarantine_are_a_finding_until_somebody_decides_about_them(store_path):
-    with open(store_path / SEGMENT / "reward/c.0.0", "r+b") as file:
-        file.write(b"\xff")
+    for name in ("zarr.json", "durable/document"):
+        replace_bytes(store_path / SEGMENT / name, 5, b"!")
     repair(store_path)
     (problem,) = verify(store_path, deep=True)
     assert (problem.kind, problem.where) == ("quarantine", f"counters/quarantine/{SEGMENT}")
     assert problem.detail == (
-        "12 steps of writer 0 are set aside from segment 1 (reward/c.0.0 does not fit the checksum that it was sealed "
-        "with); diskreplay repair --restore 1 brings it back, --drop 1 deletes it"
+        "12 steps are set aside from segment 1 (zarr.json does not fit its checksum); diskreplay repair --restore 1 brings it back, --drop 1 deletes it"
     )
     record = store_path / f"counters/quarantine/{SEGMENT}.record.json"
     for damage in (lambda: record.write_text("{"), lambda: record.write_text("[1]"), record.unlink):
         damage()
         (problem,) = verify(store_path, deep=True)
-        assert problem.detail.startswith("12 steps of writer 0 are set aside from segment 1; ")
+        assert problem.detail.startswith("12 steps are set aside from segment 1; ")
     set_words(store_path, next_segment=1)
     shutil.rmtree(store_path / "segments/00000002")
     assert ("counters", "counters/c.0") in found(store_path)
