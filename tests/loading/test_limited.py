@@ -46,6 +46,7 @@ def test_both_sides_stop_where_the_rule_says(store: Any) -> None:
     writer.end_episode()
     assert len(sampler.sample()) == 4
     assert sampler.stats()["batches"] == 5
+    writer.close()
 
 
 def test_a_refused_batch_is_the_next_one(store: Any) -> None:
@@ -86,6 +87,7 @@ def test_a_waiting_writer_goes_on_when_a_sampler_draws(store: Any) -> None:
     for _ in range(9):
         sampler.sample()
     thread.join()
+    writer.close()
     store.refresh()
     assert len(store) == 40
 
