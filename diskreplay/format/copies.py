@@ -1,4 +1,7 @@
-"""Sealed segments that were copied: whether each file was copied as it was sealed, or before that.
+"""Copies of segments: what tools that copy go by, and whether each file was copied as it was sealed, or before that.
+
+Tools that bring an earlier copy up to date leave out files whose size and time of change are the same. Stores through
+mapped memory need not change that time, so marking and sealing do.
 
 Sealing takes away the permission to write from every chunk file. Tools that copy keep that, so a chunk that may be
 written was copied before, or by a tool that keeps no permissions: then its checksum decides. Without this, a copy that
@@ -7,6 +10,7 @@ began while a segment was written and ended after it was sealed would claim rows
 
 import os
 import stat
+import time
 from functools import lru_cache
 
 import google_crc32c
@@ -16,6 +20,25 @@ from diskreplay.format.root import Root
 
 WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _BLOCK_BYTES = 1 << 20
+_SECOND_NS = 1_000_000_000
+
+
+def note_changed(file: str | int, *, for_good: bool = False) -> None:
+    """Set the time of change of a file that was stored to through mapped memory, or written in its place.
+
+    ``for_good``: it does not change any more. Then the time is in another second than before: rsync compares seconds,
+    and would never copy what it misses now.
+    """
+    now = time.time_ns()
+    if for_good:
+        now = max(now, (os.stat(file).st_mtime_ns // _SECOND_NS + 1) * _SECOND_NS)
+    os.utime(file, ns=(now, now))
+
+
+def protect(fd: int) -> None:
+    """Take away the permission to write a chunk of a segment that is being sealed."""
+    note_changed(fd, for_good=True)
+    os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITE_BITS)
 
 
 def open_protected(path: str) -> int:

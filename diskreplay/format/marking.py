@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import open_lane_counter
+from diskreplay.format.copies import note_changed
 from diskreplay.format.durable import sync_file, sync_folder
 from diskreplay.format.marks import MarkLog, Place
 from diskreplay.format.root import Root
@@ -47,7 +48,9 @@ class DurableRows:
 
     def _sync_array(self, leaf: str, chunks: set[int]) -> None:
         for chunk in sorted(chunks):
-            sync_file(chunk_path(self._root, self._info, leaf, chunk))
+            path = chunk_path(self._root, self._info, leaf, chunk)
+            note_changed(path)
+            sync_file(path)
         newest = max(chunks, default=-1)
         if newest > self._named.get(leaf, -1):
             sync_file(self._info.path / leaf / layout.METADATA)
@@ -65,6 +68,7 @@ class DurableRows:
             sync_folder(folder)
         for folder in (path.parent, root.counters_folder, root.folder):
             sync_folder(folder)
+        note_changed(f"{root.counters_folder}/c.0")
         sync_file(root.counters_folder / "c.0")
         # The log's own name: without it the first mark, which is synced, would be nowhere.
         self._log.create()

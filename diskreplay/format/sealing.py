@@ -7,7 +7,6 @@ waiting for each takes ten times as long. Only the background thread waits.
 
 import dataclasses
 import os
-import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
-from diskreplay.format.copies import WRITE_BITS, open_protected
+from diskreplay.format.copies import note_changed, open_protected, protect
 from diskreplay.format.durable import (
     boot_id,
     boot_time,
@@ -165,6 +164,8 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
+    for name in layout.LANE_COUNTERS:
+        note_changed(f"{info.path}/{name}/c.0", for_good=True)
     sealed = dataclasses.replace(
         info,
         sealed=True,
@@ -232,7 +233,7 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
                 steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
                 segment.steps += steps
                 segment.unproven_steps += _count_in_chunk(fd, kept, per_chunk) - steps
-            os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITE_BITS)
+            protect(fd)
         finally:
             os.close(fd)
     name = f"{array.path}/{layout.METADATA}"
@@ -243,6 +244,7 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
     if read_file(f"{info.path}/{name}") != document:
         _remove_chunks(root, info, array.path, chunks)
         write_rows(root, info, array.path, longest)
+    note_changed(f"{info.path}/{name}", for_good=True)
     sums[name] = google_crc32c.value(document)
 
 

@@ -341,3 +341,44 @@ def test_a_copy_by_a_tool_that_keeps_no_permissions_is_whole(tmp_store, tmp_path
         assert store.verify(deep=True) == []
     with dr.open(copy, "a") as store:
         assert len(store) == 3
+
+
+def update_copy(source: Path, target: Path, unit_ns: int) -> None:
+    """Copy, as rsync does, the files whose size or time of change is another one, and the modes of all."""
+    for file in sorted(source.rglob("*")):
+        at = target / file.relative_to(source)
+        if file.is_dir():
+            at.mkdir(exist_ok=True, parents=True)
+            continue
+        now, before = file.stat(), at.stat() if at.exists() else None
+        if before and (now.st_size, now.st_mtime_ns // unit_ns) == (before.st_size, before.st_mtime_ns // unit_ns):
+            at.chmod(now.st_mode)
+        else:
+            at.unlink(missing_ok=True)
+            shutil.copy2(file, at)
+
+
+def test_a_copy_that_is_brought_up_to_date_after_sealing_is_whole(tmp_store, tmp_path):
+    copy = tmp_path / "copy"
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=256) as store, store.writer(durability="none") as writer:
+        append_numbered(writer, range(3))
+        update_copy(tmp_store, copy, 1_000_000_000)  # within the second in which the rest is written
+        append_numbered(writer, range(3, 126))
+    update_copy(tmp_store, copy, 1_000_000_000)
+    with dr.open(copy) as store:
+        assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(126)]
+        assert all((e.obs[:-1, 0] == e["serial"]).all() for e in store.episodes)
+        assert store.verify(deep=True) == []
+
+
+def test_a_copy_that_is_brought_up_to_date_shows_what_was_durable_then(tmp_store, tmp_path):
+    copy = tmp_path / "copy"
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=256) as store, store.writer(durability="none") as writer:
+        for first in range(0, 120, 6):
+            append_numbered(writer, range(first, first + 3))
+            update_copy(tmp_store, copy, 1)
+            append_numbered(writer, range(first + 3, first + 6))
+            writer.flush()
+            update_copy(tmp_store, copy, 1)
+            with dr.open(copy) as copied:
+                assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(first + 6)]

@@ -87,6 +87,7 @@ def test_a_waiting_writer_goes_on_when_a_sampler_draws(store: Any) -> None:
     for _ in range(9):
         sampler.sample()
     thread.join()
+    writer.close()
     store.refresh()
     assert len(store) == 40
     writer.close()
