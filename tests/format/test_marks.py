@@ -14,6 +14,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import verify_segment
 from diskreplay.format.marks import read_marks
+from diskreplay.format.quarantine import move_aside
 from diskreplay.store.repair import repair
 from diskreplay.testing.coded import check_coded_parts
 from diskreplay.testing.power import another_boot
@@ -198,6 +199,26 @@ def test_salvage_takes_what_is_whole_by_the_flags(tmp_store):
         assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(10)]
         assert [int(i) for e in store.episodes for i in e.ids] == ids[:10]
         assert store.verify(deep=True) == []
+
+
+def test_an_open_reader_follows_what_is_salvaged_and_a_segment_with_unproven_rows_comes_back(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        append_numbered(writer, range(3))
+        writer.flush()
+        append_numbered(writer, range(3, 8))
+        copy = tmp_store.with_name("copy")
+        shutil.copytree(tmp_store, copy)
+        writer.close()
+    with dr.open(copy, "a"):
+        pass
+    move_aside(copy, "segments/00000000", "a test")
+    repair(copy, restore=0)
+    with dr.open(copy) as reader:
+        assert len(reader) == 3
+        repair(copy, salvage=True)
+        reader.refresh()
+        assert [int(s) for e in reader.episodes for s in e["serial"]] == [*range(8)]
 
 
 # --- copies of a store that is written --------------------------------------------------------------------------------

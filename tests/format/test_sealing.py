@@ -1,6 +1,8 @@
 """What a sealed segment says of its files, and what sealing leaves of them."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import google_crc32c
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.format import sealing
 from tests.testing.support import serial_schema
 
 SCHEMA = serial_schema(
@@ -70,3 +73,29 @@ def test_what_was_begun_behind_the_last_row_is_removed(tmp_store):
             *(f"c.0.{chunk}.0.0.0" for chunk in range(3)),
             "zarr.json",
         ]
+
+
+def test_a_file_that_could_not_be_written_back_keeps_its_segment_from_being_sealed(tmp_store, monkeypatch):
+    """Another process's sync of the file system may have been told of it, and this one's then succeeds."""
+    failed = []
+
+    def check_written(path):
+        if path.endswith("reward/c.0.0"):
+            failed.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with dr.create(tmp_store, SCHEMA) as store:
+        writer = store.writer(durability="none")
+        write(writer, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(sealing, "check_written", check_written)
+            with pytest.raises(OSError, match="Input/output error"):
+                writer.close()
+        assert len(failed) == 1  # and no second try, which would find nothing wrong
+        assert not attributes(tmp_store / "segments/00000000")["sealed"]
+        store.refresh()
+        assert len(store) == 3
+    with dr.open(tmp_store, "a"):
+        pass
+    assert attributes(tmp_store / "segments/00000000")["sealed"]
+    assert dr.open(tmp_store).verify(deep=True) == []

@@ -471,7 +471,8 @@ def test_steps_in_quarantine_are_a_finding_until_somebody_decides_about_them(sto
     (problem,) = verify(store_path, deep=True)
     assert (problem.kind, problem.where) == ("quarantine", f"counters/quarantine/{SEGMENT}")
     assert problem.detail == (
-        "12 steps are set aside from segment 1 (zarr.json does not fit its checksum); diskreplay repair --restore 1 brings it back, --drop 1 deletes it"
+        "12 steps are set aside from segment 1 (zarr.json does not fit its checksum); diskreplay repair --restore 1 "
+        "brings it back, --drop 1 deletes it"
     )
     record = store_path / f"counters/quarantine/{SEGMENT}.record.json"
     for damage in (lambda: record.write_text("{"), lambda: record.write_text("[1]"), record.unlink):
