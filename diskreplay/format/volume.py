@@ -1,8 +1,13 @@
 """Which volume a file is on, told apart from copies of that volume: snapshots, and images that are attached anew."""
 
+import fcntl
 import os
-from functools import lru_cache
+from contextlib import suppress
 from typing import NamedTuple
+from uuid import UUID
+
+# BTRFS_IOC_FS_INFO: what it fills has the UUID of the file system in bytes 16 to 31.
+_BTRFS_FS_INFO = 0x8400941F
 
 
 class Volume(NamedTuple):
@@ -26,16 +31,33 @@ class Volume(NamedTuple):
 def volume_of(path: str) -> Volume:
     """Return the volume that holds a file or folder."""
     device = os.stat(path).st_dev
-    return Volume(device, os.statvfs(path).f_fsid, _disk(device))
+    return Volume(device, os.statvfs(path).f_fsid, _disk(path, device))
 
 
-@lru_cache(maxsize=64)
-def _disk(device: int) -> int:
+def _disk(path: str, device: int) -> int:
+    # Read each time: what a device number stands for may have been detached since, and another disk attached.
+    try:
+        if os.major(device):
+            return _sequence_number(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+        return _disks_of_btrfs(path)
+    except (OSError, ValueError):
+        return 0
+
+
+def _sequence_number(folder: str) -> int:
     # A partition has no number of its own; its disk does, one folder above.
     for where in ("", "/.."):
-        try:
-            with open(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}{where}/diskseq") as file:
-                return int(file.read())
-        except (OSError, ValueError):
-            continue
+        with suppress(FileNotFoundError), open(f"{folder}{where}/diskseq") as file:
+            return int(file.read())
     return 0
+
+
+def _disks_of_btrfs(path: str) -> int:
+    """Return the sum over the disks of a btrfs, whose device number is not that of a disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        info = fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(1024))
+    finally:
+        os.close(fd)
+    folder = f"/sys/fs/btrfs/{UUID(bytes=info[16:32])}/devices"
+    return sum(_sequence_number(f"{folder}/{name}") for name in os.listdir(folder))

@@ -29,6 +29,7 @@ from diskreplay.format.marks import read_marks
 from diskreplay.store.repair import repair
 from diskreplay.testing.coded import Span, check_coded_parts, split_codes
 from tests.crash import workloads
+from tests.testing.filesystems import Disk
 
 _MOST_STEPS = 50_000
 Spans = dict[tuple[int, int], list[Span]]
@@ -122,15 +123,21 @@ class Collector:
 # --- what was durable -------------------------------------------------------------------------------------------------
 
 
-def durable_steps(path: Path) -> Spans:
-    """Return the steps of each (writer, lane) that are in sealed segments or marked, one span a segment."""
+def durable_steps(path: Path, *, synced: bool = False) -> Spans:
+    """Return the steps of each (writer, lane) that are in sealed segments or marked, one span a segment.
+
+    ``synced``: only those of marks that are on the disk themselves.
+    """
     found: Spans = defaultdict(list)
     for segment in sorted((path / "segments").glob("[0-9]*")):
         attributes = json.loads((segment / "zarr.json").read_bytes())["attributes"]
         lanes, per_chunk = len(attributes["lanes"]), attributes["chunk_rows"]
         marks = read_marks(str(segment), lanes)
+        if synced:
+            on_disk = np.fromfile(segment / "durable/c.0", "<i8")
+            marks = [mark for mark in marks if (mark.rows <= on_disk).all()]
         rows = marks[-1].rows if marks else np.zeros(lanes, np.int64)
-        if attributes["sealed"]:
+        if attributes["sealed"] and not synced:
             rows = np.fromfile(segment / "committed/c.0", "<i8")
         flags = _read_rows(segment, "done", "", np.zeros((lanes, per_chunk["done"]), "u1"), rows.max())
         codes = _read_rows(segment, "action", ".0", np.zeros((lanes, per_chunk["action"], 2), "<i8"), rows.max())
@@ -178,9 +185,10 @@ def covers(shown: Spans, needed: Spans) -> bool:
 
 def run(*command: Any, ok: Iterable[int] = (0,)) -> None:
     """Run a command; the test is skipped where it is not installed."""
-    if shutil.which(command[0]) is None:
+    tool = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if tool is None:
         pytest.skip(f"{command[0]} is not installed")
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    done = subprocess.run([tool, *map(str, command[1:])], capture_output=True, text=True)
     assert done.returncode in ok, f"{command}: {done.returncode}\n{done.stderr}"
 
 
@@ -232,6 +240,18 @@ def snapshot(source: Path, target: Path, ok: Ok) -> Path:
 def mv(source: Path, target: Path, ok: Ok) -> Path:
     run("mv", source, target, ok=ok("mv"))
     return target
+
+
+def copy_volume(disk: Disk) -> Path:
+    """Copy the image of a file system as it is at one moment, as a snapshot of a volume does."""
+    assert disk.image is not None
+    copy = disk.image.with_name("copy")
+    run("fsfreeze", "--freeze", disk.path)
+    try:
+        run("cp", "--sparse=always", disk.image, copy)
+    finally:
+        run("fsfreeze", "--unfreeze", disk.path)
+    return copy
 
 
 COPIES = {"cp -a": cp_a, "cp -r": cp_r, "tar": tar, "rsync": rsync}

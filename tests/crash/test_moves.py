@@ -30,7 +30,7 @@ INTERVAL_S = 0.1
 SLACK_S = 20.0
 
 MEGABYTES = {"ext4": 128, "xfs": 320, "btrfs": 256}
-ENDS = ("stay", "reboot", "mv", "mv live", "tar back", "rsync again")
+ENDS = ("stay", "reboot", "mv", "mv live", "tar back", "rsync again", "volume")
 
 
 class Round:
@@ -115,15 +115,17 @@ class Round:
 def play(disk: Disk, elsewhere: Path, seed: Any, end: str, durability: float = INTERVAL_S, most: int = 5) -> Round:
     """Play one round: copies of the store while it is written, then copies of what SIGKILL left, then its end.
 
-    At most so many ways to copy are tried. The ends are: to stay where it is, another boot, and to be moved to another
-    file system, before or after the collectors were killed; or the store is replaced by an archive that was made while
-    it was written, or left alone, and a copy brought up to date that was made then.
+    At most so many ways to copy are tried. The ends: it stays where it is; another boot; it is moved to another file
+    system, before or after the collectors were killed; it is replaced by an archive that was made while it was written,
+    or the volume by such a copy; a copy that was made then is brought up to date; the disk loses its power, and is
+    attached again in the same boot.
     """
     ways: dict[str, Callable[..., Path]] = dict(moving.COPIES)
     if disk.kind == "btrfs":
         ways["snapshot"] = moving.snapshot
     played = Round(disk, elsewhere, seed, durability)
     order, archive, early = played.rng.sample(sorted(ways), len(ways))[:most], elsewhere / "archive.tar", Path()
+    volume = Path()
     copies: list[tuple[Any, ...]] = []
     try:
         played.wait_for(played.rng.randint(20, 100))
@@ -137,6 +139,8 @@ def play(disk: Disk, elsewhere: Path, seed: Any, end: str, durability: float = I
             played.path = moving.mv(played.path, elsewhere / "moved", busy)
         elif end == "rsync again":
             early = moving.rsync(played.path, played.target(end), busy)
+        elif end == "volume":
+            volume = moving.copy_volume(disk)
         if end != "mv live":
             played.wait_for(played.rng.randint(0, 30))
         if end == "rsync again" and played.rng.random() < 0.5:
@@ -146,11 +150,23 @@ def play(disk: Disk, elsewhere: Path, seed: Any, end: str, durability: float = I
     played.check_intervals()
     for copy in copies:
         played.check(*copy, is_still=False)
-    if end in ("mv live", "tar back"):
+    if end in ("mv live", "tar back", "volume", "power"):
+        if end in ("mv live", "tar back"):  # mv leaves what was made while it deleted
+            shutil.rmtree(disk.path / "home/store", ignore_errors=True)
         if end == "tar back":  # inodes of the deleted store are used again
-            shutil.rmtree(played.path)
             moving.unpack(archive, played.path)
             archive.unlink()
+        if end == "volume":  # in the place of the other one: even inodes are the same
+            disk.unmount()
+            os.replace(volume, str(disk.image))
+            disk.mount()
+            for copied in set(disk.path.iterdir()) - {disk.path / "home"}:
+                shutil.rmtree(copied)
+        if end == "power":  # of the disk alone: it is the same boot
+            needed, began = durable_steps(played.path, synced=True), played.killed
+            disk.lose_power()
+            disk.unmount()
+            disk.mount()
         played.check(end, played.path, needed, began, is_still=False)
         return played
     if end == "rsync again":
@@ -177,14 +193,16 @@ def play_rounds(kind: str, folder: Path, end: str, durability: float = INTERVAL_
 
 
 @pytest.mark.timeout(300 + 120 * ROUNDS)
-@pytest.mark.parametrize("end", ["reboot", "mv"])
-def test_after_a_reboot_or_a_move_the_last_interval_at_most_is_not_shown(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize("end", ["reboot", "mv", "power"])
+def test_after_a_reboot_a_move_or_a_loss_of_power_the_last_interval_at_most_is_not_shown(
+    tmp_path: Path, end: str
+) -> None:
     play_rounds("ext4", tmp_path, end, most=0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + 120 * ROUNDS)
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [*ENDS, "power"])
 @pytest.mark.parametrize("kind", MEGABYTES)
 def test_copies_moves_and_reboots_lose_the_last_interval_at_most(tmp_path: Path, kind: str, end: str) -> None:
     play_rounds(kind, tmp_path, end)

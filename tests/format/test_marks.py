@@ -15,10 +15,12 @@ import diskreplay as dr
 from diskreplay.format import verify_segment
 from diskreplay.format.marks import read_marks
 from diskreplay.format.quarantine import move_aside
+from diskreplay.format.volume import volume_of
 from diskreplay.store.repair import repair
 from diskreplay.testing.coded import check_coded_parts
 from diskreplay.testing.power import another_boot
 from tests.crash import workloads
+from tests.testing.filesystems import mounted
 from tests.testing.support import append_numbered, serial_schema
 
 SECTOR = 512
@@ -403,3 +405,13 @@ def test_a_copy_that_is_brought_up_to_date_shows_what_was_durable_then(tmp_store
             update_copy(tmp_store, copy, 1)
             with dr.open(copy) as copied:
                 assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(first + 6)]
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_a_disk_that_was_attached_again_is_another_one_also_to_who_had_seen_it(tmp_path, kind):
+    with mounted(kind, 8, folder=tmp_path) as disk:
+        before = volume_of(str(disk.path))
+        assert before.may_be(volume_of(str(disk.path)))
+        disk.unmount()
+        disk.mount()
+        assert not before.may_be(volume_of(str(disk.path)))

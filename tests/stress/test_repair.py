@@ -127,15 +127,17 @@ def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
         for turn in range(rounds):
             number = turn % 4
             name = f"segments/{number:08d}"
-            chunk = f"{name}/reward/c.0.0"
+            documents = [f"{name}/zarr.json", f"{name}/durable/document"]  # damage to its rows would not set it aside
             steps = next(s["steps"] for s in reader.info()["segments"] if s["number"] == number)
-            flip(store_path / chunk)
+            for document in documents:
+                flip(store_path / document)
             done = repair(store_path)
             assert ("quarantined", name) in [(action.what, action.where) for action in done.actions]
             assert [(entry.segment, entry.steps) for entry in done.quarantine] == [(number, steps)]
             reader.refresh()
             assert len(oldest(reader)) == 500 - steps
-            flip(store_path / "counters/quarantine" / chunk)
+            for document in documents:
+                flip(store_path / "counters/quarantine" / document)
             if turn % 2:
                 (store_path / "counters/quarantine" / name).rename(store_path / name)
                 dr.open(store_path, "a").close()
@@ -153,18 +155,19 @@ def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
 
 
 def test_states_that_are_saved_without_a_pause_are_never_taken_for_damaged(store_path):
+    uuid = dr.open(store_path).uuid
     with running(SAVER, store_path) as stop:
         until = time.monotonic() + 5
         looks = 0
         while time.monotonic() < until:
-            assert verify_states(str(store_path)) == []
+            assert verify_states(str(store_path), uuid) == []
             looks += 1
         for _ in range(3):
             # What a save is just removing may be taken for what a dead one left, and is removed either way.
             assert {action.what for action in repair(store_path).actions} <= {"removed"}
         assert stop() > 10
     assert looks > 10
-    assert verify_states(str(store_path)) == []
+    assert verify_states(str(store_path), uuid) == []
 
 
 def test_a_store_is_described_while_its_segments_leave(tmp_store):
