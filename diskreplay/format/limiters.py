@@ -132,7 +132,7 @@ class StepCounter:
                 if words[layout.CHANGES] != self._changes:
                     self._changes = int(words[layout.CHANGES])
                     self._begin()
-                    self._aside = self._count_aside()
+                    self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
                 self._look_for_segments(int(words[layout.NEXT_SEGMENT]))
                 self._look_for_hidden(int(words[layout.HIDDEN_ENTRIES]))
                 self._raw = raw
@@ -144,11 +144,6 @@ class StepCounter:
             time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
-
-    def _count_aside(self) -> int:
-        # Of a segment that was rebuilt, the rows that were lost still count where they were.
-        aside = {e.segment: e.steps or 0 for e in read_quarantine(self._root.folder) if e.segment is not None}
-        return sum(steps for number, steps in aside.items() if not self._root.segment_path(number).exists())
 
     def _look_for_segments(self, end: int) -> None:
         """Take in new segments, and release those that were sealed or deleted."""

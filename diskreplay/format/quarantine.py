@@ -54,6 +54,8 @@ class Quarantined:
         Where it is now, relative to the store.
     path : str
         Where it was.
+    rebuilt : bool
+        Whether what is whole in it is back in its place: its steps were inserted there, and not here.
     """
 
     segment: int | None
@@ -62,15 +64,24 @@ class Quarantined:
     since: float
     where: str
     path: str
+    rebuilt: bool = False
+
+    @property
+    def inserted(self) -> int:
+        """The steps that no other part of the store counts as inserted."""
+        return 0 if self.rebuilt else self.steps or 0
 
 
 # --- setting aside ---------------------------------------------------------------------------------------------------
 
 
-def move_aside(root: Path, where: str, reason: str = "was in the way", *, steps: int | None = None) -> str:
+def move_aside(
+    root: Path, where: str, reason: str = "was in the way", *, steps: int | None = None, rebuilt: bool = False
+) -> str:
     """Move a file or folder of a store into quarantine; return where it is now. The caller holds the store lock.
 
-    ``steps`` are those in it that are nowhere else in the store; None: for a segment they are counted.
+    ``steps`` are those in it that are nowhere else in the store; None: for a segment they are counted. ``rebuilt`` says
+    that what is whole in it takes its place.
     """
     if where == QUARANTINE:  # a link or a file in its place
         there = _free((root / where).with_name(".quarantine"))
@@ -82,6 +93,7 @@ def move_aside(root: Path, where: str, reason: str = "was in the way", *, steps:
     target = _free_place(root, where)
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
+    record |= {"rebuilt": True} if rebuilt else {}
     with suppress(StorageFull):  # without its record the entry still says most of it
         write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
         sync_folder(target.parent)
@@ -200,6 +212,7 @@ def _entry(root: Path, where: str) -> Quarantined:
         since=moment,
         where=f"{QUARANTINE}/{where}",
         path=was if isinstance(was, str) else re.sub(r"\.[0-9]+$", "", where),
+        rebuilt=said.get("rebuilt") is True,
     )
 
 
@@ -230,7 +243,7 @@ def settle_records(root: Path) -> dict[int, int]:
             continue
         number = _segment_of(f"{layout.SEGMENTS}/{entry.name}")
         if number is not None:
-            gone[number] = _entry(root, f"{layout.SEGMENTS}/{entry.name}").steps or 0
+            gone[number] = _entry(root, f"{layout.SEGMENTS}/{entry.name}").inserted
         os.unlink(folder / name)
     return gone
 
@@ -289,7 +302,7 @@ def delete(root: Path, entry: Quarantined) -> None:
     """
     path = root / entry.where
     counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
-    evicted = counters.evicted_after(entry.steps or 0)
+    evicted = counters.evicted_after(entry.inserted)
     gone = root / layout.COUNTERS / f"old-{layout.segment_name(entry.segment or 0)}-{evicted}"
     shutil.rmtree(gone, ignore_errors=True)
     with suppress(FileNotFoundError):

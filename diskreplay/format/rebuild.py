@@ -240,7 +240,7 @@ def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 
     rebuilt, path = _beside(root, _REBUILT, number), root.segment_path(number)
     aside = None
     if os.path.lexists(path):
-        aside = move_aside(root.folder, f"{layout.SEGMENTS}/{path.name}", reason, steps=steps)
+        aside = move_aside(root.folder, f"{layout.SEGMENTS}/{path.name}", reason, steps=steps, rebuilt=True)
     elif not _is_in_quarantine(root, path.name) or number < int(root.counters().read()[layout.FIRST_LIVE]):
         # It was evicted since. What was built is not needed, and not deleted: that is for retention alone.
         move_aside(root.folder, f"{layout.COUNTERS}/{rebuilt.name}", "its segment was evicted meanwhile", steps=0)

@@ -182,7 +182,7 @@ def whole(request, tmp_path_factory):
         written = write_one(store, kind) if kind.lanes is None else write_lanes(store, kind)
     before = shown(path)
     assert sorted(map(repr, before.values())) == sorted(repr(expected_of(episode)) for episode in written)
-    assert verify(path, deep=True) == []
+    assert {problem.kind for problem in verify(path, deep=True)} <= {"quarantine"}
     return kind, path, before
 
 
