@@ -56,9 +56,11 @@ def test_what_is_left_of_a_store_equals_the_model(schema, episodes, capacity, se
         with (
             dr.create(Path(folder) / "all", schema, **kwargs) as whole,
             dr.create(Path(folder) / "some", schema, capacity=capacity, **kwargs) as limited,
+            whole.writer() as one,
+            limited.writer() as other,
         ):
             model = ModelStore()
-            play(plan, schema, [model.writer(), quiet(whole.writer()), quiet(limited.writer())])
+            play(plan, schema, [model.writer(), quiet(one), quiet(other)])
             whole.refresh()
             limited.refresh()
             ids = check_store(whole, model, length_cuts=True)

@@ -21,6 +21,7 @@ BENCHES = {
     "compile": "compile_time",
     "save": "save_time",
     "write_path": "write_path",
+    "durability": "durability",
     "cold": "cold",
     "device": "device",
     "retention": "retention",
