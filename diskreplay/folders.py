@@ -7,6 +7,7 @@ nothing to people: `shown` and `show_paths` replace them by the path that the fo
 
 import os
 import re
+import stat
 import weakref
 from contextlib import ContextDecorator
 from pathlib import Path
@@ -77,6 +78,16 @@ def _close(fd: int) -> None:
 
 
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
+
+
+def is_folder(path: os.PathLike[str] | str) -> bool:
+    """Tell whether a path is that of a folder, and not of a link to one."""
+    if _BELOW.fullmatch(os.fspath(path)):
+        return os.path.isdir(path)
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def is_deleted(fd: int) -> bool:

@@ -139,17 +139,22 @@ def _seek(fd: int, at: int, what: int, size: int) -> int:
 
 def combine(sums: Sums, size: int, block: int) -> int:
     """Return the checksum of a file of ``size`` bytes from those of its blocks."""
-    values = sums.tolist()
-    if not values:
-        return 0
-    crc: int = values[0]
-    if len(values) > 1:
-        one, two, three, four = _followed_by_zeros(block)
-        for value in values[1:-1]:
-            crc = one[crc & 255] ^ two[crc >> 8 & 255] ^ three[crc >> 16 & 255] ^ four[crc >> 24] ^ value
-        one, two, three, four = _followed_by_zeros(size - (len(values) - 1) * block)
-        crc = one[crc & 255] ^ two[crc >> 8 & 255] ^ three[crc >> 16 & 255] ^ four[crc >> 24] ^ values[-1]
-    return crc
+    if len(sums) < 2:
+        return int(sums.sum())
+    # Two neighbours become one of twice the length, until one is left; the last block may be a short one.
+    values, zeros = sums[:-1], _followed_by_zeros(block)
+    while len(values) > 1:
+        if len(values) % 2:
+            values = np.concatenate([np.zeros(1, np.uint32), values])  # of no bytes, which change nothing
+        values = _look_up(zeros, values[0::2]) ^ values[1::2]
+        zeros = _look_up(zeros, zeros)
+    last = _followed_by_zeros(size - (len(sums) - 1) * block)
+    return int(_look_up(last, values)[0] ^ sums[-1])
+
+
+def _look_up(zeros: Sums, values: Sums) -> Sums:
+    """Return what zeros make of each value; see `_followed_by_zeros`."""
+    return zeros[0][values & 255] ^ zeros[1][values >> 8 & 255] ^ zeros[2][values >> 16 & 255] ^ zeros[3][values >> 24]
 
 
 @lru_cache(maxsize=64)
@@ -158,7 +163,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _followed_by_zeros(nbytes: int) -> tuple[tuple[int, ...], ...]:
+def _followed_by_zeros(nbytes: int) -> Sums:
     """Return what ``nbytes`` zeros make of each byte of the register: of the lowest one first, ``(4, 256)``.
 
     What two strings have as their checksum together is that of the first, followed by so many zeros without the
@@ -171,7 +176,8 @@ def _followed_by_zeros(nbytes: int) -> tuple[tuple[int, ...], ...]:
             columns = [_product(power, column) for column in columns]
         nbytes >>= 1
         power = [_product(power, column) for column in power] if nbytes else power
-    return tuple(tuple(_product(columns[8 * place : 8 * place + 8], byte) for byte in range(256)) for place in range(4))
+    places = [columns[8 * place : 8 * place + 8] for place in range(4)]
+    return np.array([[_product(place, byte) for byte in range(256)] for place in places], np.uint32)
 
 
 def _one_zero_byte() -> list[int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskreplay.errors import FormatError, ReplayError, StorageFull, StoreLocked
-from diskreplay.folders import show_paths
+from diskreplay.folders import is_folder, show_paths
 
 # Less than the time for which a lock is usually held: that of making a segment.
 _POLL_S = 0.002
@@ -165,7 +165,7 @@ def make_folders(above: Path, below: Path | str) -> Path:
         above = above / part
         if not os.path.lexists(above):
             os.mkdir(above)
-        if above.is_symlink() or not above.is_dir():
+        if not is_folder(above):
             raise FormatError(f"{above} is no folder of the store but a link or a file; remove it and try again")
     return above
 

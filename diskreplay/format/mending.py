@@ -10,6 +10,7 @@ import google_crc32c
 import numpy as np
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
@@ -67,7 +68,7 @@ def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
 
 def whole_document(path: Path) -> bytes | None:
     """Return the bytes of the root's or a segment's own document, or of a copy of it, if they fit their checksum."""
-    if not _is_folder(path.parent):
+    if not is_folder(path.parent):
         return None
     try:
         data = read_document(path)
@@ -86,7 +87,7 @@ def from_copy(document: Path, copy: Path) -> bytes | None:
 
 def restore(path: Path, data: bytes) -> bool:
     """Write a file anew and put it on the platter; False: its folder is not there, or is a link."""
-    if not _is_folder(path.parent):
+    if not is_folder(path.parent):
         return False
     write_atomic(path, data, synced=True)
     sync_folder(path.parent)
@@ -111,7 +112,7 @@ def _document(info: SegmentInfo, plan: Plan, folder: str) -> bytes:
 def _counter(info: SegmentInfo, counter: str) -> bytes:
     """Return a counter of lanes if it is whole, else nothing."""
     name = f"{counter}/c.0"
-    if not _is_folder(info.path / counter):
+    if not is_folder(info.path / counter):
         return b""
     with suppress(OSError, FormatError):
         fd = open_regular(str(info.path / name), 8 * len(info.lanes))
@@ -120,10 +121,6 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
         if google_crc32c.value(data) == info.checksums.get(name):
             return data
     return b""
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 # --- the store's counters --------------------------------------------------------------------------------------------
@@ -194,7 +191,7 @@ def _hidden_entries(root: Path) -> int:
     """Return how many evictions by hand are in their files: entries are appended, and none has no steps."""
     count = 0
     with suppress(OSError, FormatError):
-        while _is_folder(root / layout.HIDDEN):
+        while is_folder(root / layout.HIDDEN):
             chunk = count // _HIDDEN_ROWS
             fd = open_regular(str(root / layout.HIDDEN / f"c.{chunk}.0"), _HIDDEN_ROWS * 16)
             with open(fd, "rb") as file:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
+from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import read_file, sync_folder, write_atomic
@@ -115,15 +115,15 @@ def note_change(root: Path) -> None:
 def _free_place(root: Path, where: str) -> Path:
     """Make the folders above an entry in quarantine, never through a link, and return a path that is free."""
     top = root / QUARANTINE
-    if os.path.lexists(top) and not _is_folder(top):
+    if os.path.lexists(top) and not is_folder(top):
         move_aside(root, QUARANTINE)
     folder = top
-    if not _is_folder(folder):
+    if not is_folder(folder):
         _make_folder(folder)
     *above, name = where.split("/")
     for part in above:
         folder = folder / part
-        if not _is_folder(folder) or os.path.lexists(_record_path(folder)):  # an entry itself: nothing goes into it
+        if not is_folder(folder) or os.path.lexists(_record_path(folder)):  # an entry itself: nothing goes into it
             folder = _free(folder)
             _make_folder(folder)
     return _free(folder / name)
@@ -162,7 +162,7 @@ def read_quarantine(root: Path) -> list[Quarantined]:
 def _entries(root: Path, folder: str, levels: int) -> tuple[list[Quarantined], bool]:
     """Return the entries below a folder of the quarantine, and whether any of them has a record."""
     base = root / QUARANTINE / folder
-    if not levels or not _is_folder(base):
+    if not levels or not is_folder(base):
         return [], False
     with suppress(OSError):
         names = sorted(os.listdir(base))
@@ -173,8 +173,8 @@ def _entries(root: Path, folder: str, levels: int) -> tuple[list[Quarantined], b
                 continue
             where = f"{folder}/{name}" if folder else name
             inside: list[Quarantined] = []
-            is_above = where in _TOP and _is_folder(base / name)
-            if name not in known and _is_folder(base / name) and not _is_segment(base / name):
+            is_above = where in _TOP and is_folder(base / name)
+            if name not in known and is_folder(base / name) and not _is_segment(base / name):
                 inside, has_records = _entries(root, where, levels - 1)
                 is_above = is_above or has_records
             if name in known or not is_above:
@@ -218,7 +218,7 @@ def _entry(root: Path, where: str) -> Quarantined:
 
 def _is_segment(path: Path) -> bool:
     """Whether a folder was a segment, and does not only hold files that were set aside from one."""
-    if not _is_folder(path):
+    if not is_folder(path):
         return False
     names = set(os.listdir(path))
     return os.path.lexists(_record_path(path)) or layout.METADATA in names or len(names & _PARTS) >= _ENOUGH_PARTS
@@ -235,7 +235,7 @@ def settle_records(root: Path) -> dict[int, int]:
     lock.
     """
     folder, gone = root / QUARANTINE / layout.SEGMENTS, dict[int, int]()
-    if not _is_folder(root / QUARANTINE) or not _is_folder(folder):
+    if not is_folder(root / QUARANTINE) or not is_folder(folder):
         return gone
     for name in os.listdir(folder):
         entry = folder / name.removesuffix(RECORD)
@@ -251,7 +251,7 @@ def settle_records(root: Path) -> dict[int, int]:
 def quarantined_numbers(root: Path) -> list[int]:
     """Return the numbers of the segments in quarantine, by the names of their folders: they are never given again."""
     folder = root / QUARANTINE / layout.SEGMENTS
-    if not _is_folder(root / QUARANTINE) or not _is_folder(folder):
+    if not is_folder(root / QUARANTINE) or not is_folder(folder):
         return []
     found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in os.listdir(folder))
     return sorted({number for number in found if number is not None})
@@ -366,10 +366,3 @@ def _count(fd: int, start: int, rows: int) -> int:
         flags = np.frombuffer(os.pread(fd, min(rows - at, _BLOCK), start + at), np.uint8)
         steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
     return steps
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums, block_bytes, known_sums, sealed_chunks
 from diskreplay.format.damage import Damage, Range, merge
@@ -270,7 +271,7 @@ def _numbers(root: Root, beginning: str) -> list[int]:
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _beside(root, beginning, number) for number in numbers}
-    return [number for number, folder in folders.items() if folder.is_dir() and not folder.is_symlink()]
+    return [number for number, folder in folders.items() if is_folder(folder)]
 
 
 def _is_in_quarantine(root: Root, name: str) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.durable import (
     Lock,
@@ -140,7 +141,7 @@ def delete_state(root: Root, name: str) -> None:
 
 
 def _check_saved(root: Root, name: str) -> None:
-    if not is_name(name) or not _is_folder(root.folder / layout.SAMPLERS / name):
+    if not is_name(name) or not is_folder(root.folder / layout.SAMPLERS / name):
         known = ", ".join(state_names(root)) or "none"
         raise StoreNotFound(f"{root.path} has no sampler state named {name!r}; it has {known}")
 
@@ -272,9 +273,9 @@ def _chunk_name(shape: Sequence[int]) -> str:
 def state_names(root: Root) -> list[str]:
     """Return the names under which states are saved, in order."""
     folder = root.folder / layout.SAMPLERS
-    if not _is_folder(folder):
+    if not is_folder(folder):
         return []
-    return sorted(name for name in os.listdir(folder) if is_name(name) and _is_folder(folder / name))
+    return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
 
 
 def read_state(root: Root, name: str) -> Tree:
@@ -308,10 +309,6 @@ def read_state(root: Root, name: str) -> Tree:
                 raise FormatError(f"{error.filename} is missing; delete {folder} and save again") from None
         except RecursionError:
             raise FormatError(f"{folder} is nested too deeply; delete it and save again") from None
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _current(folder: Path) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.hidden import HiddenEntries
@@ -239,8 +240,7 @@ class Ledger:
 def disk_usage(path: Path) -> tuple[int, int]:
     """Return the bytes that a file, or the files below a folder, take on disk, and the bytes they seem to have."""
     on_disk = apparent = 0
-    is_folder = os.path.isdir(path) and not os.path.islink(path)
-    for folder, _, files in os.walk(path) if is_folder else [(str(path.parent), [], [path.name])]:
+    for folder, _, files in os.walk(path) if is_folder(path) else [(str(path.parent), [], [path.name])]:
         for name in files:
             try:
                 status = os.stat(os.path.join(folder, name), follow_symlinks=False)

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from diskreplay.errors import FormatError
-from diskreplay.folders import OpenFolder, shown_paths
+from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock
 from diskreplay.format.mending import (
@@ -148,7 +148,7 @@ class _Mender(RepairTools):
     # --- the ways to mend --------------------------------------------------------------------------------------------
 
     def _restore(self, where: str, data: bytes, detail: str) -> None:
-        if (self._root / where).is_dir() and not (self._root / where).is_symlink():
+        if is_folder(self._root / where):
             self._set_aside(where, detail)
         if self._dry_run or write_anew(self._root / where, data):
             self.actions.append(Action("restored", where, detail))
@@ -168,7 +168,7 @@ class _Mender(RepairTools):
             self._make_group(layout.COUNTERS)
             if self._dry_run:
                 return True
-        if folder.is_symlink() or not folder.is_dir():
+        if not is_folder(folder):
             return False
         lock = folder / layout.LOCK
         if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file()):
@@ -225,7 +225,7 @@ class _Mender(RepairTools):
 
     def _mend_counters(self, numbers: list[int]) -> None:
         path = self._root / COUNTERS_FILE
-        if path.is_dir() and not path.is_symlink():
+        if is_folder(path):
             self._set_aside(COUNTERS_FILE, "is a folder")
         aside = quarantined_numbers(self._root)
         detail = "from the segments that are there" if self._dry_run else mend_words(self._root, numbers, aside)

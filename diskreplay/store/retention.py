@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from diskreplay.errors import FormatError, StorageFull, StoreLocked
+from diskreplay.folders import is_folder
 from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
@@ -243,7 +244,7 @@ class Retention:
     def _is_in_place(self, number: int) -> bool:
         """Whether a folder is a segment by its name, and no process is writing to it."""
         path = self._root.segment_path(number)
-        return os.path.isdir(path) and not os.path.islink(path) and not is_locked(path / layout.COMMITTED / layout.LOCK)
+        return is_folder(path) and not is_locked(path / layout.COMMITTED / layout.LOCK)
 
     def _set_aside(self, number: int, reason: str) -> None:
         """Move a segment into quarantine; where there is no room for that it stays where it is."""

@@ -1,0 +1,119 @@
+"""What it costs an append that what was appended is brought to the disk in the background."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import cycle
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import diskreplay as dr
+from tools.bench.data import FRAME_SCHEMA, SCHEMA, single_frames, single_steps
+from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number
+
+
+class Size(NamedTuple):
+    """How long each contestant appends in a round, and the least time from one step to the next."""
+
+    seconds: float
+    step_us: float
+    frame_us: float
+
+
+FULL, TINY = Size(6.0, 20, 500), Size(0.05, 20, 500)
+DURABILITIES: tuple[float, ...] = (0.5, 5.0)
+NONE = 'durability="none"'
+POOL = 4096
+CAPACITY = 200_000  # so that hours of frames do not fill the disk
+MEAN, TAIL = 1.03, 1.5
+
+
+class Shape(NamedTuple):
+    """What a step looks like."""
+
+    name: str
+    schema: dr.Schema
+    steps: list[tuple[Any, ...]]
+    every_us: float
+
+
+def _shapes(size: Size) -> Iterator[Shape]:
+    yield Shape("obs (4,) float32", SCHEMA, list(single_steps(POOL, 10, 500)), size.step_us)
+    yield Shape("obs (84, 84) uint8", FRAME_SCHEMA, list(single_frames(POOL, 10, 500)), size.frame_us)
+
+
+def _paced(append: Any, steps: Iterator[tuple[Any, ...]], seconds: float, every_us: float) -> Seconds:
+    """Append for so long, a step each `every_us` at most; return the seconds of each append."""
+    clock, every = perf_counter_ns, int(every_us * 1000)
+    taken = []
+    now = clock()
+    end, due = now + int(seconds * 1e9), now
+    while now < end:
+        while clock() < due:
+            pass
+        step = next(steps)
+        started = clock()
+        append(*step)
+        now = clock()
+        taken.append(now - started)
+        due = max(due + every, now)
+    return np.array(taken, np.float64) / 1e9
+
+
+def _contestant(stack: ExitStack, folder: Path, name: str, durability: Any, shape: Shape, seconds: float) -> Contestant:
+    store = stack.enter_context(dr.create(folder / f"{shape.name} {name}", shape.schema, capacity=CAPACITY))
+    writer = stack.enter_context(store.writer(durability=durability))
+    steps = cycle(shape.steps)
+
+    def one_round() -> Seconds:
+        taken = _paced(writer.append, steps, seconds, shape.every_us)
+        # What is left must not be written in the time of the next one.
+        writer.flush()
+        os.sync()
+        return taken
+
+    return Contestant(name, one_round)
+
+
+def _one_shape(shape: Shape, seconds: float, rounds: int, folder: Path) -> tuple[Table, list[Target]]:
+    with ExitStack() as stack:
+        contestants = [
+            _contestant(stack, folder, name, durability, shape, seconds)
+            for name, durability in ((NONE, "none"), *((f"durability={s}", s) for s in DURABILITIES))
+        ]
+        taken = in_turn(contestants, rounds)
+    means, tails = (
+        {name: np.array([figure(calls) for calls in each]) * 1e6 for name, each in taken.items()}
+        for figure in (np.mean, lambda calls: np.percentile(calls, 99.9))
+    )
+    rows, targets = [], []
+    for name, each in taken.items():
+        mean, tail = np.median(means[name] / means[NONE]), np.median(tails[name] / tails[NONE])
+        calls = np.concatenate(each) * 1e6
+        cells = [np.median(calls), calls.mean(), np.median(tails[name]), calls.max() / 1e3, mean, tail]
+        rows.append([name, *map(number, cells), f"{len(calls):,}"])
+        if name != NONE:
+            what = f"{shape.name}, {name}, beside none: "
+            targets.append(Target(what + "mean", float(mean), MEAN, "times"))
+            targets.append(Target(what + "99.9th percentile", float(tail), TAIL, "times"))
+    header = ["median µs", "mean µs", "p99.9 µs", "slowest ms", "mean, times", "p99.9, times", "calls"]
+    return Table([f"one append, {shape.name}", *header], rows), targets
+
+
+def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
+    """Append small steps and frames to three stores in turn, which differ in their durability."""
+    made = [_one_shape(shape, size.seconds, rounds, folder) for shape in _shapes(size)]
+    return Report(
+        "Durability",
+        [table for table, _ in made],
+        [target for _, more in made for target in more],
+        [
+            f"Each appends for {size.seconds:g} s in a round, a step each {size.step_us:g} µs or a frame each "
+            f"{size.frame_us:g} µs at most, as an environment gives them, next_obs given; only the call is timed. "
+            "Between rounds everything is brought to the disk, so that none pays for another.",
+            "The two last columns before the count are medians of the ratios to durability none, round by round.",
+        ],
+    )
