@@ -1,7 +1,8 @@
 """Checksums of the blocks of sealed chunks: damage costs the rows of a block and not a segment.
 
-A sealed segment has one file of them, ``durable/blocks``: the CRC-32C of every block of every chunk file, little-endian
-uint32, in the order of arrays (sorted paths), chunks, and blocks. What a chunk's blocks say together is its own
+A sealed segment has one file of them, ``durable/blocks``: the CRC-32C of every block of every chunk file, exclusive-or
+that of as many zeros, little-endian uint32, in the order of arrays (sorted paths), chunks, and blocks. So it has holes
+where the chunks have. What a chunk's blocks say together is its own
 CRC-32C, which stands in the segment's attributes: so each chunk's part of the file proves itself.
 """
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.durable import write_file
+from diskreplay.format.durable import write_sparse
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.segment import SegmentInfo
 
@@ -60,23 +61,24 @@ def block_bytes(row_bytes: int) -> int:
 class BlockSums:
     """The checksums of a segment's blocks, chunk by chunk, until they are written."""
 
-    chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    chunks: dict[tuple[str, int], Sums] = field(default_factory=dict)
+    _parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def add(self, array: NamedRows, chunk: int, fd: int) -> int:
         """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
         size, block = os.fstat(fd).st_size, block_bytes(array.row_bytes)
         sums = read_sums(fd, size, block)
-        self.chunks[array.path, chunk] = sums.astype("<u4").tobytes()
+        self.chunks[array.path, chunk], self._parts[array.path, chunk] = sums, stored(sums, size, block)
         return combine(sums, size, block)
 
     def content(self) -> bytes:
         """Return the bytes of the file."""
-        return b"".join(self.chunks[key] for key in sorted(self.chunks))
+        return b"".join(self._parts[key] for key in sorted(self._parts))
 
     def write(self, segment: str) -> int:
         """Write the file into a segment that is not sealed yet, and return its checksum."""
         data = self.content()
-        write_file(f"{segment}/{layout.BLOCKS}", data)
+        write_sparse(f"{segment}/{layout.BLOCKS}", data)
         return int(google_crc32c.value(data))
 
 
@@ -92,9 +94,7 @@ def read_sums(fd: int, size: int, block: int) -> Sums:
     """
     if size <= block:  # many segments are small
         return np.array([google_crc32c.value(_read_exactly(fd, size, 0))] if size else [], np.uint32)
-    sums = np.full(-(-size // block), _sum_of_zeros(block), np.uint32)
-    if size % block:
-        sums[-1] = _sum_of_zeros(size % block)
+    sums = _of_zeros(size, block)
     window = min(-(-size // block), _WINDOW // block) * block
     buffer = np.empty(window, np.uint8)
     at = 0
@@ -132,6 +132,26 @@ def _seek(fd: int, at: int, what: int, size: int) -> int:
         return min(os.lseek(fd, at, what), size)
     except OSError:  # ENXIO: nothing of the kind up to the end
         return size
+
+
+# --- how they are stored ---------------------------------------------------------------------------------------------
+
+
+def stored(sums: Sums, size: int, block: int) -> bytes:
+    """Return how the checksums of a file's blocks stand in ``durable/blocks``."""
+    return (sums ^ _of_zeros(size, block)).astype("<u4").tobytes()
+
+
+def parse(data: bytes, size: int, block: int) -> Sums:
+    """Return the checksums of the blocks of a file of ``size`` bytes from its part of ``durable/blocks``."""
+    return np.frombuffer(data, "<u4").astype(np.uint32) ^ _of_zeros(size, block)
+
+
+def _of_zeros(size: int, block: int) -> Sums:
+    sums = np.full(-(-size // block), _sum_of_zeros(block), np.uint32)
+    if size % block:
+        sums[-1] = _sum_of_zeros(size % block)
+    return sums
 
 
 # --- the arithmetic of checksums --------------------------------------------------------------------------------------
@@ -241,8 +261,9 @@ def known_sums(info: SegmentInfo, arrays: Mapping[str, Rows]) -> dict[str, Sums]
     for chunk, count in zip(chunks, counts, strict=True):
         part = data[at : (at := at + 4 * count)]
         if len(part) == 4 * count:
-            sums = np.frombuffer(part, "<u4").astype(np.uint32)
-            if combine(sums, chunk.nbytes, block_bytes(arrays[chunk.leaf].row_bytes)) == info.checksums[chunk.name]:
+            block = block_bytes(arrays[chunk.leaf].row_bytes)
+            sums = parse(part, chunk.nbytes, block)
+            if combine(sums, chunk.nbytes, block) == info.checksums[chunk.name]:
                 known[chunk.name] = sums
     return known
 
@@ -264,5 +285,5 @@ def derive_blocks(info: SegmentInfo, arrays: Mapping[str, Rows]) -> bytes:
             os.close(fd)
         if combine(sums, chunk.nbytes, block) != info.checksums[chunk.name]:
             return b""
-        parts.append(sums.astype("<u4").tobytes())
+        parts.append(stored(sums, chunk.nbytes, block))
     return b"".join(parts)

@@ -22,6 +22,7 @@ from diskreplay.folders import is_folder, show_paths
 # Less than the time for which a lock is usually held: that of making a segment.
 _POLL_S = 0.002
 _SMALL, _WAIT_BEFORE = 64 << 20, 1
+_PAGE_BYTES = 4096
 _MACHINE_ID = re.compile("[0-9a-f]{32}")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,6 +41,25 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
             os.ftruncate(fd, nbytes)
         elif os.write(fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    finally:
+        os.close(fd)
+
+
+def write_sparse(path: str, data: bytes) -> None:
+    """Write a file that nobody else looks at yet, with holes for the pages of it that are zeros.
+
+    Raises
+    ------
+    OSError
+        The system's. What was begun is left.
+    """
+    write_file(path, nbytes=len(data))
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        for at in range(0, len(data), _PAGE_BYTES):
+            page = data[at : at + _PAGE_BYTES]
+            if page.count(0) != len(page):
+                write_at(fd, page, at)
     finally:
         os.close(fd)
 

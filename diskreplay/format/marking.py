@@ -34,8 +34,10 @@ class DurableRows:
 
         Raises
         ------
+        StorageFull
+            There is no room for the mark. Everything that was committed is there; the call may be repeated.
         OSError
-            The system's. What the disk holds is unknown from then on, except after ENOSPC.
+            The system's. What the disk holds is unknown from then on.
         """
         if not self._is_new and (rows == self._log.rows).all():
             return

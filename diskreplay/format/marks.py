@@ -11,6 +11,7 @@ of all that precedes, which starts from that of the mark before (uint32). The ne
 the order of their paths, of each chunk after chunk, in each lane after lane.
 """
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, StorageFull
 from diskreplay.format import layout
 from diskreplay.format.mapping import Mapping, map_file, open_regular
 from diskreplay.format.metadata import RowArray
@@ -111,11 +112,39 @@ class MarkLog:
         return log_path(self._place.folder)
 
     def create(self) -> None:
-        """Make the file, empty, where there is none."""
-        os.close(self._open())
+        """Make the file, empty, where there is none.
+
+        Raises
+        ------
+        StorageFull, OSError
+            No space, or the system's.
+        """
+        try:
+            os.close(self._open())
+        except OSError as error:
+            raise self._explained(error) from error
 
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+    def _write(self, data: bytes) -> None:
+        fd, offset = self._open(), self._count * self._kind.itemsize
+        try:
+            while data:
+                count = os.pwrite(fd, data, offset)
+                data, offset = data[count:], offset + count
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def _explained(self, error: OSError) -> OSError:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        return StorageFull(
+            error.errno,
+            f"no space in {self._root.path} to make durable what was appended; it is there, but a loss of power would "
+            "take it: free some and append again",
+        )
 
     def _read_seed(self) -> int:
         if not self._count:
@@ -131,8 +160,8 @@ class MarkLog:
 
         Raises
         ------
-        OSError
-            The system's; the log is as good as before, and the call may be repeated.
+        StorageFull, OSError
+            No space, or the system's; the log is as good as before, and the call may be repeated.
         """
         crc = new_rows_crc(self._root, self._place, self.rows, rows, 0)
         record = np.zeros(1, self._kind)
@@ -140,13 +169,11 @@ class MarkLog:
         record["rows"][0] = rows
         data = record.tobytes()[:-4]
         own = google_crc32c.extend(self._seed, data)
-        fd = self._open()
         try:
             # What an earlier attempt left behind the last whole mark is overwritten.
-            _write_all(fd, data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
+            self._write(data + own.to_bytes(4, "little"))
+        except OSError as error:
+            raise self._explained(error) from error
         self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
 
 
@@ -156,12 +183,6 @@ def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
     kept = sum(bool((mark.rows <= rows).all()) for mark in marks)
     if kept < len(marks):
         os.truncate(log_path(folder), kept * _record(lanes).itemsize)
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
 
 
 # --- the bytes of rows -----------------------------------------------------------------------------------------------

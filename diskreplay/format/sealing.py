@@ -146,8 +146,7 @@ def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -
             _trim(root, segment, array)
         else:
             name = f"{path}/{layout.METADATA}"
-            # A power cut may have left one empty that never changed since it was made.
-            if not os.path.exists(f"{info.path}/{name}") or read_file(f"{info.path}/{name}") != document:
+            if not _says(f"{info.path}/{name}", document):
                 write_atomic(info.path / name, document)
             segment.checksums[name] = google_crc32c.value(document)
     segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
@@ -241,11 +240,19 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         _remove_unknown(info, array, chunks)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
     document = rows_document(root, info, array.path, longest)
-    if read_file(f"{info.path}/{name}") != document:
+    if not _says(f"{info.path}/{name}", document):
         _remove_chunks(root, info, array.path, chunks)
         write_rows(root, info, array.path, longest)
     note_changed(f"{info.path}/{name}", for_good=True)
     sums[name] = google_crc32c.value(document)
+
+
+def _says(path: str, document: bytes) -> bool:
+    """Whether a file is what it has to be: a power cut may have left it empty, or not at all."""
+    try:
+        return read_file(path) == document
+    except FileNotFoundError:
+        return False
 
 
 def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> list[int]:

@@ -77,7 +77,10 @@ class SegmentInfo:
     @property
     def has_its_inode(self) -> bool:
         """Whether the files are no copies; a snapshot of the volume may be one all the same."""
-        return self.inode == counter_inode(str(self.path))
+        try:
+            return self.inode == counter_inode(str(self.path))
+        except FileNotFoundError:  # lost with the power
+            return False
 
     @property
     def lock_path(self) -> str:

@@ -217,8 +217,10 @@ class SegmentWriter:
 
         Raises
         ------
+        StorageFull
+            There is no room for the mark. Everything that was committed is there; the call may be repeated.
         OSError
-            The system's. What the disk holds is unknown from then on, except after ENOSPC.
+            The system's. What the disk holds is unknown from then on.
         """
         with self._marking:
             if self._durable is None:

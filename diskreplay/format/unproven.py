@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
@@ -49,7 +50,11 @@ def fate_of(root: Root, info: SegmentInfo) -> Fate:
         return Fate.SEALED
     if not holds_data(root, info):
         return Fate.REMOVED
-    return Fate.SEALED if rows_with_files(root, info) else Fate.SET_ASIDE
+    return Fate.SEALED if rows_with_files(root, info) and _has_folders(root, info) else Fate.SET_ASIDE
+
+
+def _has_folders(root: Root, info: SegmentInfo) -> bool:
+    return all(is_folder(info.path / name) for name in (*root.blueprint.paths, *layout.LANE_COUNTERS))
 
 
 def settle_unproven(root: Root, info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.verify_attributes import Segment
-from diskreplay.format.verify_crc import joined
+from diskreplay.format.verify_crc import after_zeros, joined
 from diskreplay.format.verify_files import Files, read_at
 
 _RANGES_TOLD = 3
@@ -40,8 +40,10 @@ class Blocks:
             count = -(-nbytes // length)
             values = np.frombuffer(data[at : at + 4 * count], np.uint8)
             at += 4 * count
-            if len(values) == 4 * count:
-                found[name] = values.view("<u4")
+            if len(values) == 4 * count:  # exclusive-or the checksums of as many zeros
+                zeros = np.full(count, after_zeros(0, length), np.uint32)
+                zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
+                found[name] = values.view("<u4") ^ zeros
         return found
 
     @property

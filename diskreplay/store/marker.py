@@ -1,12 +1,11 @@
 """The background thread that brings what writers published to the disk, so that no append waits for it."""
 
-import errno
 import threading
 import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from diskreplay.errors import ReplayError, StorageFull
+from diskreplay.errors import ReplayError
 from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
 
@@ -115,12 +114,4 @@ def _explained(error: OSError | ReplayError, root: Root) -> Exception:
         root.explain(error)
     except ReplayError as reason:  # the store is gone
         return reason
-    if isinstance(error, ReplayError):
-        return error
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error
-    return StorageFull(
-        error.errno,
-        f"no space in {root.path} to make durable what was appended; it is there, but a loss of power would take it: "
-        "free some and append again",
-    )
+    return error

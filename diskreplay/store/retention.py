@@ -169,7 +169,12 @@ class Retention:
         """Lock a segment that has to be sealed, if its writer is gone and this machine may seal it."""
         if info.number in self._tried or info.sealed or not may_seal(self._root, info) or is_locked(info.lock_path):
             return None
-        if (lock := try_lock(info.lock_path)) is None:
+        try:
+            lock = try_lock(info.lock_path)
+        except FileNotFoundError:  # the folder of its lock was lost with the power
+            self._is_lost(info)
+            return None
+        if lock is None:
             return None
         try:
             info = read_segment(self._root, info.number)

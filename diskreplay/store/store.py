@@ -304,13 +304,9 @@ class Store:
         attached = None if limiter is None else limiter.attach(self)
         recorder = Recorder(self._root, self._counters, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
-        writer = kind(self.schema, recorder, durability, self._writer_closed, attached, self._marker)
+        writer = kind(self.schema, recorder, durability, self._writers.discard, attached, self._marker)
         self._writers.add(writer)
         return writer
-
-    def _writer_closed(self, writer: Any) -> None:
-        self._writers.discard(writer)
-        self._sealer.drain()
 
     @shown_paths()
     def close(self) -> None:

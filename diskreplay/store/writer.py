@@ -98,7 +98,7 @@ class _BaseWriter:
             self._turns.free = True
         else:
             self._give_up(seal=False)
-            self._on_close(self)
+            self._end()
         return error
 
     def _leave(self, turn: Turn) -> None:
@@ -108,7 +108,7 @@ class _BaseWriter:
         if self.closes_later:
             self.closes_later = False
             if self._closed:
-                self._on_close(self)
+                self._end()
             else:
                 self._close_now()
 
@@ -164,7 +164,8 @@ class _BaseWriter:
         WriterClosed
             The writer is closed.
         StorageFull
-            There is no room to seal a segment that the writer has left. Everything is there; flush again later.
+            There is no room for a mark, or to seal a segment that the writer has left. Everything is there; flush
+            again later.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
         StoreLocked
@@ -181,7 +182,7 @@ class _BaseWriter:
             raise
         except OSError as error:
             self._give_up(seal=False)  # after a failed sync, a later one that succeeds proves nothing
-            self._on_close(self)
+            self._end()
             self._recorder.explain(error)
             raise
 
@@ -234,7 +235,12 @@ class _BaseWriter:
             self._recorder.explain(error)
             raise
         finally:
-            self._on_close(self)
+            self._end()
+
+    def _end(self) -> None:
+        """Tell the store that this writer is closed, and wait until what it has left is sealed."""
+        self._on_close(self)
+        self._recorder.drain()
 
     def leave_at_exit(self) -> None:
         """Leave it to whoever owns this writer to close it when the interpreter ends."""

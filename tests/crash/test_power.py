@@ -9,10 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.format.marks import read_marks
+from diskreplay.store.repair import repair
 from diskreplay.testing.coded import check_coded_parts
 from diskreplay.testing.crash import in_child
 from diskreplay.testing.power import Recording, State, another_boot, states
@@ -21,7 +22,7 @@ from tests.testing.filesystems import mounted
 from tests.testing.support import digest, scratch
 
 RUNS = int(os.environ.get("DISKREPLAY_POWER_RUNS", 0))
-DURABILITIES = ("none", "episode", 0.0)
+DURABILITIES = ("none", "episode", 0.001)
 ACTS = (1, 1, 2, 2, 4)
 
 
@@ -87,15 +88,16 @@ def check(state: State, path: Path, marks: list[dict[str, Any]], capacity: int |
             store.refresh()
             assert check_coded_parts(store) == found
         recovered = hash(tuple(sorted(digest(path).items())))
-        if recovered in known:
-            assert known[recovered] == found
-        else:
-            with dr.open(path) as store:
-                assert check_coded_parts(store) == found
-                assert store.snapshot.sealed[store.snapshot.lanes > 0].all()
-                # What was never written is set aside, and what its counters claim is told.
-                assert {problem.kind for problem in store.verify(deep=True)} <= {"quarantine"}
+        if recovered not in known:
+            # What was never written is set aside, and what its counters claim is told; repair settles the rest.
+            for settled in ({"sealed", "damaged"}, {"sealed"}):
+                with dr.open(path) as store:
+                    assert check_coded_parts(store) == found
+                    assert {segment["state"] for segment in store.info()["segments"]} <= settled
+                    assert {problem.kind for problem in store.verify(deep=True)} <= {"quarantine", "unproven"}
+                repair(path)
             known[recovered] = found
+        assert known[recovered] == found
         left = {name for name in os.listdir(path / "counters") if not name.startswith(".")}
         assert left <= {"c.0", "lock", "zarr.json", "quarantine"}
 
@@ -196,10 +198,10 @@ def check_documents(path: Path) -> int:
     """Check that other tools can read every array that has durable rows; return how many there are."""
     count = 0
     for segment in sorted((path / "segments").glob("0*")):
-        durable = segment / "durable" / "c.0"
-        rows = np.fromfile(durable, "<i8") if durable.exists() else np.zeros(0, np.int64)
-        if not rows.any():
+        marks = read_marks(str(segment), lanes=1)
+        if not marks:
             continue
+        rows = marks[-1].rows
         for document in [*segment.glob("**/zarr.json")]:
             text = document.read_text()
             node = json.loads(text) if text else {}
@@ -256,4 +258,4 @@ def test_arrays_with_durable_rows_have_their_documents_after_a_power_cut_of_an_e
             assert check_documents(path) > 3
             with another_boot(), dr.open(path) as store:
                 assert len(store) >= 20
-                assert store.verify() == []
+                assert {problem.kind for problem in store.verify()} <= {"unproven"}

@@ -166,6 +166,8 @@ def test_a_boot_id_that_cannot_be_read_is_no_boot(tmp_store, monkeypatch):
             writer.flush()
             append_numbered(writer, range(3, 5))
             with dr.open(tmp_store) as reader:
+                assert len(reader) == 5  # what this process wrote it knows
+            with another_boot(""), dr.open(tmp_store) as reader:  # and another one does not
                 assert len(reader) == 3
         store.refresh()
 
