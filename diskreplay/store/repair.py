@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock
@@ -87,11 +87,11 @@ def repair(
     StoreLocked
         Another process held the store's lock for a minute.
     """
+    home = _open(Path(path).absolute())
     if restore is not None:
-        return _restore(OpenFolder(Path(path).absolute()), restore, dry_run)
-    problems = without_quarantine(verify(path, deep=True, progress=progress))
-    home = OpenFolder(Path(path).absolute())
+        return _restore(home, restore, dry_run)
     root = home.path
+    problems = without_quarantine(verify(root, deep=True, progress=progress))
     plan = read_plan(Files(str(root)))
     if plan is None:  # without its own document nothing is known about a store
         data = from_copy(root / layout.METADATA, root / layout.ROOT_COPY)
@@ -115,13 +115,20 @@ def repair(
         dead.seal_dead(foreign)
         if salvage:
             dead.salvage()
-    left = problems if dry_run else without_quarantine(verify(path))
+    left = problems if dry_run else without_quarantine(verify(root))
     return Repaired(mender.actions, left, read_quarantine(root))
 
 
 def without_quarantine(problems: list[Problem]) -> list[Problem]:
     """Return the findings but those of what is in quarantine: there is nothing to repair about it."""
     return [problem for problem in problems if problem.kind != "quarantine"]
+
+
+def _open(path: Path) -> OpenFolder:
+    try:
+        return OpenFolder(path)
+    except OSError as error:
+        raise StoreNotFound(f"{path} {error.strerror}; diskreplay.create makes a store") from error
 
 
 def _restore(home: OpenFolder, number: int, dry_run: bool) -> Repaired:

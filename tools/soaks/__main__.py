@@ -1,4 +1,6 @@
-"""Many writers and samplers on one store, killed at random, while old steps are evicted; then an exact account.
+"""Many processes on one store: they are killed, stopped, and it is moved below them; then an exact account.
+
+They write, sample, save, evict by hand, open and close, verify and repair, while the capacity evicts what is old.
 
 Every step says who wrote it, in which lane, and as the how-manieth. A writer notes each step in shared memory as soon
 as `append` has returned, so it is known what must be there when it is killed.
@@ -21,10 +23,14 @@ def page(account: Account, command: str, folder: Path) -> str:
         ["seconds", f"{account.seconds:,.0f}"],
         ["processes killed by SIGKILL", f"{account.kills:,}"],
         ["of them writers", f"{account.writer_kills:,}"],
+        ["processes that stood still for longer than a lock is waited for", f"{account.stops:,}"],
+        ["moves of the store over another one, whose writer lived on", f"{account.moves:,}"],
         ["steps committed", f"{account.committed:,}"],
-        ["steps evicted by the capacity", f"{account.evicted:,}"],
+        ["steps evicted", f"{account.evicted:,}"],
+        ["of them chosen by hand", f"{account.evicted_by_hand:,}"],
         ["steps kept, each there once", f"{account.kept:,}"],
         ["checks of every value in the store", f"{account.checks:,}"],
+        ["runs of verify and repair beside it all", f"{account.inspections:,}"],
         ["batches drawn, every value checked", f"{account.batches:,}"],
         ["slowest open, s", f"{account.slowest_open_s:.2f}"],
         ["steps lost, torn or doubled, findings of verify --deep, processes that failed", f"{len(account.problems)}"],
@@ -37,12 +43,16 @@ def page(account: Account, command: str, folder: Path) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Describe the arguments."""
-    made = argparse.ArgumentParser(prog="tools/soak", description="Write, sample, kill and evict; then count steps.")
+    made = argparse.ArgumentParser(prog="tools/soak", description="Use, kill, stop and move; then count steps.")
     defaults = Plan()
     made.add_argument("--seconds", type=float, default=defaults.seconds, help="how long, at most")
     made.add_argument("--kills", type=int, default=defaults.kills, help="how many processes are killed, at most")
     made.add_argument("--writers", type=int, default=defaults.writers, help="every other one of several environments")
     made.add_argument("--samplers", type=int, default=defaults.samplers)
+    made.add_argument("--others", type=int, default=defaults.others, help="of each who evict, open, verify and repair")
+    made.add_argument("--stop-every", type=float, default=defaults.stop_every, help="seconds between long stops")
+    made.add_argument("--stop-s", type=float, default=defaults.stop_s, help="how long one is")
+    made.add_argument("--move-every", type=float, default=defaults.move_every, help="seconds between moves")
     made.add_argument("--kill-every", type=float, default=defaults.kill_every, help="mean of the seconds between kills")
     made.add_argument("--capacity", type=int, default=defaults.capacity, help="steps that the store keeps")
     made.add_argument("--check-every", type=int, default=defaults.check_every, help="kills between two full checks")
@@ -60,6 +70,10 @@ def main() -> None:
         kills=given.kills,
         writers=given.writers,
         samplers=given.samplers,
+        others=given.others,
+        stop_every=given.stop_every,
+        stop_s=given.stop_s,
+        move_every=given.move_every,
         kill_every=given.kill_every,
         capacity=given.capacity,
         check_every=given.check_every,

@@ -2,18 +2,35 @@
 
 import os
 import random
+import shutil
 import signal
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import diskreplay as dr
 from diskreplay.format.layout import NEXT_SEGMENT
 from diskreplay.format.root import read_root
-from diskreplay.testing.coded import check_coded_store, coded_schema, split_codes
-from tools.soaks.jobs import LANES, LONGEST_BLOCK, Board, Child, growth, sample, write
+from diskreplay.testing.coded import Span, check_coded_parts, coded_schema, split_codes
+from tools.soaks.jobs import (
+    LANES,
+    LONGEST_BLOCK,
+    Board,
+    Child,
+    Place,
+    come_and_go,
+    evict,
+    growth,
+    inspect,
+    outlive,
+    sample,
+    write,
+)
 
 ROWS_A_SEGMENT = 4096
 
@@ -26,7 +43,11 @@ class Plan:
     kills: int = 1 << 30
     writers: int = 4
     samplers: int = 2
+    others: int = 1  # of each: who evicts by hand, opens and closes, verifies and repairs
     kill_every: float = 0.3
+    stop_every: float = 120.0  # a process stands still for longer than any lock is waited for
+    stop_s: float = 70.0
+    move_every: float = 60.0
     capacity: int = 200_000
     check_every: int = 50
     seed: int = 0
@@ -38,10 +59,14 @@ class Account:
 
     kills: int = 0
     writer_kills: int = 0
+    stops: int = 0
+    moves: int = 0
     checks: int = 0
     committed: int = 0
     kept: int = 0
     evicted: int = 0
+    evicted_by_hand: int = 0
+    inspections: int = 0
     batches: int = 0
     seconds: float = 0.0
     slowest_open_s: float = 0.0
@@ -53,7 +78,8 @@ class Soak:
     """One run: starts processes, kills them, and counts what is left."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan, self._path = plan, folder / "store"
+        self._plan, self._path, self._place = plan, folder / "store", Place(folder)
+        self._place.put(self._path)
         self._rng, self._board = random.Random(plan.seed), Board()
         self._children: list[Child] = []
         self._started = 0
@@ -78,10 +104,20 @@ class Soak:
             self._start(write, like=i, spared=i == 0 and plan.writers > 2)
         for i in range(plan.samplers):
             self._start(sample, like=i, spared=i == 0)
+        for job in (evict, come_and_go, inspect):
+            for i in range(plan.others):
+                self._start(job, like=i)
+        stop_at, move_at = begun + plan.stop_every, begun + plan.move_every
         try:
             while time.monotonic() - begun < plan.seconds and account.kills < plan.kills and not account.problems:
                 time.sleep(min(self._rng.expovariate(1 / plan.kill_every), 10 * plan.kill_every))
                 self._kill_one()
+                if time.monotonic() > stop_at:
+                    self._put_to_sleep()
+                    stop_at = time.monotonic() + self._rng.expovariate(1 / plan.stop_every)
+                if time.monotonic() > move_at and not account.problems:
+                    self._move()
+                    move_at = time.monotonic() + plan.move_every
         finally:
             self._end_all()
         account.seconds = time.monotonic() - begun
@@ -94,12 +130,12 @@ class Soak:
         self._started = number + 1
         self._kinds[number] = job
         seed, since = self._rng.randrange(1 << 30), self._root.counters().peek(NEXT_SEGMENT)
-        self._children.append(Child(job, self._path, number, seed, self._board, spared=spared))
+        self._children.append(Child(job, self._place, number, seed, self._board, spared=spared))
         self._children[-1].since = since
 
     def _kill_one(self) -> None:
         account = self.account
-        account.problems += [text for child in self._children if (text := child.failed())]
+        self._bury()
         victims = [child for child in self._children if not child.spared]
         if account.problems or not victims:
             return
@@ -113,8 +149,7 @@ class Soak:
             time.sleep(self._rng.random() * 0.05)
         self._children.remove(victim)
         # While the others stand still, nothing that is looked at here is evicted.
-        for child in self._children:
-            os.kill(child.pid, signal.SIGSTOP)
+        self._stop_all()
         account.problems += filter(None, [victim.end(signal.SIGKILL)])
         account.kills += 1
         if victim.job is write:
@@ -122,13 +157,68 @@ class Soak:
             self._note_end(victim)
         if account.kills % self._plan.check_every == 0:
             self._check()
-        for child in self._children:
-            os.kill(child.pid, signal.SIGCONT)
+        self._go_on()
         self._start(victim.job, like=victim.number)
         if account.kills % 100 == 0:
             print(f"{account.kills} killed, {sum(self._ends.values())} steps", file=sys.stderr, flush=True)
 
+    def _bury(self) -> None:
+        """Note which processes have ended by themselves, and what they said."""
+        told = {child.number: child.failed() for child in self._children}
+        self._children = [child for child in self._children if not told[child.number]]
+        self.account.problems += filter(None, told.values())
+
+    def _stop_all(self) -> None:
+        for child in self._children:
+            os.kill(child.pid, signal.SIGSTOP)
+
+    def _go_on(self, *, also_sleepers: bool = False) -> None:
+        """Let go on what does not sleep. Before the segments of writers that may be killed, episodes may be evicted."""
+        since = [child.since for child in self._children if child.job is write and not child.spared]
+        self._board.evictable[0] = min(since, default=0)
+        for child in self._children:
+            if also_sleepers or child.sleeps_until < time.monotonic():
+                os.kill(child.pid, signal.SIGCONT)
+
+    def _put_to_sleep(self) -> None:
+        """Stop a process wherever it is, with whatever it holds, for longer than anybody waits for a lock."""
+        sleeper = self._rng.choice([child for child in self._children if not child.spared])
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        sleeper.sleeps_until = time.monotonic() + self._plan.stop_s
+        self.account.stops += 1
+
+    def _move(self) -> None:
+        """Move the store to where another one is, whose writer lives on; that one is deleted."""
+        self._go_on()
+        number = self._started
+        target = self._place.folder / f"decoy-{number}"
+        kwargs = {"segment_steps": ROWS_A_SEGMENT, "chunk_bytes": 1 << 16}
+        dr.create(target, coded_schema(), **kwargs).close()
+        self._start(outlive, like=number, spared=True)
+        orphan = self._children.pop()
+        self._wait(lambda: self._board.counts[number].any(), f"the writer of {target.name}")
+        self._stop_all()
+        os.kill(orphan.pid, signal.SIGSTOP)
+        shutil.rmtree(target)
+        os.rename(self._path, target)
+        self._path = target
+        self._place.put(target)
+        os.kill(orphan.pid, signal.SIGCONT)
+        self._go_on()
+        self.account.problems += filter(None, [orphan.ended()])
+        self.account.moves += 1
+
+    def _wait(self, until: Any, what: str) -> None:
+        end = time.monotonic() + 60
+        while not until():
+            if time.monotonic() > end:
+                self.account.problems.append(f"{what} did nothing for a minute")
+                return
+            time.sleep(0.01)
+
     def _end_all(self) -> None:
+        self._bury()
+        self._go_on(also_sleepers=True)
         for child in self._children:
             self.account.problems += filter(None, [child.end(signal.SIGTERM)])
             for lane in range(LANES * (child.job is write)):
@@ -170,13 +260,29 @@ class Soak:
         self.account.checks += 1
         with self._opened() as store:
             try:
-                spans = check_coded_store(store)
+                spans = check_coded_parts(store)
             except AssertionError as error:
                 self.account.problems.append(str(error))
                 return
-        for key, span in spans.items():
-            if key in self._ends and span.stop != self._ends[key]:
-                self.account.problems.append(f"lane {key} ended at {self._ends[key]}, and now at {span.stop}")
+        by_hand = self._evicted_by_hand()
+        for key, parts in spans.items():
+            if self._kinds.get(key[0]) is not write:
+                self.account.problems.append(f"lane {key} is of a writer of another store")
+            # What a living writer has appended is not known; and the oldest steps may have left.
+            end = self._ends.get(key, parts[-1].stop)
+            for before, after in zip(parts, [*parts[1:], Span(end, end)], strict=True):
+                if left := set(range(before.stop, after.first)) - by_hand[key]:
+                    self.account.problems.append(f"lane {key} to {end}: {parts}, without steps {sorted(left)[:9]}")
+            if parts[-1].stop > end:
+                self.account.problems.append(f"lane {key} ended at {end}, and now at {parts[-1].stop}")
+
+    def _evicted_by_hand(self) -> dict[tuple[int, int], set[int]]:
+        """Return the steps of each lane that were chosen to be evicted."""
+        found: dict[tuple[int, int], set[int]] = defaultdict(set)
+        for file in self._place.folder.glob("evicted-*"):
+            for writer, lane, first, stop in np.fromfile(file, np.int64).reshape(-1, 4).tolist():
+                found[writer, lane].update(range(first, stop))
+        return found
 
     def _settle(self) -> None:
         """Let the next process with write access seal what died, verify, and count."""
@@ -191,17 +297,25 @@ class Soak:
         held = sum(segment["steps"] for segment in info["segments"])
         account.committed = sum(self._ends.values())
         account.evicted = account.committed - account.kept
+        account.evicted_by_hand = sum(map(len, self._evicted_by_hand().values()))
         if not 0 <= held + info["steps_evicted"] - account.committed <= self._unseen:
             account.problems.append(
                 f"{account.committed} steps were committed; {held} are held and {info['steps_evicted']} deleted"
             )
-        if account.kept != min(self._plan.capacity, account.committed):
+        most = min(self._plan.capacity, account.committed)
+        if not most - account.evicted_by_hand <= account.kept <= most:
             account.problems.append(f"{account.kept} of {account.committed} steps are visible")
+        if info["quarantine"]["entries"]:
+            account.problems.append(f"in quarantine: {info['quarantine']}")
         if any(segment["state"] != "sealed" for segment in info["segments"]):
             account.problems.append("a dead writer's segment is not sealed")
         if left := [name for name in os.listdir(self._path / "counters") if name not in ("c.0", "lock", "zarr.json")]:
             account.problems.append(f"{left} were left behind")
-        samplers = [number for number, job in self._kinds.items() if job is sample]
-        account.batches = int(self._board.counts[samplers, 0].sum())
-        account.growth, wrong = growth(self._path)
+        account.batches, account.inspections = map(self._counted, (sample, inspect))
+        account.growth, wrong = growth(self._place.folder)
         account.problems += wrong
+
+    def _counted(self, job: Any) -> int:
+        """Return what the processes with a job have counted."""
+        numbers = [number for number, kind in self._kinds.items() if kind is job]
+        return int(self._board.counts[numbers, 0].sum())

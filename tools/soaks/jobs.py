@@ -9,13 +9,19 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.testing.coded import check_coded_batch, coded_obs, coded_step, make_codes
+from diskreplay.store.repair import repair
+from diskreplay.store.verify import verify
+from diskreplay.testing.coded import check_coded_batch, coded_obs, coded_step, make_codes, split_codes
+
+T = TypeVar("T")
+Mode = Literal["r", "a"]
 
 LANES = 3
 MOST_WRITERS = 1 << 16
@@ -25,25 +31,136 @@ PR_SET_PDEATHSIG = 1
 
 
 class Board:
-    """How many steps of each lane each writer has appended: memory that all processes share, and that outlives them."""
+    """How many steps of each lane each writer has appended: memory that all processes share, and that outlives them.
+
+    Attributes
+    ----------
+    counts : ndarray of int64, shape (MOST_WRITERS, LANES)
+        Steps by number and lane; what else a process counts is in its first lane.
+    evictable : ndarray of int64, shape (1,)
+        The segment in front of which nobody looks any more for the end of what a writer wrote.
+    """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, MOST_WRITERS * LANES * 8)
-        self.counts = np.frombuffer(self._memory, np.int64).reshape(MOST_WRITERS, LANES)
+        self._memory = mmap.mmap(-1, (MOST_WRITERS * LANES + 1) * 8)
+        words = np.frombuffer(self._memory, np.int64)
+        self.counts, self.evictable = words[:-1].reshape(MOST_WRITERS, LANES), words[-1:]
 
 
-def write(path: Path, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+class Place:
+    """Where the store is: it is moved while it is used, and who opens it next has to find it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._note = folder, folder / "where"
+
+    @property
+    def path(self) -> Path:
+        """Its path at this moment."""
+        return Path(self._note.read_text())
+
+    def put(self, path: Path) -> None:
+        """Note where it is from now on."""
+        beside = self._note.with_suffix(".new")
+        beside.write_text(str(path))
+        beside.replace(self._note)
+
+    def use(self, call: Callable[[Path], T]) -> T:
+        """Call something with its path, again where it was moved in between, or its lock was kept from everybody."""
+        while True:
+            path = self.path
+            try:
+                return call(path)
+            except dr.StoreLocked:
+                continue  # who holds it was stopped
+            except dr.StoreNotFound:
+                if self.path == path:
+                    raise
+
+    def open(self, mode: Mode) -> dr.Store:
+        """Open it."""
+        return self.use(lambda path: dr.open(path, mode))
+
+
+def write(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
     """Append until told to stop: steps of one environment or of several, with and without their next observations."""
     rng = random.Random(seed)
-    counts = board.counts[number]
-    with dr.open(path, "a") as store:
-        lanes = LANES if number % 2 else None
-        durability = rng.choice(["none", "none", "none", "episode", 0.2])
-        with store.writer(num_envs=lanes, durability=durability) as writer:
-            while not stop():
-                for _ in range(rng.randrange(1, 60)):
-                    (_append_one if lanes is None else _append_some)(writer, number, counts, rng)
-                time.sleep(rng.random() * 0.01)
+    with place.open("a") as store:
+        _write(store, number, board.counts[number], rng, stop)
+
+
+def _write(store: dr.Store, number: int, counts: Any, rng: random.Random, stop: Callable[[], bool]) -> None:
+    lanes = LANES if number % 2 else None
+    append = _append_one if lanes is None else _append_some
+    with store.writer(num_envs=lanes, durability=rng.choice(["none", "episode", 0.2, 5.0])) as writer:
+        while not stop():
+            for _ in range(rng.randrange(1, 60)):
+                with suppress(dr.StoreLocked):  # refused as a whole
+                    append(writer, number, counts, rng)
+            time.sleep(rng.random() * 0.01)
+
+
+def outlive(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+    """Append to a store that is about to be deleted and replaced; nothing may reach the store that took its place."""
+    rng = random.Random(seed)
+    with suppress(dr.StoreNotFound), dr.open(place.folder / f"decoy-{number}", "a") as store:
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=seed, refresh=False)
+        refused = evicted = 0
+        for call in (
+            lambda: _write(store, number, board.counts[number], rng, stop),
+            lambda: sampler.save("soak-0"),
+            lambda: store.evict(lambda _: True),
+        ):
+            try:
+                evicted = call() or 0
+            except dr.StoreNotFound:
+                refused += 1
+        if refused < 2 or evicted:
+            raise AssertionError(f"of a store that was deleted {evicted} steps were evicted, {refused} calls refused")
+
+
+def evict(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+    """Evict some older episodes by hand, again and again; which these are is noted before each is."""
+    rng, log = random.Random(seed), os.open(place.folder / f"evicted-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def is_chosen(episode: Any) -> bool:
+        if episode.segment >= board.evictable[0] or rng.random() > 0.02:
+            return False
+        writer, lane, first = map(int, split_codes(episode.action[0, 0]))
+        os.write(log, np.array([writer, lane, first, first + len(episode)], np.int64).tobytes())
+        return True
+
+    with place.open("a") as store:
+        while not stop():
+            with suppress(dr.StoreLocked):
+                store.evict(is_chosen)
+                board.counts[number, 0] += 1
+            store.refresh()
+            time.sleep(rng.random() * 4)
+
+
+def come_and_go(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+    """Open the store for reading and for writing, again and again: the latter seals what dead writers left."""
+    rng = random.Random(seed)
+    while not stop():
+        with place.open(rng.choice(["r", "a"])) as store:
+            store.info()
+            store.refresh()
+        board.counts[number, 0] += 1
+        time.sleep(rng.random())
+
+
+def inspect(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+    """Verify and repair the store, again and again: there is nothing to be found, and nothing to be set aside."""
+    rng = random.Random(seed)
+    while not stop():
+        if found := place.use(lambda path: verify(path, deep=rng.random() < 0.2)):
+            raise AssertionError(f"verify found {found}")
+        done = place.use(repair)
+        actions = [action for action in done.actions if action.what not in ("sealed", "removed")]
+        if actions or done.left or done.quarantine:
+            raise AssertionError(f"repair found {done}")
+        board.counts[number, 0] += 1
+        time.sleep(rng.random())
 
 
 def _append_one(writer: Any, number: int, counts: Any, rng: random.Random) -> None:
@@ -84,11 +201,11 @@ def _append_some(writer: Any, number: int, counts: Any, rng: random.Random) -> N
     counts += mask
 
 
-def sample(path: Path, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+def sample(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
     """Draw batches and check every value of them until told to stop; every other sampler has priorities and saves."""
     saves = number % 2 == 1
     distribution = dr.Prioritized() if saves else dr.Uniform()
-    with dr.open(path, "a" if saves else "r") as store:
+    with place.open("a" if saves else "r") as store:
         sampler = dr.Sampler(store, dr.Transitions(n_step=3, gamma=1.0), distribution, batch_size=64, seed=seed)
         batches = 0
         while not stop():
@@ -104,7 +221,8 @@ def sample(path: Path, number: int, seed: int, board: Board, stop: Callable[[], 
             if saves:
                 sampler.update_priorities(arrays["index"], arrays["reward"])
                 if batches % 100 == 0:
-                    sampler.save(f"soak-{number % 8}")
+                    with suppress(dr.StoreLocked):
+                        sampler.save(f"soak-{number % 8}")
             time.sleep(0.002)
         sampler.close()
 
@@ -112,22 +230,23 @@ def sample(path: Path, number: int, seed: int, board: Board, stop: Callable[[], 
 class Child:
     """A forked process that does one of these."""
 
-    def __init__(self, job: Any, path: Path, number: int, seed: int, board: Board, *, spared: bool = False) -> None:
+    def __init__(self, job: Any, place: Place, number: int, seed: int, board: Board, *, spared: bool = False) -> None:
         self.job, self.number, self.spared = job, number, spared
         self.since = 0  # the number of the first segment that it may have made
-        self.log = path.parent / f"{job.__name__}-{number}.log"
+        self.sleeps_until = 0.0
+        self.log = place.folder / f"{job.__name__}-{number}.log"
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
-                self._run(path, seed, board)
+                self._run(place, seed, board)
                 code = 0
             except BaseException:
                 self.log.write_text(traceback.format_exc())
             finally:
                 os._exit(code)
 
-    def _run(self, path: Path, seed: int, board: Board) -> None:
+    def _run(self, place: Place, seed: int, board: Board) -> None:
         told: list[int] = []
         # Nobody would end it if the process that started it died; it may even stand still.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -139,12 +258,22 @@ class Child:
                 watch.look()
             return bool(told)
 
-        self.job(path, self.number, seed, board, stop)
+        self.job(place, self.number, seed, board, stop)
 
     def end(self, how: signal.Signals) -> str:
         """Signal it and wait; return what it said if it failed."""
         os.kill(self.pid, how)
         return self.outcome(os.waitpid(self.pid, 0)[1])
+
+    def ended(self, patience_s: float = 60.0) -> str:
+        """Wait until it ends by itself; return what it said if it failed or did not."""
+        until = time.monotonic() + patience_s
+        while time.monotonic() < until:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return self.outcome(status)
+            time.sleep(0.01)
+        return f"{self.job.__name__} {self.number} has not ended{self.end(signal.SIGKILL)}"
 
     def outcome(self, status: int) -> str:
         """Return what a process said that failed by itself."""
@@ -185,10 +314,10 @@ LIMITS = [("own memory, KiB", 1.1, 8192), ("descriptors", 1.0, 12), ("mappings",
 so much more. Mappings go up and down with the segments that are there."""
 
 
-def growth(path: Path) -> tuple[list[list[str]], list[str]]:
+def growth(folder: Path) -> tuple[list[list[str]], list[str]]:
     """Compare what the long-lived processes held early and late; return rows of a table, and what is wrong."""
     rows, wrong = [], []
-    for file in sorted(path.parent.glob("*.samples")):
+    for file in sorted(folder.glob("*.samples")):
         held = np.array([json.loads(line) for line in file.read_text().splitlines()])
         quarter = len(held) // 4
         if quarter < 10:
