@@ -33,7 +33,7 @@ LAYERS = {
 # modules that may import less than their part
 STRICTER = {"store.verify": {"errors", "format"}}
 # what the independent reader shares with the rest: constants, the schema, and which boot this is
-SHARED_WITH_VERIFY = {"errors", "format", "format.durable", "format.layout", "format.schema", "format.volume"}
+SHARED_WITH_VERIFY = {"errors", "format", "format.layout", "format.machine", "format.schema", "format.volume"}
 # parts whose imports of diskreplay are public names only: adapters must work as a user's own would
 PUBLIC_NAMES_ONLY = {"interop"}
 
@@ -185,8 +185,8 @@ def test_verify_shares_no_code_with_reader_or_writer() -> None:
     for module in oracle:
         targets = {target for item in imports_of(module) if (target := imported_module(item))}
         assert targets - oracle - SHARED_WITH_VERIFY == set(), module
-        from_durable = {item.name for item in imports_of(module) if item.module == "diskreplay.format.durable"}
-        assert from_durable <= {"boot_id"}, module
+        from_machine = {item.name for item in imports_of(module) if item.module == "diskreplay.format.machine"}
+        assert from_machine <= {"boot_id"}, module
 
 
 def test_no_modules_import_each_other() -> None:

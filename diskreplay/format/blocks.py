@@ -61,19 +61,18 @@ def block_bytes(row_bytes: int) -> int:
 class BlockSums:
     """The checksums of a segment's blocks, chunk by chunk, until they are written."""
 
-    chunks: dict[tuple[str, int], Sums] = field(default_factory=dict)
-    _parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def add(self, array: NamedRows, chunk: int, fd: int) -> int:
         """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
         size, block = os.fstat(fd).st_size, block_bytes(array.row_bytes)
         sums = read_sums(fd, size, block)
-        self.chunks[array.path, chunk], self._parts[array.path, chunk] = sums, stored(sums, size, block)
+        self.chunks[array.path, chunk] = stored(sums, size, block)
         return combine(sums, size, block)
 
     def content(self) -> bytes:
         """Return the bytes of the file."""
-        return b"".join(self._parts[key] for key in sorted(self._parts))
+        return b"".join(self.chunks[key] for key in sorted(self.chunks))
 
     def write(self, segment: str) -> int:
         """Write the file into a segment that is not sealed yet, and return its checksum."""

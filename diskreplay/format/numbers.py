@@ -14,7 +14,8 @@ import google_crc32c
 from diskreplay.errors import ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import boot_id, storage_error, sync_file
+from diskreplay.format.durable import storage_error, sync_file
+from diskreplay.format.machine import boot_id
 from diskreplay.format.root import Root
 
 # So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow

@@ -22,7 +22,7 @@ import numpy as np
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
-from diskreplay.format.blocks import BlockSums, Sums, block_bytes, known_sums, sealed_chunks
+from diskreplay.format.blocks import BlockSums, Sums, block_bytes, known_sums, parse, sealed_chunks
 from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.lost import Lost
@@ -164,12 +164,14 @@ class _Build:
             if row // per_chunk == chunk:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
-    def _check(self, name: str, found: Sums, known: Sums | None, skipped: list[Range]) -> None:
+    def _check(self, name: str, found: bytes, known: Sums | None, skipped: list[Range]) -> None:
         """See that every block that was copied as a whole has the checksum it had."""
         if known is None:
             return
-        block = block_bytes(self._arrays[name.rpartition("/")[0]].row_bytes)
-        for at in (np.flatnonzero(found != known) * block).tolist():
+        leaf = name.rpartition("/")[0]
+        block = block_bytes(self._arrays[leaf].row_bytes)
+        nbytes = len(self._info.lanes) * self._info.chunk_rows[leaf] * self._arrays[leaf].row_bytes
+        for at in (np.flatnonzero(parse(found, nbytes, block) != known) * block).tolist():
             if not any(first < at + block and at < stop for first, stop in skipped):
                 raise FormatError(f"{self._info.path}/{name} changed while it was copied")
 

@@ -17,8 +17,9 @@ from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFou
 from diskreplay.folders import OpenFolder, show_paths, shown_paths
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import check_platform, make_lock, sync_folder, sync_tree
+from diskreplay.format.durable import make_lock, sync_folder, sync_tree
 from diskreplay.format.file_systems import file_system_type, has_stable_inodes
+from diskreplay.format.machine import check_platform
 from diskreplay.format.schema import Schema
 
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -21,10 +21,7 @@ from diskreplay.format.blocks import BlockSums
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.copies import note_changed, open_protected, protect
 from diskreplay.format.durable import (
-    boot_id,
-    boot_time,
     check_written,
-    machine_id,
     punch_hole,
     read_file,
     storage_error,
@@ -33,6 +30,7 @@ from diskreplay.format.durable import (
     write_file,
 )
 from diskreplay.format.file_systems import is_shared
+from diskreplay.format.machine import boot_id, boot_time, machine_id
 from diskreplay.format.mapping import next_data, open_regular, refuse_links
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root

@@ -16,18 +16,9 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import OpenFolder
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
-from diskreplay.format.durable import (
-    BootTime,
-    Lock,
-    boot_id,
-    machine_id,
-    overwrite,
-    storage_error,
-    try_lock,
-    write_atomic,
-    write_file,
-)
+from diskreplay.format.durable import Lock, overwrite, storage_error, try_lock, write_atomic, write_file
 from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
+from diskreplay.format.machine import BootTime, boot_id, machine_id
 from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
-from diskreplay.format.durable import boot_id
+from diskreplay.format.machine import boot_id
 from diskreplay.format.marks import Place, proven_rows
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.format.durable import boot_id
+from diskreplay.format.machine import boot_id
 from diskreplay.format.verify_documents import (
     MAX_DOCUMENT_BYTES,
     Plan,

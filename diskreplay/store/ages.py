@@ -3,7 +3,7 @@
 import heapq
 import time
 
-from diskreplay.format.durable import boot_time, is_clock_synchronized
+from diskreplay.format.machine import boot_time, is_clock_synchronized
 from diskreplay.format.segment import SegmentInfo
 
 

@@ -37,6 +37,7 @@ class Sealer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._postponed: list[SegmentInfo] = []  # until there is room again
+        self._is_behind = False  # there was no room for what follows sealing
         self._of_dead_writers: set[int] = set()
 
     def submit(self, info: SegmentInfo, lock: Lock, *, of_dead_writer: bool = False) -> None:
@@ -88,6 +89,9 @@ class Sealer:
         error, self._error = self._error, None
         if error is not None:
             raise error
+        if self._is_behind:
+            self._after()
+            self._is_behind = False
 
     def _take_up(self, info: SegmentInfo) -> None:
         """Submit a segment again whose lock was let go of, or wait for whoever seals it meanwhile."""
@@ -150,5 +154,7 @@ class Sealer:
                 self._after()
             except StoreLocked:
                 pass  # what has to leave does so after the next segment
+            except StorageFull:
+                self._is_behind = True  # `drain` tries again: there may be room by then
             except BaseException as error:
                 self._error = self._explained(error)

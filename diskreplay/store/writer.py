@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -25,6 +25,21 @@ from diskreplay.store.whole_episodes import append_block
 _alive = told_of_forks(lambda writer: writer.refuse_calls())
 
 
+class _Guard:
+    """Closes a writer where a block of it was interrupted. A class, as a generator takes a microsecond."""
+
+    def __init__(self, writer: "weakref.ref[_BaseWriter]") -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the writer."""
+        if error is not None and (writer := self._writer()) is not None:
+            writer.give_up_after(error)
+
+
 class _BaseWriter:
     """What both writers share: casting by the schema, syncing, closing.
 
@@ -43,10 +58,10 @@ class _BaseWriter:
         marker: Marker | None = None,
     ) -> None:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
-        self._flushes_episodes = durability == "episode"
-        self._on_close = on_close
+        self._flushes_episodes, self._on_close = durability == "episode", on_close
         self._pid, self._closed = os.getpid(), False
-        self._turns = self._turn = Turn()
+        self._turns, self._guard = Turn(), _Guard(weakref.ref(self))
+        self._turn = self._turns
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # when the call ends in the middle of which `close` was called
         self._prepare_casters()
@@ -98,7 +113,7 @@ class _BaseWriter:
             self._turns.free = True
         else:
             self._give_up(seal=False)
-            self._end()
+            self._on_close(self)
         return error
 
     def _leave(self, turn: Turn) -> None:
@@ -108,7 +123,7 @@ class _BaseWriter:
         if self.closes_later:
             self.closes_later = False
             if self._closed:
-                self._end()
+                self._on_close(self)
             else:
                 self._close_now()
 
@@ -131,22 +146,20 @@ class _BaseWriter:
         if ended and self._flushes_episodes:
             self._flush()
 
-    @contextmanager
-    def _recording(self, inserts: bool = True) -> Iterator[None]:
+    def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:
         """Wait for the limiter; close the writer where a step may have been interrupted before our notes of it."""
-        limiter = self._limiter if inserts else None
-        with nullcontext() if limiter is None else limiter.inserting(self._check_not_closing):
-            yield from self._guarded()
+        return self._guard if self._limiter is None or not inserts else self._limited(self._limiter)
 
-    def _guarded(self) -> Iterator[None]:
-        try:
+    @contextmanager
+    def _limited(self, limiter: AttachedLimiter) -> Iterator[None]:
+        with limiter.inserting(self._check_not_closing), self._guard:
             yield
-        except (StorageFull, StoreLocked):
-            raise  # refused as a whole, before anything was written
-        except BaseException as error:
+
+    def give_up_after(self, error: BaseException) -> None:
+        """Close where an error that a call met may have come in the middle of writing; raise what explains it."""
+        if not isinstance(error, (StorageFull, StoreLocked)):  # refused as a whole, before anything was written
             self._give_up()
             self._recorder.explain(error)
-            raise
 
     def _give_up(self, *, seal: bool = True) -> None:
         self.refuse_calls()
@@ -164,8 +177,7 @@ class _BaseWriter:
         WriterClosed
             The writer is closed.
         StorageFull
-            There is no room for a mark, or to seal a segment that the writer has left. Everything is there; flush
-            again later.
+            There is no room to mark what is durable, or to seal. Everything is there; flush again later.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
         StoreLocked
@@ -182,7 +194,7 @@ class _BaseWriter:
             raise
         except OSError as error:
             self._give_up(seal=False)  # after a failed sync, a later one that succeeds proves nothing
-            self._end()
+            self._on_close(self)
             self._recorder.explain(error)
             raise
 
@@ -235,12 +247,8 @@ class _BaseWriter:
             self._recorder.explain(error)
             raise
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        """Tell the store that this writer is closed, and wait until what it has left is sealed."""
-        self._on_close(self)
-        self._recorder.drain()
+            self._on_close(self)
+            self._recorder.drain()
 
     def leave_at_exit(self) -> None:
         """Leave it to whoever owns this writer to close it when the interpreter ends."""
@@ -340,14 +348,11 @@ class Writer(_BaseWriter):
                 with self._recording():
                     self._record(items, following, terminated, truncated, finals)
             else:
-                try:  # as `_recording`, without the microsecond that a context manager takes
+                try:  # as `_recording`, without the time that a context manager takes
                     if ended or not self._recorder.go_on(items, following):
                         self._record(items, following, terminated, truncated, finals)
-                except (StorageFull, StoreLocked):
-                    raise  # refused as a whole, before anything was written
                 except BaseException as error:
-                    self._give_up()
-                    self._recorder.explain(error)
+                    self.give_up_after(error)
                     raise
             if ended and self._flushes_episodes:
                 self._flush()

@@ -24,7 +24,7 @@ from operator import ne
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diskreplay.format import durable
+from diskreplay.format import machine
 from diskreplay.testing.recording import LENGTH, Event, Key, Mark, Names, Put, Recording, Sync
 
 __all__ = ["Recording", "State", "another_boot", "states"]
@@ -206,16 +206,16 @@ def _never(_: int) -> bool:
 @contextmanager
 def another_boot(name: str = "another boot") -> Iterator[None]:
     """Let this process believe that the machine booted: what was written before counts as far as it was synced."""
-    first_line = durable._first_line
+    first_line = machine._first_line
 
     def line(paths: Iterable[str]) -> str:
         paths = list(paths)
         return name if any("boot_id" in path for path in paths) else first_line(paths)
 
-    durable._first_line = line
-    durable.boot_id.cache_clear()
+    machine._first_line = line
+    machine.boot_id.cache_clear()
     try:
         yield
     finally:
-        durable._first_line = first_line
-        durable.boot_id.cache_clear()
+        machine._first_line = first_line
+        machine.boot_id.cache_clear()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.format import durable
+from diskreplay.format import machine
 
 FOLDER = Path(__file__).parent / "stores" / "v1"
 LIMITER, STATE = "pace", "run"
@@ -196,7 +196,7 @@ def _run(what: str, path: Path) -> int:
 
 def _pretend() -> None:
     """Write as a machine and a boot that are none: what is not sealed has to prove its rows wherever it is read."""
-    durable._first_line = lambda paths: "0" * 31 + "1" if "/etc/machine-id" in paths else "a boot of long ago"
+    machine._first_line = lambda paths: "0" * 31 + "1" if "/etc/machine-id" in paths else "a boot of long ago"
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from diskreplay.errors import StorageFull, StoreLocked
-from diskreplay.format import durable
+from diskreplay.format import durable, machine
 from diskreplay.format.durable import held_lock, is_locked, try_lock, write_atomic, write_file
 
 HOLDER = """
@@ -38,7 +38,7 @@ def hold(path):
 def identities():
     """The functions that tell which machine and boot this is, as if they had never been asked."""
     yield
-    for function in (durable.boot_id, durable.machine_id):
+    for function in (machine.boot_id, machine.machine_id):
         function.cache_clear()
 
 
@@ -47,7 +47,7 @@ def test_a_machine_or_boot_that_is_not_known_is_like_no_other(identities, monkey
     monkeypatch.setattr(durable, "_first_line", lambda paths: "" if "boot_id" in next(iter(paths)) else text)
     seen = set()
     for _ in range(3):
-        for function in (durable.boot_id, durable.machine_id):
+        for function in (machine.boot_id, machine.machine_id):
             function.cache_clear()
             seen.add(function())
             assert function() in seen  # for one process it is one

@@ -112,9 +112,9 @@ def test_on_a_network_file_system_a_dead_writer_of_another_machine_is_left_alone
     code = """
 import os, signal, sys
 import diskreplay as dr
-from diskreplay.format import durable
+from diskreplay.format import durable, machine
 from tests.testing.support import append_numbered
-durable._first_line = lambda paths: "0123456789abcdef" * 2
+machine._first_line = lambda paths: "0123456789abcdef" * 2
 writer = dr.open(sys.argv[1], "a").writer()
 append_numbered(writer, range(3))
 writer.flush()

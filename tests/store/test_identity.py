@@ -350,9 +350,9 @@ def test_where_the_boot_is_not_known_no_row_of_another_process_counts_before_it_
     code = """
 import os, signal, sys
 import diskreplay as dr
-from diskreplay.format import durable
+from diskreplay.format import durable, machine
 from tests.testing.support import append_numbered
-durable._first_line = lambda paths: ""
+machine._first_line = lambda paths: ""
 store = dr.open(sys.argv[1], "a")
 if sys.argv[2] == "write":
     append_numbered(store.writer(), range(3), end="open")

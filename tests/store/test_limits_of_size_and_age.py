@@ -5,7 +5,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import sealing
-from diskreplay.format.durable import BootTime, is_clock_synchronized
+from diskreplay.format.machine import BootTime, is_clock_synchronized
 from diskreplay.store import ages, rolling
 from diskreplay.store.ledger import disk_usage
 from tests.testing.support import append_numbered, serial_schema

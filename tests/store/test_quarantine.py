@@ -11,8 +11,9 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import layout
-from diskreplay.format.durable import boot_time, is_locked
+from diskreplay.format.durable import is_locked
 from diskreplay.format.limiters import StepCounter
+from diskreplay.format.machine import boot_time
 from diskreplay.format.quarantine import move_aside, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.store import damaged

@@ -1,0 +1,90 @@
+"""Which machine this is, since when it runs, and whether it is one on which stores work."""
+
+import ctypes
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from diskreplay.errors import ReplayError
+
+_MACHINE_ID = re.compile("[0-9a-f]{32}")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _first_line(paths: Iterable[str]) -> str:
+    for path in paths:
+        try:
+            with open(path) as file:
+                text = file.readline().strip()
+        except OSError:
+            continue
+        if text:
+            return text
+    return ""
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Return an id that changes when this machine boots; where that is unknown, one that no other process has."""
+    return _first_line(["/proc/sys/kernel/random/boot_id"]) or _unknown()
+
+
+@lru_cache(maxsize=1)
+def machine_id() -> str:
+    """Return an id of this machine that survives a boot; where that is unknown, one that no other process has.
+
+    The name of a host is none: containers are all called alike, or each time otherwise.
+    """
+    text = _first_line(["/etc/machine-id", "/var/lib/dbus/machine-id"])
+    return text if _MACHINE_ID.fullmatch(text) else _unknown()
+
+
+def _unknown() -> str:
+    return f"unknown-{uuid.uuid4()}"
+
+
+class BootTime(NamedTuple):
+    """A moment by the clock that nobody can set: seconds since a boot of a machine, suspended ones included."""
+
+    machine: str
+    boot: str
+    seconds: float
+
+    @classmethod
+    def read(cls, value: Any) -> "BootTime | None":
+        """Return what stands in a document, or raise TypeError or ValueError."""
+        if value is None:
+            return None
+        machine, boot, seconds = value
+        return cls(str(machine), str(boot), float(seconds))
+
+
+def boot_time() -> BootTime:
+    """Return this moment."""
+    return BootTime(machine_id(), boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))
+
+
+def is_clock_synchronized() -> bool:
+    """Tell whether a time service keeps the wall clock: the kernel says no from the moment at which anybody sets it."""
+    # struct timex of x86-64: `modes`, four longs, `status`; with no modes, nothing is changed.
+    timex = (ctypes.c_int * 64)()
+    unsynchronized, error = 0x40, 5
+    state = _libc.adjtimex(ctypes.byref(timex))
+    return state not in (-1, error) and not timex[10] & unsynchronized
+
+
+def check_platform() -> None:
+    """Refuse a platform whose stores another core may see out of order.
+
+    Raises
+    ------
+    ReplayError
+        Not Linux on x86-64: the commit protocol relies on stores being seen in order, and on Linux's file calls.
+    """
+    system, machine = os.uname().sysname, os.uname().machine
+    if system != "Linux" or machine not in ("x86_64", "AMD64"):
+        raise ReplayError(f"diskreplay runs on Linux on x86-64 for now; this is {system} on {machine}")
