@@ -25,9 +25,6 @@ _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
 MADV_RANDOM, MADV_WILLNEED, MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 1, 3, 14, 23
 
-# The page cache has no larger pages; they are aligned.
-LARGEST_PAGES = 2 << 20
-
 
 class MappingRefused(ReplayError):
     """The system allows this process no more mappings or memory."""

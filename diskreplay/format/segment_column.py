@@ -1,7 +1,7 @@
 """One array of a segment as its writer sees it: which rows have their blocks, and how rows get there."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from mmap import PAGESIZE
 from typing import Any
@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.durable import storage_error, write_at
-from diskreplay.format.mapping import LARGEST_PAGES, MADV_RANDOM, Mapping
+from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
 from diskreplay.format.stretches import Ints, Places
 
 MOST_DESCRIPTORS = 32
+# With how many pages a lane begins, up to how many they become four times as many and not twice, and how many are
+# brought into memory at once. Those of several lanes lie apart, and each is a call of the system.
+_LONE_PAGES, _LANE_PAGES = (1, 0, 32), (4, 16, 4)
+_STEP_ROWS = 256  # at least
 
 
 class Column:
@@ -35,12 +39,14 @@ class Column:
         self.rows = info.chunk_rows[self.leaf]
         self.shift = self.rows.bit_length() - 1
         self.mask = self.rows - 1
-        self._first_rows = max(2, PAGESIZE // self.row_bytes)
+        first, few, step = _LONE_PAGES if len(info.lanes) == 1 else _LANE_PAGES
+        self._first_rows, self._few_rows = max(2, first * PAGESIZE // self.row_bytes), few * PAGESIZE // self.row_bytes
+        self._step_rows = max(_STEP_ROWS, step * PAGESIZE // self.row_bytes)
         self._chunk_bytes = chunk_nbytes(root, info, self.leaf)
         self.by_position = by_position
         self._keeps = keeps
-        # Rows of each lane whose blocks are reserved; in a lane's last chunk perhaps not all.
-        self.reserved = np.zeros(len(info.lanes), np.int64)
+        # Rows of each lane that can be written, and those whose blocks are reserved; of its last chunk perhaps not all.
+        self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
         # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
         self.chunks: dict[int, NDArray[Any]] = {}
         self.descriptors: dict[int, int] = {}
@@ -50,65 +56,87 @@ class Column:
         """Give the next rows of a lane their blocks, so that no write into them can find the disk full.
 
         ``row`` is the first that needs them; with it go the rows below ``stop`` and some more, as far as its chunk
-        goes: in a segment's first chunk as much as the lane has, so that a short one takes little, later all of it.
-        Lanes that stand shortly before that get theirs in the same call.
+        goes. Lanes that stand shortly before that get theirs in the same call.
         """
         begin = int(self.reserved[lane])
         if row < begin:
             return
         chunk = begin >> self.shift
-        base, end = chunk << self.shift, (chunk + 1) << self.shift
-        upto = min(end, max(stop, 2 * begin, self._first_rows)) if chunk == 0 and self._keeps else end
-        near = (self.reserved >= base) & (self.reserved < upto) & (rows >= row - max(1, (upto - begin) >> 3))
+        try:
+            if begin == self._allocated[lane]:
+                self._allocate(chunk, lane, row, stop, rows)
+            upto = int(self._allocated[lane])
+            in_part = not self.by_position and not self._is_whole(chunk)
+            if in_part:
+                upto = min(upto, max(stop, begin + self._step_rows))
+            for near in self._near(lane, row, upto, rows, self.reserved):
+                end = min(upto, int(self._allocated[near]))
+                self.reserved[near] = self._populate(chunk, near, end) if in_part else end
+        except OSError as error:
+            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
+
+    def _near(self, lane: int, row: int, upto: int, rows: Ints, now: Ints) -> list[int]:
+        """Return the lanes in the chunk of a lane that have less than ``upto``, and soon need more as it does."""
+        if len(rows) == 1:
+            return [0]
+        begin = int(now[lane])
+        base = begin >> self.shift << self.shift
+        near = (now >= base) & (now < upto) & (rows >= row - max(1, (upto - begin) >> 3))
         near[lane] = True
-        lanes = np.flatnonzero(near)
+        return np.flatnonzero(near).tolist()
+
+    def _allocate(self, chunk: int, lane: int, row: int, stop: int, rows: Ints) -> None:
+        """Reserve blocks: in a segment's first chunk some times what a lane has, so that a short one takes little.
+
+        Later all of the lane's part of the chunk.
+        """
+        begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
+        growing = chunk == 0 and self._keeps
+        times = 4 if begin < self._few_rows else 2
+        upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
+        lanes = self._near(lane, row, upto, rows, self._allocated)
+        # From the beginning where all of a lane's part is reserved: then neighbours are one range.
+        starts = [chunk << self.shift if upto == end else int(self._allocated[near]) for near in lanes]
+        ranges = [self._pages(chunk, near, start, upto) for near, start in zip(lanes, starts, strict=True)]
         fd = self.descriptor(chunk) if self.by_position else open_chunk(self.root, self.info, self.leaf, chunk)
         try:
             # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
             if not self.by_position and chunk not in self.chunks:
                 self._map(chunk, fd)
-            # From the beginning where all of the lane's part is reserved: then neighbours are one range.
-            first = lanes << self.shift
-            starts = first if upto == end else first + (self.reserved[lanes] - base)
-            stops = self._reserve_bytes(fd, chunk, starts * self.row_bytes, (first + (upto - base)) * self.row_bytes)
-        except OSError as error:
-            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
+            for first, last in _merged(ranges) if self._keeps else ():
+                os.posix_fallocate(fd, first, last - first)
         finally:
             if not self.by_position:
                 os.close(fd)
-        self.reserved[lanes] = np.minimum(base + stops // self.row_bytes - first, end)
+        for near, (_, last) in zip(lanes, ranges, strict=True):
+            self._allocated[near] = min(self._row_at(chunk, near, last), end)
 
-    def _reserve_bytes(self, fd: int, chunk: int, starts: Ints, stops: Ints) -> Ints:
-        """Reserve ranges of bytes, in ascending order, and what else is in their pages; return where each ends.
+    def _is_whole(self, chunk: int) -> bool:
+        """Whether all of a chunk is reserved."""
+        return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
-        A store to a mapped page needs all of its blocks, however small they are.
-        """
-        starts = starts & -PAGESIZE
-        stops = np.minimum((stops + (PAGESIZE - 1)) & -PAGESIZE, self._chunk_bytes)
-        breaks = np.flatnonzero(starts[1:] > stops[:-1])
-        heads, tails = [0, *(breaks + 1).tolist()], [*breaks.tolist(), len(starts) - 1]
-        for head, tail in zip(heads, tails, strict=True) if self._keeps else ():
-            start, stop = int(starts[head]), int(stops[tail])
-            os.posix_fallocate(fd, start, stop - start)
-            if not self.by_position and stop - start < self._chunk_bytes:
-                self._populate(chunk, start, stop)
-        return stops
-
-    def _populate(self, chunk: int, start: int, stop: int) -> None:
-        """Bring reserved pages into memory that lie beside others which are not reserved.
+    def _populate(self, chunk: int, lane: int, upto: int) -> int:
+        """Bring reserved pages of a lane into memory, in a chunk of which others are not; return up to which row.
 
         The page cache may hold many pages as one, once somebody has read the file in order. A store to one of them
         needs the blocks of all of them: where a full disk has no room for those, this is an error and no SIGBUS.
-        Nothing is that large that it has pages on both sides of an aligned `LARGEST_PAGES`.
         """
-        mapping = self._mappings[chunk]
-        head, tail = min(stop, -(-start // LARGEST_PAGES) * LARGEST_PAGES), max(start, stop & -LARGEST_PAGES)
-        if head >= tail:
-            mapping.populate(start, stop)
-            return
-        mapping.populate(start, head)
-        if stop < self._chunk_bytes:
-            mapping.populate(tail, stop)
+        start, stop = self._pages(chunk, lane, int(self.reserved[lane]), upto)
+        self._mappings[chunk].populate(start, stop)
+        return min(self._row_at(chunk, lane, stop), int(self._allocated[lane]))
+
+    def _pages(self, chunk: int, lane: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the bytes of rows of a lane, and what else is in their pages.
+
+        A store to a mapped page needs all of its blocks, however small they are.
+        """
+        before = (lane - chunk) << self.shift
+        first, last = (before + start) * self.row_bytes, (before + stop) * self.row_bytes
+        return first & -PAGESIZE, min(last + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
+
+    def _row_at(self, chunk: int, lane: int, at: int) -> int:
+        """Return the first row of a lane that does not lie in front of a byte as a whole."""
+        return at // self.row_bytes - ((lane - chunk) << self.shift)
 
     def _map(self, chunk: int, fd: int) -> None:
         mapping = self._mappings[chunk] = Mapping(fd, self._chunk_bytes, writable=True)
@@ -205,6 +233,17 @@ class Column:
         self._mappings.clear()
         while self.descriptors:
             os.close(self.descriptors.popitem()[1])
+
+
+def _merged(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield ranges in ascending order, those that touch as one."""
+    first, last = ranges[0]
+    for start, stop in ranges[1:]:
+        if start > last:
+            yield first, last
+            first = start
+        last = stop
+    yield first, last
 
 
 class _Positions:

@@ -5,6 +5,7 @@ import errno
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -304,9 +305,13 @@ class Store:
         attached = None if limiter is None else limiter.attach(self)
         recorder = Recorder(self._root, self._counters, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
-        writer = kind(self.schema, recorder, durability, self._writers.discard, attached, self._marker)
+        writer = kind(self.schema, recorder, durability, partial(self._writer_closed, recorder), attached, self._marker)
         self._writers.add(writer)
         return writer
+
+    def _writer_closed(self, recorder: Recorder, writer: Any) -> None:
+        self._writers.discard(writer)
+        recorder.drain()
 
     @shown_paths()
     def close(self) -> None:

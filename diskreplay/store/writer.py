@@ -18,26 +18,11 @@ from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import AttachedLimiter
 from diskreplay.store.marker import Durability, Marker
 from diskreplay.store.recorder import EpisodeItems, Items, Recorder
-from diskreplay.store.turns import Turn, in_turn, is_inside, take_within, takes_turns, wait_for
+from diskreplay.store.turns import Guard, Turn, in_turn, is_inside, take_within, takes_turns, wait_for
 from diskreplay.store.whole_episodes import append_block
 
 # In a forked child, the writers of its parent refuse every call.
 _alive = told_of_forks(lambda writer: writer.refuse_calls())
-
-
-class _Guard:
-    """Closes a writer where a block of it was interrupted. A class, as a generator takes a microsecond."""
-
-    def __init__(self, writer: "weakref.ref[_BaseWriter]") -> None:
-        self._writer = writer
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Close the writer."""
-        if error is not None and (writer := self._writer()) is not None:
-            writer.give_up_after(error)
 
 
 class _BaseWriter:
@@ -60,7 +45,7 @@ class _BaseWriter:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
         self._flushes_episodes, self._on_close = durability == "episode", on_close
         self._pid, self._closed = os.getpid(), False
-        self._turns, self._guard = Turn(), _Guard(weakref.ref(self))
+        self._turns, self._guard = Turn(), Guard(weakref.WeakMethod(self.give_up_after))
         self._turn = self._turns
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # when the call ends in the middle of which `close` was called
@@ -248,7 +233,6 @@ class _BaseWriter:
             raise
         finally:
             self._on_close(self)
-            self._recorder.drain()
 
     def leave_at_exit(self) -> None:
         """Leave it to whoever owns this writer to close it when the interpreter ends."""

@@ -170,6 +170,7 @@ def read_episode(episode: dr.Episode) -> dict[str, Any]:
 
 def read_batches(path: Path) -> list[dict[str, Any]]:
     """Return the batches that follow the saved state; the limiter counts them, so this is done in a copy."""
+    dr.open(path, "a").close()  # seals what a dead writer left, which would go on in the background
     with dr.open(path, "a") as store, _sampler(store) as sampler:
         sampler.load(STATE)
         return [read_batch(sampler.sample()) for _ in range(2)]

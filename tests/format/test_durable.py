@@ -44,7 +44,7 @@ def identities():
 
 @pytest.mark.parametrize("text", ["", "uninitialized", "localhost"])
 def test_a_machine_or_boot_that_is_not_known_is_like_no_other(identities, monkeypatch, text):
-    monkeypatch.setattr(durable, "_first_line", lambda paths: "" if "boot_id" in next(iter(paths)) else text)
+    monkeypatch.setattr(machine, "_first_line", lambda paths: "" if "boot_id" in next(iter(paths)) else text)
     seen = set()
     for _ in range(3):
         for function in (machine.boot_id, machine.machine_id):
