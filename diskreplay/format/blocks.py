@@ -66,9 +66,9 @@ class BlockSums:
     def add(self, array: NamedRows, chunk: int, fd: int) -> int:
         """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
         size, block = os.fstat(fd).st_size, block_bytes(array.row_bytes)
-        sums = read_sums(fd, size, block)
+        sums, crc = read_both(fd, size, block)
         self.chunks[array.path, chunk] = stored(sums, size, block)
-        return combine(sums, size, block)
+        return crc
 
     def content(self) -> bytes:
         """Return the bytes of the file."""
@@ -91,12 +91,18 @@ def read_sums(fd: int, size: int, block: int) -> Sums:
     OSError
         The disk refuses to read it.
     """
+    return read_both(fd, size, block)[0]
+
+
+def read_both(fd: int, size: int, block: int) -> tuple[Sums, int]:
+    """Return the checksums of a file's blocks, and that of all of it; errors as for `read_sums`."""
     if size <= block:  # many segments are small
-        return np.array([google_crc32c.value(_read_exactly(fd, size, 0))] if size else [], np.uint32)
+        crc = int(google_crc32c.value(_read_exactly(fd, size, 0))) if size else 0
+        return np.array([crc] if size else [], np.uint32), crc
     sums = _of_zeros(size, block)
     window = min(-(-size // block), _WINDOW // block) * block
     buffer = np.empty(window, np.uint8)
-    at = 0
+    at = done = crc = 0
     while at < size and (data := _seek(fd, at, os.SEEK_DATA, size)) < size:
         at = max(at, data - data % block)
         stop = min(size, -(-_seek(fd, max(at, data), os.SEEK_HOLE, size) // block) * block)
@@ -106,8 +112,9 @@ def read_sums(fd: int, size: int, block: int) -> Sums:
             sums[at // block : -(-(at + count) // block)] = [
                 google_crc32c.value(buffer[i : min(i + block, count)]) for i in range(0, count, block)
             ]
-            at += count
-    return sums
+            crc, at, done = google_crc32c.extend(crc, buffer[:count]), at + count, done + count
+    # To read it twice, from the cache, takes less than the arithmetic, which only holes need.
+    return sums, crc if done == size else combine(sums, size, block)
 
 
 def _read_exactly(fd: int, nbytes: int, at: int) -> bytes:

@@ -59,6 +59,7 @@ class _Settled:
     info: SegmentInfo
     rows: NDArray[np.int64]  # of each lane, what is data
     kept: NDArray[np.int64]  # and what is kept behind it, though nothing proves that it is whole
+    is_live: bool  # whether its memory is trusted
     checksums: dict[str, int]
     steps: int = 0
     blocks: BlockSums = field(default_factory=BlockSums)
@@ -132,13 +133,11 @@ def _in_need_of_room(root: Root) -> Iterator[None]:
 
 def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Settled:
     refuse_links(info.path, root.blueprint.paths)
-    if shows_live_rows(info):
-        rows = kept = _settle_counters(root, info)
-    else:
-        rows, kept = settle_unproven(root, info, salvaged)
+    is_live = shows_live_rows(info)
+    rows, kept = _settle_counters(root, info) if is_live else settle_unproven(root, info, salvaged)
     # All three say the same in the end: any one of them can be restored from another.
     crc = google_crc32c.value(rows.tobytes())
-    segment = _Settled(info, rows, kept, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
+    segment = _Settled(info, rows, kept, is_live, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
     for path, document in root.blueprint.documents(len(info.lanes), info.chunk_rows, None):
         if array := root.blueprint.arrays.get(path):
             _trim(root, segment, array)
@@ -178,8 +177,8 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
 
 
-def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
-    """Fix what is data of a segment whose memory can be trusted; return the rows of each lane.
+def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Fix what is data of a segment whose memory can be trusted; return the rows of each lane, and the same again.
 
     That is all that was committed, and the last observation of an episode that nobody ended.
     """
@@ -191,7 +190,7 @@ def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
             _end_with_observation(root, info, lane, int(committed[lane]))
             committed[lane] += 1
         write_lane_counter(f"{info.path}/{layout.COMMITTED}", committed)
-    return committed
+    return committed, committed
 
 
 def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:
@@ -234,7 +233,7 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         finally:
             os.close(fd)
     name = f"{array.path}/{layout.METADATA}"
-    if not shows_live_rows(info):
+    if not segment.is_live:
         _remove_unknown(info, array, chunks)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
     document = rows_document(root, info, array.path, longest)

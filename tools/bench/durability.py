@@ -23,7 +23,7 @@ class Size(NamedTuple):
     frame_us: float
 
 
-FULL, TINY = Size(6.0, 20, 500), Size(0.05, 20, 500)
+FULL, TINY = Size(1.5, 20, 500), Size(0.05, 20, 500)
 DURABILITIES: tuple[float, ...] = (0.5, 5.0)
 NONE = 'durability="none"'
 POOL = 4096
