@@ -41,7 +41,7 @@ PUBLIC_NAMES_ONLY = {"interop"}
 LIBRARIES = {
     "zarr": {"format"},
     "filelock": {"format", "store"},
-    "google_crc32c": {"format"},
+    "crc32c": {"format"},
     "numba": {"kernels"},
     "torch": {"loading", "buffers", "cli", "interop.torch_dataset"},
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces", "testing"},

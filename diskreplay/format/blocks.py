@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
@@ -78,7 +78,7 @@ class BlockSums:
         """Write the file into a segment that is not sealed yet, and return its checksum."""
         data = self.content()
         write_sparse(f"{segment}/{layout.BLOCKS}", data)
-        return int(google_crc32c.value(data))
+        return int(crc32c(data))
 
 
 def read_sums(fd: int, size: int, block: int) -> Sums:
@@ -97,11 +97,11 @@ def read_sums(fd: int, size: int, block: int) -> Sums:
 def read_both(fd: int, size: int, block: int) -> tuple[Sums, int]:
     """Return the checksums of a file's blocks, and that of all of it; errors as for `read_sums`."""
     if size <= block:  # many segments are small
-        crc = int(google_crc32c.value(_read_exactly(fd, size, 0))) if size else 0
+        crc = int(crc32c(_read_exactly(fd, size, 0))) if size else 0
         return np.array([crc] if size else [], np.uint32), crc
     sums = _of_zeros(size, block)
     window = min(-(-size // block), _WINDOW // block) * block
-    buffer = np.empty(window, np.uint8)
+    buffer = memoryview(bytearray(window))
     at = done = crc = 0
     while at < size and (data := _seek(fd, at, os.SEEK_DATA, size)) < size:
         at = max(at, data - data % block)
@@ -110,9 +110,9 @@ def read_both(fd: int, size: int, block: int) -> tuple[Sums, int]:
             count = min(window, stop - at)
             _read_into(fd, buffer[:count], at)
             sums[at // block : -(-(at + count) // block)] = [
-                google_crc32c.value(buffer[i : min(i + block, count)]) for i in range(0, count, block)
+                crc32c(buffer[i : min(i + block, count)]) for i in range(0, count, block)
             ]
-            crc, at, done = google_crc32c.extend(crc, buffer[:count]), at + count, done + count
+            crc, at, done = crc32c(buffer[:count], crc), at + count, done + count
     # To read it twice, from the cache, takes less than the arithmetic, which only holes need.
     return sums, crc if done == size else combine(sums, size, block)
 
@@ -124,10 +124,10 @@ def _read_exactly(fd: int, nbytes: int, at: int) -> bytes:
     return data
 
 
-def _read_into(fd: int, out: NDArray[np.uint8], at: int) -> None:
+def _read_into(fd: int, out: memoryview, at: int) -> None:
     done = 0
     while done < len(out):
-        count = os.preadv(fd, [out[done:].data], at + done)
+        count = os.preadv(fd, [out[done:]], at + done)
         if not count:
             raise FormatError("a file became shorter while it was read; the store is damaged")
         done += count
@@ -185,7 +185,7 @@ def _look_up(zeros: Sums, values: Sums) -> Sums:
 
 @lru_cache(maxsize=64)
 def _sum_of_zeros(nbytes: int) -> int:
-    return int(google_crc32c.value(bytes(nbytes)))
+    return int(crc32c(bytes(nbytes)))
 
 
 @lru_cache(maxsize=64)

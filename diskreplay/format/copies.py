@@ -13,7 +13,7 @@ import stat
 import time
 from functools import lru_cache
 
-import google_crc32c
+from crc32c import crc32c
 
 from diskreplay.format import layout
 from diskreplay.format.root import Root
@@ -84,7 +84,7 @@ def _fits(path: str, crc: int, *_: int) -> bool:
     try:
         found = at = 0
         while data := os.pread(fd, _BLOCK_BYTES, at):
-            found, at = google_crc32c.extend(found, data), at + len(data)
+            found, at = crc32c(data, found), at + len(data)
         return found == crc
     except OSError:
         return False

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
@@ -288,7 +288,7 @@ def _sum_at(fd: int, at: int, nbytes: int) -> int:
         data = os.pread(fd, nbytes, at)
     except OSError:
         return -1
-    return int(google_crc32c.value(data)) if len(data) == nbytes else -1
+    return int(crc32c(data)) if len(data) == nbytes else -1
 
 
 def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
@@ -323,7 +323,7 @@ def _without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
 @cache
 def _byte_changes() -> NDArray[np.uint32]:
     """Return how the checksum changes with the exclusive-or that the last byte of a string is changed by."""
-    return np.array([google_crc32c.value(bytes([i])) ^ google_crc32c.value(b"\0") for i in range(256)], np.uint32)
+    return np.array([crc32c(bytes([i])) ^ crc32c(b"\0") for i in range(256)], np.uint32)
 
 
 def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
@@ -332,7 +332,7 @@ def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
     None also where several would do. For 512 bytes that are damaged otherwise, one is found by chance in 30,000 times.
     """
     table = _byte_changes()
-    wanted = np.uint32(google_crc32c.value(data) ^ crc)
+    wanted = np.uint32(crc32c(data) ^ crc)
     changes, found = table, []
     for at in range(len(data) - 1, -1, -1):
         found += [(at, data[at] ^ int(change)) for change in np.flatnonzero(changes == wanted)]

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
@@ -78,7 +78,7 @@ def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
     count, seed, before = len(data) // kind.itemsize, 0, np.zeros(lanes, np.int64)
     for at, record in enumerate(np.frombuffer(data[: count * kind.itemsize], kind)):
         start = at * kind.itemsize
-        own = google_crc32c.extend(seed, data[start : start + kind.itemsize - 4])
+        own = crc32c(data[start : start + kind.itemsize - 4], seed)
         if record["size"] != kind.itemsize or record["own"] != own:
             return
         rows = np.array(record["rows"], np.int64)
@@ -168,7 +168,7 @@ class MarkLog:
         record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
         record["rows"][0] = rows
         data = record.tobytes()[:-4]
-        own = google_crc32c.extend(self._seed, data)
+        own = crc32c(data, self._seed)
         try:
             # What an earlier attempt left behind the last whole mark is overwritten.
             self._write(data + own.to_bytes(4, "little"))
@@ -219,22 +219,16 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
     count = stop[lanes] - start[lanes]
     begin = lanes * per_chunk + start[lanes]
     if int(count.sum()) * row_bytes >= _LONG * len(lanes):
-        data = np.asarray(mapping)
+        data = np.asarray(mapping).data
         for at, rows in zip(begin.tolist(), count.tolist(), strict=True):
-            crc = _bytes_crc(data[at * row_bytes : (at + rows) * row_bytes], crc)
+            crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # others run meanwhile
         return crc
     # Of few rows a lane, a call for each would take longer than to put them side by side.
     items = np.asarray(mapping).view(f"V{row_bytes}")
     at = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
     step = max(1, _BLOCK_BYTES // row_bytes)
     for some in range(0, len(at), step):
-        crc = google_crc32c.extend(crc, items[at[some : some + step]].tobytes())
-    return crc
-
-
-def _bytes_crc(data: NDArray[np.uint8], crc: int) -> int:
-    for start in range(0, len(data), _BLOCK_BYTES):
-        crc = google_crc32c.extend(crc, data[start : start + _BLOCK_BYTES])
+        crc = crc32c(items[at[some : some + step]].tobytes(), crc)
     return crc
 
 

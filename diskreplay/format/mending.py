@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
@@ -63,7 +63,7 @@ def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
         # Sealing made them equal.
         candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
     expected = info.checksums.get(name)
-    return next((data for data in candidates if data and google_crc32c.value(data) == expected), None)
+    return next((data for data in candidates if data and crc32c(data) == expected), None)
 
 
 def whole_document(path: Path) -> bytes | None:
@@ -118,7 +118,7 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
         fd = open_regular(str(info.path / name), 8 * len(info.lanes))
         with open(fd, "rb") as file:
             data = file.read()
-        if google_crc32c.value(data) == info.checksums.get(name):
+        if crc32c(data) == info.checksums.get(name):
             return data
     return b""
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import (
@@ -215,7 +215,7 @@ def seal_document(document: Document, attributes: Document) -> bytes:
     The checksum is the CRC-32C of the file with the eight hexadecimal digits of the checksum as zeros.
     """
     data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
-    crc = google_crc32c.value(data)
+    crc = crc32c(data)
     return data.replace(f'"diskreplay_crc32c":"{_BLANK}"'.encode(), f'"diskreplay_crc32c":"{crc:08x}"'.encode())
 
 
@@ -269,7 +269,7 @@ def verify_document(data: bytes, path: Path | str) -> None:
     if len(found) != 1:
         raise FormatError(f"{path} has no checksum of itself; it was changed by something else, restore this file")
     blank = _CHECKSUM.sub(b'"diskreplay_crc32c":"' + _BLANK.encode() + b'"', data)
-    if google_crc32c.value(blank) != int(found[0], 16):
+    if crc32c(blank) != int(found[0], 16):
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
 
 

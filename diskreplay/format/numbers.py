@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-import google_crc32c
+from crc32c import crc32c
 
 from diskreplay.errors import ReplayError
 from diskreplay.format import layout
@@ -59,7 +59,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
 def _hashed(text: str) -> int:
     """Return a number that a counter can hold, and that no other boot is likely to have."""
     data = text.encode()
-    return 1 + (google_crc32c.value(data) << 29 | google_crc32c.value(data[::-1]) >> 3)
+    return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
 
 
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
@@ -127,7 +127,7 @@ class _Build:
             data = os.pread(fd, min(os.fstat(fd).st_size, _MOST_BYTES), 0)
         finally:
             os.close(fd)
-        if google_crc32c.value(data) != self._info.checksums[name]:
+        if crc32c(data) != self._info.checksums[name]:
             raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
         write_file(f"{self._folder}/{name}", data)
         self._sums[name] = self._info.checksums[name]

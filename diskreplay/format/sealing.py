@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
@@ -136,7 +136,7 @@ def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -
     is_live = shows_live_rows(info)
     rows, kept = _settle_counters(root, info) if is_live else settle_unproven(root, info, salvaged)
     # All three say the same in the end: any one of them can be restored from another.
-    crc = google_crc32c.value(rows.tobytes())
+    crc = crc32c(rows.tobytes())
     segment = _Settled(info, rows, kept, is_live, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
     for path, document in root.blueprint.documents(len(info.lanes), info.chunk_rows, None):
         if array := root.blueprint.arrays.get(path):
@@ -145,7 +145,7 @@ def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -
             name = f"{path}/{layout.METADATA}"
             if not _says(f"{info.path}/{name}", document):
                 write_atomic(info.path / name, document)
-            segment.checksums[name] = google_crc32c.value(document)
+            segment.checksums[name] = crc32c(document)
     segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
     return segment
 
@@ -241,7 +241,7 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         _remove_chunks(root, info, array.path, chunks)
         write_rows(root, info, array.path, longest)
     note_changed(f"{info.path}/{name}", for_good=True)
-    sums[name] = google_crc32c.value(document)
+    sums[name] = crc32c(document)
 
 
 def _says(path: str, document: bytes) -> bool:

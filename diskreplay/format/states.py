@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StoreNotFound
@@ -210,7 +210,7 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
         name = _array_name(path, arrays)
         document = dump(_array_document(template, tree))
         arrays[name] = _Files(document, tree)
-        return {ARRAY: name, CRC: google_crc32c.value(document)}
+        return {ARRAY: name, CRC: crc32c(document)}
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree) or not _RESERVED.isdisjoint(tree):
             raise ValueError(f"keys at {where} must be str and none of {sorted(_RESERVED)}, not {list(tree)}")
@@ -241,7 +241,7 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: dict[str, _Files
         write_file(str(folder / name / layout.METADATA), document)
         if array.size:
             data = array.astype(_DTYPES[array.dtype.name], copy=False).tobytes()
-            crc = google_crc32c.value(data).to_bytes(_CRC_BYTES, "little")
+            crc = crc32c(data).to_bytes(_CRC_BYTES, "little")
             with open(folder / name / _chunk_name(array.shape), "wb") as file:  # which writes all of it or raises
                 file.write(data)
                 file.write(crc)
@@ -345,7 +345,7 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
         raise FormatError(f"{folder} names an array {name!r}; delete the folder above and save again")
     path = folder / name / layout.METADATA
     text = read_document(path)
-    if google_crc32c.value(text) != crc:
+    if crc32c(text) != crc:
         raise FormatError(f"{path} does not fit its checksum; delete {folder.parent} and save again")
     document = parse_document(text, path)
     shape, dtype = document.get("shape"), document.get("data_type")
@@ -357,6 +357,6 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
     chunk = str(path.with_name(_chunk_name(shape)))
     with open(open_regular(chunk, expected + _CRC_BYTES), "rb", buffering=0) as file:
         data = np.fromfile(file, np.uint8)
-    if google_crc32c.value(data[:expected].tobytes()) != int.from_bytes(data[expected:].tobytes(), "little"):
+    if crc32c(data[:expected].tobytes()) != int.from_bytes(data[expected:].tobytes(), "little"):
         raise FormatError(f"{path.parent} does not fit its checksum; delete {folder.parent} and save again")
     return data[:expected].view(_DTYPES[dtype]).reshape(shape)

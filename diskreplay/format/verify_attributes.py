@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
@@ -224,7 +224,7 @@ def _checksum(path: str) -> int:
     try:
         crc = at = 0
         while block := os.pread(fd, _BLOCK_BYTES, at):
-            crc, at = int(google_crc32c.extend(crc, block)), at + len(block)
+            crc, at = int(crc32c(block, crc)), at + len(block)
         return crc
     finally:
         os.close(fd)
@@ -260,7 +260,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
         if data is None:
             return None
         values[name] = np.frombuffer(data, "<i8")
-        crc = google_crc32c.value(data)
+        crc = crc32c(data)
         if attributes.checksums.get(f"{name}/c.0", crc) != crc:
             files.report("checksum", f"{folder}/{name}/c.0", "does not fit the checksum that it was sealed with")
     if len(files.problems) > before:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
@@ -85,7 +85,7 @@ class Blocks:
         bad: list[tuple[int, int]] = []  # of the rows of all lanes, one lane after the other
         for i, value in enumerate(sums.tolist()):
             count = min(length, nbytes - i * length)
-            if google_crc32c.value(_read(fd, count, i * length)) != value:
+            if crc32c(_read(fd, count, i * length)) != value:
                 start, stop = i * length // array.row_bytes, -(-(i * length + count) // array.row_bytes)
                 if bad and start <= bad[-1][1]:
                     start = bad.pop()[0]

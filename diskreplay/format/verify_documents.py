@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
@@ -74,7 +74,7 @@ def fits_itself(data: bytes) -> bool | None:
     if len(_SELF.findall(data)) != 1:
         return None
     (crc,) = _SELF.findall(data)
-    return int(google_crc32c.value(_SELF.sub(b"0" * 8, data))) == int(crc, 16)
+    return int(crc32c(_SELF.sub(b"0" * 8, data))) == int(crc, 16)
 
 
 def compact(document: Document) -> bytes:

@@ -3,8 +3,8 @@
 import os
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
@@ -66,7 +66,7 @@ def _marks(rows: Rows) -> list[tuple[int, Ints]]:
     seed, before = 0, np.zeros(rows.lanes, np.int64)
     for start in range(0, len(data or b"") - size + 1, size):
         record = (data or b"")[start : start + size]
-        own = google_crc32c.extend(seed, record[:-4])
+        own = crc32c(record[:-4], seed)
         upto = np.frombuffer(record[16:-8], "<i8")
         if int.from_bytes(record[:4], "little") != size or int.from_bytes(record[-4:], "little") != own:
             break
@@ -94,7 +94,7 @@ def _new_bytes(rows: Rows, before: Ints, upto: Ints) -> int | None:
                     data = rows.read(path, lane, at, min(end, at + most))
                     if data is None:
                         return None
-                    crc, at = google_crc32c.extend(crc, data), min(end, at + most)
+                    crc, at = crc32c(data, crc), min(end, at + most)
     return crc
 
 

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any
 
-import google_crc32c
+from crc32c import crc32c
 
 from diskreplay.format import layout
 from diskreplay.format.verify_documents import MAX_DOCUMENT_BYTES, Document, fits_itself, is_group, is_whole, parse
@@ -132,7 +132,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
     where = f"{folder}/{layout.METADATA}"
     if not files.is_folder(folder) or (data := files.read(where, MAX_DOCUMENT_BYTES)) is None:
         return
-    if google_crc32c.value(data) != crc:
+    if crc32c(data) != crc:
         files.report("checksum", where, "does not fit the checksum in its state")
         return
     document = parse(files, where, data) or {}
@@ -155,10 +155,10 @@ def _check_chunk(files: Files, where: str, nbytes: int) -> None:
     if fd is None:
         return
     try:
-        checksum = google_crc32c.Checksum()
+        crc = 0
         for start in range(0, nbytes, _BLOCK_BYTES):
-            checksum.update(read_at(fd, min(_BLOCK_BYTES, nbytes - start), start))
-        if int.from_bytes(checksum.digest(), "big") != int.from_bytes(read_at(fd, _CRC_BYTES, nbytes), "little"):
+            crc = crc32c(read_at(fd, min(_BLOCK_BYTES, nbytes - start), start), crc)
+        if crc != int.from_bytes(read_at(fd, _CRC_BYTES, nbytes), "little"):
             files.report("checksum", where, "does not fit its checksum")
     except OSError as error:
         files.report("unreadable", where, reason(error))

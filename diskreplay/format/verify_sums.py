@@ -2,7 +2,7 @@
 
 import os
 
-import google_crc32c
+from crc32c import crc32c
 
 from diskreplay.format import layout
 from diskreplay.format.verify_attributes import Segment
@@ -98,7 +98,7 @@ def checksum(fd: int) -> int:
             block = read_at(fd, min(_BLOCK_BYTES, hole - at), at)
             if not block:
                 return crc  # cut off just now
-            crc, at = google_crc32c.extend(crc, block), at + len(block)
+            crc, at = crc32c(block, crc), at + len(block)
     return crc
 
 
