@@ -12,6 +12,7 @@ from diskreplay.format.durable import sync_file, sync_folder
 from diskreplay.format.marks import MarkLog, Place
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_path
+from diskreplay.format.segment_column import MOST_DESCRIPTORS
 
 Ints = NDArray[np.int64]
 
@@ -19,7 +20,8 @@ Ints = NDArray[np.int64]
 class DurableRows:
     """The rows of a segment that are on the disk.
 
-    Concurrency: one thread at a time, which need not be the one that appends.
+    Files are kept open from mark to mark: each call of the system less is one after which no append has to wait for
+    its turn. Concurrency: one thread at a time, which need not be the one that appends.
     """
 
     def __init__(self, root: Root, info: SegmentInfo) -> None:
@@ -27,6 +29,7 @@ class DurableRows:
         self._log = MarkLog(root, Place(str(info.path), len(info.lanes), info.chunk_rows))
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
         self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
+        self._descriptors: dict[str, tuple[int, int]] = {}  # that chunk of some arrays, and a descriptor of it
         self._is_new = True
 
     def mark(self, rows: Ints) -> None:
@@ -50,14 +53,34 @@ class DurableRows:
 
     def _sync_array(self, leaf: str, chunks: set[int]) -> None:
         for chunk in sorted(chunks):
-            path = chunk_path(self._root, self._info, leaf, chunk)
-            note_changed(path)
-            sync_file(path)
+            fd = self._descriptor(leaf, chunk)
+            note_changed(fd)
+            os.fdatasync(fd)
         newest = max(chunks, default=-1)
         if newest > self._named.get(leaf, -1):
             sync_file(self._info.path / leaf / layout.METADATA)
             sync_folder(self._info.path / leaf)
             self._named[leaf] = newest
+
+    def _descriptor(self, leaf: str, chunk: int) -> int:
+        """Return an open descriptor of a chunk, which is kept until another one of its array is asked for."""
+        known, fd = self._descriptors.get(leaf, (-1, -1))
+        if known != chunk:
+            self._close(leaf)
+            if len(self._descriptors) >= MOST_DESCRIPTORS:
+                self._close(next(iter(self._descriptors)))
+            fd = os.open(chunk_path(self._root, self._info, leaf, chunk), os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptors[leaf] = chunk, fd
+        return fd
+
+    def _close(self, leaf: str) -> None:
+        if leaf in self._descriptors:
+            os.close(self._descriptors.pop(leaf)[1])
+
+    def __del__(self) -> None:
+        """Close what is kept open: a thread in the middle of a mark is the last one to let go of it."""
+        for leaf in list(self._descriptors):
+            self._close(leaf)
 
     def _sync_new_segment(self) -> None:
         path, root = self._info.path, self._root

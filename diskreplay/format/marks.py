@@ -14,7 +14,7 @@ the order of their paths, of each chunk after chunk, in each lane after lane.
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -99,12 +99,13 @@ class MarkLog:
     """The end of a segment's log, to which marks are appended. One thread at a time."""
 
     def __init__(self, root: Root, place: Place) -> None:
-        self._root, self._place = root, place
+        self._root, self._place, self._fd = root, place, -1
         self._kind = _record(place.lanes)
         marks = read_marks(place.folder, place.lanes)
         self._count = len(marks)
         self.rows: Ints = marks[-1].rows if marks else np.zeros(place.lanes, np.int64)
         self._seed = self._read_seed()
+        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was looked at
 
     @property
     def path(self) -> str:
@@ -120,22 +121,33 @@ class MarkLog:
             No space, or the system's.
         """
         try:
-            os.close(self._open())
+            self._open()
         except OSError as error:
             raise self._explained(error) from error
 
+    def __del__(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+
     def _open(self) -> int:
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        return self._fd
 
     def _write(self, data: bytes) -> None:
         fd, offset = self._open(), self._count * self._kind.itemsize
-        try:
-            while data:
-                count = os.pwrite(fd, data, offset)
-                data, offset = data[count:], offset + count
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
+        while data:
+            count = os.pwrite(fd, data, offset)
+            data, offset = data[count:], offset + count
+        os.fdatasync(fd)
+
+    def _map_chunk(self, place: Place, array: RowArray, per_chunk: int, chunk: int) -> Mapping:
+        known, mapping = self._mapped.get(array.path, (-1, None))
+        if mapping is None or known != chunk:
+            mapping = map_chunk(place, array, per_chunk, chunk)
+            self._mapped[array.path] = chunk, mapping
+        return mapping
 
     def _explained(self, error: OSError) -> OSError:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -163,7 +175,7 @@ class MarkLog:
         StorageFull, OSError
             No space, or the system's; the log is as good as before, and the call may be repeated.
         """
-        crc = new_rows_crc(self._root, self._place, self.rows, rows, 0)
+        crc = new_rows_crc(self._root, self._place, self.rows, rows, 0, self._map_chunk)
         record = np.zeros(1, self._kind)
         record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
         record["rows"][0] = rows
@@ -188,8 +200,23 @@ def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
 # --- the bytes of rows -----------------------------------------------------------------------------------------------
 
 
-def new_rows_crc(root: Root, place: Place, before: Ints, rows: Ints, crc: int) -> int:
+def map_chunk(place: Place, array: RowArray, per_chunk: int, chunk: int) -> Mapping:
+    """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
+    path = f"{place.folder}/{array.path}/{array.chunk_key(chunk)}"
+    return map_file(path, place.lanes * per_chunk * array.row_bytes)
+
+
+def new_rows_crc(
+    root: Root,
+    place: Place,
+    before: Ints,
+    rows: Ints,
+    crc: int,
+    mapped: Callable[[Place, RowArray, int, int], Mapping] = map_chunk,
+) -> int:
     """Return the CRC-32C of the bytes of all lanes' rows from ``before`` up to ``rows``, going on from ``crc``.
+
+    ``mapped`` gives the mapping of a chunk: of a place, an array, its rows a chunk, and the chunk's number.
 
     Raises
     ------
@@ -203,14 +230,8 @@ def new_rows_crc(root: Root, place: Place, before: Ints, rows: Ints, crc: int) -
             start = np.clip(before - chunk * per_chunk, 0, per_chunk)
             stop = np.clip(rows - chunk * per_chunk, 0, per_chunk)
             if (start < stop).any():
-                mapping = _map_chunk(place, array, per_chunk, chunk)
-                crc = _rows_crc(mapping, array.row_bytes, per_chunk, start, stop, crc)
+                crc = _rows_crc(mapped(place, array, per_chunk, chunk), array.row_bytes, per_chunk, start, stop, crc)
     return crc
-
-
-def _map_chunk(place: Place, array: RowArray, per_chunk: int, chunk: int) -> Mapping:
-    path = f"{place.folder}/{array.path}/{array.chunk_key(chunk)}"
-    return map_file(path, place.lanes * per_chunk * array.row_bytes)
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:

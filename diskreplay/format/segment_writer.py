@@ -223,9 +223,8 @@ class SegmentWriter:
             The system's. What the disk holds is unknown from then on.
         """
         with self._marking:
-            if self._durable is None:
-                self._durable = DurableRows(self.root, self.info)
-            self._durable.mark(self.committed.copy())
+            durable = self._durable = self._durable or DurableRows(self.root, self.info)
+            durable.mark(self.committed.copy())
 
     def place(self, info: SegmentInfo) -> None:
         """Take the number and the folder that the segment got, after it was opened as a draft."""
@@ -237,7 +236,7 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Let go of every chunk. The lock stays: whoever seals the segment needs it."""
-        self.stretch, self._window, self._window_stop = None, {}, 0
+        self.stretch, self._window, self._window_stop, self._durable = None, {}, 0, None
         self.settle(late=True)
         for column in self.columns.values():
             column.close()
