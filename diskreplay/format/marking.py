@@ -104,5 +104,5 @@ class DurableRows:
 def _chunks_between(before: Ints, rows: Ints, per_chunk: int) -> set[int]:
     """Return the chunks that hold any of the rows from ``before`` up to ``rows``, of any lane."""
     grown = before < rows
-    spans = np.unique(np.stack([before[grown] // per_chunk, (rows[grown] - 1) // per_chunk], 1), axis=0).tolist()
-    return {chunk for first, last in spans for chunk in range(first, last + 1)}
+    begin, end = (before[grown] // per_chunk).tolist(), ((rows[grown] - 1) // per_chunk).tolist()
+    return {chunk for first, last in set(zip(begin, end, strict=True)) for chunk in range(first, last + 1)}

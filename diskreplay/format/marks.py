@@ -227,8 +227,7 @@ def new_rows_crc(
     for path in sorted(root.blueprint.arrays):
         array, per_chunk = root.blueprint.arrays[path], place.chunk_rows[path]
         for chunk in range(first // per_chunk, -(-last // per_chunk)):
-            start = np.clip(before - chunk * per_chunk, 0, per_chunk)
-            stop = np.clip(rows - chunk * per_chunk, 0, per_chunk)
+            start, stop = (np.minimum(np.maximum(edge - chunk * per_chunk, 0), per_chunk) for edge in (before, rows))
             if (start < stop).any():
                 crc = _rows_crc(mapped(place, array, per_chunk, chunk), array.row_bytes, per_chunk, start, stop, crc)
     return crc
@@ -239,7 +238,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
     lanes = np.flatnonzero(start < stop)
     count = stop[lanes] - start[lanes]
     begin = lanes * per_chunk + start[lanes]
-    if int(count.sum()) * row_bytes >= _LONG * len(lanes):
+    if len(lanes) == 1 or int(count.sum()) * row_bytes >= _LONG * len(lanes):
         data = np.asarray(mapping).data
         for at, rows in zip(begin.tolist(), count.tolist(), strict=True):
             crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # others run meanwhile
