@@ -54,7 +54,8 @@ def open_protected(path: str) -> int:
 def is_whole_copy(root: Root, folder: str, checksums: dict[str, int]) -> bool:
     """Whether the chunks of a sealed segment, which is a copy, are those that were sealed.
 
-    What is missing or damaged in a copy of which every chunk was sealed is damage, and not told here.
+    What is damaged in a copy of which every chunk was sealed is damage, and not told here. So is what is missing where
+    there are no marks to go by; else it may have been made after the names of the files had been listed.
     """
     arrays = root.blueprint.arrays
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
@@ -68,11 +69,18 @@ def is_whole_copy(root: Root, folder: str, checksums: dict[str, int]) -> bool:
         if stat.S_ISREG(status.st_mode) and status.st_mode & WRITE_BITS:
             unprotected.append((name, status))
     if not unprotected:
-        return True
+        return not missing or not _has_marks(folder)
     return not missing and all(
         _fits(f"{folder}/{name}", checksums[name], at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
         for name, at in unprotected
     )
+
+
+def _has_marks(folder: str) -> bool:
+    try:
+        return os.stat(f"{folder}/{layout.DURABLE}/{layout.MARKS}", follow_symlinks=False).st_size > 0
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=1 << 16)  # a reader asks several times, and a store may have been copied without permissions

@@ -214,7 +214,8 @@ def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: 
                 missing |= _checksum(path) != crc
         except OSError:
             missing = True
-    if not (writable and missing):
+    log = files.path(f"{folder}/{layout.DURABLE}/{layout.MARKS}")
+    if not missing or not (writable or (os.path.lexists(log) and os.lstat(log).st_size)):
         return found
     return replace(found, sealed=False, in_place=False, steps=0, checksums={}, claimed=(), unproven_steps=0)
 
