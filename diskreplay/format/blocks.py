@@ -2,8 +2,8 @@
 
 A sealed segment has one file of them, ``durable/blocks``: the CRC-32C of every block of every chunk file, exclusive-or
 that of as many zeros, little-endian uint32, in the order of arrays (sorted paths), chunks, and blocks. So it has holes
-where the chunks have. What a chunk's blocks say together is its own
-CRC-32C, which stands in the segment's attributes: so each chunk's part of the file proves itself.
+where the chunks have. What a chunk's blocks say together is its own CRC-32C, which stands in the segment's attributes:
+so each chunk's part of the file proves itself.
 """
 
 import os

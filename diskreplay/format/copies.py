@@ -16,6 +16,7 @@ from functools import lru_cache
 from crc32c import crc32c
 
 from diskreplay.format import layout
+from diskreplay.format.marks import log_path
 from diskreplay.format.root import Root
 
 WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -78,7 +79,7 @@ def is_whole_copy(root: Root, folder: str, checksums: dict[str, int]) -> bool:
 
 def _has_marks(folder: str) -> bool:
     try:
-        return os.stat(f"{folder}/{layout.DURABLE}/{layout.MARKS}", follow_symlinks=False).st_size > 0
+        return os.stat(log_path(folder), follow_symlinks=False).st_size > 0
     except OSError:
         return False
 

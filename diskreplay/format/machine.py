@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from diskreplay.errors import ReplayError
 
@@ -55,7 +55,7 @@ class BootTime(NamedTuple):
     seconds: float
 
     @classmethod
-    def read(cls, value: Any) -> "BootTime | None":
+    def read(cls, value: Any) -> Self | None:
         """Return what stands in a document, or raise TypeError or ValueError."""
         if value is None:
             return None

@@ -1,6 +1,7 @@
 """Bringing the rows of an open segment to the disk, and marking them: see `diskreplay.format.marks`."""
 
 import os
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,16 @@ from diskreplay.format.segment import SegmentInfo, chunk_path
 from diskreplay.format.segment_column import MOST_DESCRIPTORS
 
 Ints = NDArray[np.int64]
+_Descriptors = dict[str, tuple[int, int]]
 
 
 class DurableRows:
     """The rows of a segment that are on the disk.
 
-    Files are kept open from mark to mark: each call of the system less is one after which no append has to wait for
-    its turn. Concurrency: one thread at a time, which need not be the one that appends.
+    Files stay open from mark to mark, until this object is collected: after each system call the marking thread needs
+    the GIL again, which an append may hold or have to wait for.
+
+    Concurrency: one thread at a time, which need not be the one that appends.
     """
 
     def __init__(self, root: Root, info: SegmentInfo) -> None:
@@ -29,7 +33,8 @@ class DurableRows:
         self._log = MarkLog(root, Place(str(info.path), len(info.lanes), info.chunk_rows))
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
         self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
-        self._descriptors: dict[str, tuple[int, int]] = {}  # that chunk of some arrays, and a descriptor of it
+        self._descriptors: _Descriptors = {}  # the chunk of each array that was synced last, and a descriptor of it
+        weakref.finalize(self, _close_all, self._descriptors).atexit = False
         self._is_new = True
 
     def mark(self, rows: Ints) -> None:
@@ -66,21 +71,12 @@ class DurableRows:
         """Return an open descriptor of a chunk, which is kept until another one of its array is asked for."""
         known, fd = self._descriptors.get(leaf, (-1, -1))
         if known != chunk:
-            self._close(leaf)
+            _close(self._descriptors, leaf)
             if len(self._descriptors) >= MOST_DESCRIPTORS:
-                self._close(next(iter(self._descriptors)))
+                _close(self._descriptors, next(iter(self._descriptors)))
             fd = os.open(chunk_path(self._root, self._info, leaf, chunk), os.O_RDONLY | os.O_CLOEXEC)
             self._descriptors[leaf] = chunk, fd
         return fd
-
-    def _close(self, leaf: str) -> None:
-        if leaf in self._descriptors:
-            os.close(self._descriptors.pop(leaf)[1])
-
-    def __del__(self) -> None:
-        """Close what is kept open: a thread in the middle of a mark is the last one to let go of it."""
-        for leaf in list(self._descriptors):
-            self._close(leaf)
 
     def _sync_new_segment(self) -> None:
         path, root = self._info.path, self._root
@@ -99,6 +95,16 @@ class DurableRows:
         self._log.create()
         sync_folder(os.path.dirname(self._log.path))
         self._is_new = False
+
+
+def _close(descriptors: _Descriptors, leaf: str) -> None:
+    if leaf in descriptors:
+        os.close(descriptors.pop(leaf)[1])
+
+
+def _close_all(descriptors: _Descriptors) -> None:
+    for leaf in list(descriptors):
+        _close(descriptors, leaf)
 
 
 def _chunks_between(before: Ints, rows: Ints, per_chunk: int) -> set[int]:

@@ -14,6 +14,7 @@ the order of their paths, of each chunk after chunk, in each lane after lane.
 import errno
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
 from diskreplay.format import layout
+from diskreplay.format.durable import write_at
 from diskreplay.format.mapping import Mapping, map_file, open_regular
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
@@ -96,7 +98,10 @@ def _record(lanes: int) -> np.dtype[np.void]:
 
 
 class MarkLog:
-    """The end of a segment's log, to which marks are appended. One thread at a time."""
+    """The end of a segment's log, to which marks are appended. One thread at a time.
+
+    The log stays open and chunks stay mapped until this object is collected.
+    """
 
     def __init__(self, root: Root, place: Place) -> None:
         self._root, self._place, self._fd = root, place, -1
@@ -125,22 +130,11 @@ class MarkLog:
         except OSError as error:
             raise self._explained(error) from error
 
-    def __del__(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-
     def _open(self) -> int:
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            weakref.finalize(self, _close, self._fd).atexit = False
         return self._fd
-
-    def _write(self, data: bytes) -> None:
-        fd, offset = self._open(), self._count * self._kind.itemsize
-        while data:
-            count = os.pwrite(fd, data, offset)
-            data, offset = data[count:], offset + count
-        os.fdatasync(fd)
 
     def _map_chunk(self, place: Place, array: RowArray, per_chunk: int, chunk: int) -> Mapping:
         known, mapping = self._mapped.get(array.path, (-1, None))
@@ -183,10 +177,15 @@ class MarkLog:
         own = crc32c(data, self._seed)
         try:
             # What an earlier attempt left behind the last whole mark is overwritten.
-            self._write(data + own.to_bytes(4, "little"))
+            write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
+            os.fdatasync(self._open())
         except OSError as error:
             raise self._explained(error) from error
         self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
+
+
+def _close(fd: int) -> None:
+    os.close(fd)  # by name: while a test watches calls of the system, they are replaced by others
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:

@@ -228,6 +228,19 @@ def create_root(
         sync_folder(folder.parent)
 
 
+def open_home(path: Path) -> OpenFolder:
+    """Open the folder of a store; StoreNotFound where there is none."""
+    try:
+        return OpenFolder(path)
+    except OSError as error:
+        raise _not_found(path) from error
+
+
+def _not_found(path: Path) -> StoreNotFound:
+    what = "is not a store: it has no readable zarr.json" if path.exists() else "does not exist"
+    return StoreNotFound(f"{path} {what}; diskreplay.create makes a store")
+
+
 @shown_paths()
 def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     """Read and check the root of the store at ``path``, or in the folder ``home`` that was opened there.
@@ -240,14 +253,13 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
         It is damaged, hostile, or of a version that this release does not know.
     """
     check_platform()
+    home = open_home(path) if home is None else home
     try:
-        home = OpenFolder(path) if home is None else home
         document_path = home.path / layout.METADATA
         document_key = _identify(home.path)  # before it is read: one that replaces it meanwhile is then another
         data = metadata.read_document(document_path)
     except OSError as error:
-        what = "is not a store: it has no readable zarr.json" if path.exists() else "does not exist"
-        raise StoreNotFound(f"{path} {what}; diskreplay.create makes a store") from error
+        raise _not_found(path) from error
     document = metadata.parse_document(data, document_path)
     attributes = document.get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:

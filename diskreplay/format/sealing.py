@@ -134,7 +134,10 @@ def _in_need_of_room(root: Root) -> Iterator[None]:
 def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Settled:
     refuse_links(info.path, root.blueprint.paths)
     is_live = shows_live_rows(info)
-    rows, kept = _settle_counters(root, info) if is_live else settle_unproven(root, info, salvaged)
+    if is_live:
+        rows = kept = _settle_counters(root, info)
+    else:
+        rows, kept = settle_unproven(root, info, salvaged)
     # All three say the same in the end: any one of them can be restored from another.
     crc = crc32c(rows.tobytes())
     segment = _Settled(info, rows, kept, is_live, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
@@ -177,8 +180,8 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
     write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
 
 
-def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fix what is data of a segment whose memory can be trusted; return the rows of each lane, and the same again.
+def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
+    """Fix what is data of a segment whose memory can be trusted; return the rows of each lane.
 
     That is all that was committed, and the last observation of an episode that nobody ended.
     """
@@ -190,7 +193,7 @@ def _settle_counters(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], 
             _end_with_observation(root, info, lane, int(committed[lane]))
             committed[lane] += 1
         write_lane_counter(f"{info.path}/{layout.COMMITTED}", committed)
-    return committed, committed
+    return committed
 
 
 def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:

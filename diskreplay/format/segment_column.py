@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from mmap import PAGESIZE
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,23 @@ from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, ope
 from diskreplay.format.stretches import Ints, Places
 
 MOST_DESCRIPTORS = 32
-# With how many pages a lane begins, up to how many they become four times as many and not twice, and how many are
-# brought into memory at once. Those of several lanes lie apart, and each is a call of the system.
-_LONE_PAGES, _LANE_PAGES = (1, 0, 32), (4, 16, 4)
-_STEP_ROWS = 256  # at least
+_STEP_ROWS = 256
+
+
+class Pages(NamedTuple):
+    """How the space of a lane grows in a segment's first chunk.
+
+    ``first`` pages at the beginning, then four times as many as it has below ``few``, and twice as many from there on;
+    ``step`` of them, or `_STEP_ROWS` rows, are brought into memory at once.
+    """
+
+    first: int
+    few: int
+    step: int
+
+
+# The pages of several lanes lie apart, and each range is a system call.
+_LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
 class Column:
@@ -39,9 +52,9 @@ class Column:
         self.rows = info.chunk_rows[self.leaf]
         self.shift = self.rows.bit_length() - 1
         self.mask = self.rows - 1
-        first, few, step = _LONE_PAGES if len(info.lanes) == 1 else _LANE_PAGES
-        self._first_rows, self._few_rows = max(2, first * PAGESIZE // self.row_bytes), few * PAGESIZE // self.row_bytes
-        self._step_rows = max(_STEP_ROWS, step * PAGESIZE // self.row_bytes)
+        pages, page_rows = _LONE if len(info.lanes) == 1 else _LANE, PAGESIZE / self.row_bytes
+        self._first_rows, self._few_rows = max(2, int(pages.first * page_rows)), int(pages.few * page_rows)
+        self._step_rows = max(_STEP_ROWS, int(pages.step * page_rows))
         self._chunk_bytes = chunk_nbytes(root, info, self.leaf)
         self.by_position = by_position
         self._keeps = keeps

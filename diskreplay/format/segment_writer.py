@@ -223,6 +223,7 @@ class SegmentWriter:
             The system's. What the disk holds is unknown from then on.
         """
         with self._marking:
+            # Kept until the mark is made, also if `close` drops it meanwhile: its files are open for so long.
             durable = self._durable = self._durable or DurableRows(self.root, self.info)
             durable.mark(self.committed.copy())
 

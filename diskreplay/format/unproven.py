@@ -54,7 +54,7 @@ def fate_of(root: Root, info: SegmentInfo) -> Fate:
 
 
 def _has_folders(root: Root, info: SegmentInfo) -> bool:
-    return all(is_folder(info.path / name) for name in (*root.blueprint.paths, *layout.LANE_COUNTERS))
+    return all(is_folder(info.path / name) for name in root.blueprint.paths)
 
 
 def settle_unproven(root: Root, info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:

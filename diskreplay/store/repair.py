@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.errors import FormatError
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock
@@ -17,7 +17,7 @@ from diskreplay.format.mending import (
     restore as write_anew,
 )
 from diskreplay.format.quarantine import note_change, quarantined_numbers, read_quarantine
-from diskreplay.format.root import read_root
+from diskreplay.format.root import open_home, read_root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
@@ -87,7 +87,7 @@ def repair(
     StoreLocked
         Another process held the store's lock for a minute.
     """
-    home = _open(Path(path).absolute())
+    home = open_home(Path(path).absolute())
     if restore is not None:
         return _restore(home, restore, dry_run)
     root = home.path
@@ -122,13 +122,6 @@ def repair(
 def without_quarantine(problems: list[Problem]) -> list[Problem]:
     """Return the findings but those of what is in quarantine: there is nothing to repair about it."""
     return [problem for problem in problems if problem.kind != "quarantine"]
-
-
-def _open(path: Path) -> OpenFolder:
-    try:
-        return OpenFolder(path)
-    except OSError as error:
-        raise StoreNotFound(f"{path} {error.strerror}; diskreplay.create makes a store") from error
 
 
 def _restore(home: OpenFolder, number: int, dry_run: bool) -> Repaired:

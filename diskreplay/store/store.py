@@ -309,7 +309,7 @@ class Store:
         self._writers.add(writer)
         return writer
 
-    def _writer_closed(self, recorder: Recorder, writer: Any) -> None:
+    def _writer_closed(self, recorder: Recorder, writer: Writer | VectorWriter) -> None:
         self._writers.discard(writer)
         recorder.drain()
 

@@ -30,11 +30,14 @@ class Turn:
 
 
 class Guard:
-    """Calls a method with the error that a block met, if it still has an object. A generator takes a microsecond."""
+    """Calls a method with the error that a block met: as a generator would, which takes a microsecond.
+
+    Its object has the guard, and is referred to weakly: a cycle would put off its end to the garbage collector.
+    """
 
     __slots__ = ("_method",)
 
-    def __init__(self, method: "weakref.WeakMethod[Callable[[BaseException], None]]") -> None:
+    def __init__(self, method: weakref.WeakMethod[Callable[[BaseException], None]]) -> None:
         self._method = method
 
     def __enter__(self) -> None:

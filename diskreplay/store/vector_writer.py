@@ -79,8 +79,8 @@ class VectorWriter(_BaseWriter):
             return
         with self._recording():
             self._steps.append(Step(lanes, values, following, ends, cuts, finals))
-        if self._flushes_episodes:
-            self._after_step(bool((ends | cuts).any()))
+        if self._flushes_episodes and (ends | cuts).any():
+            self._flush()
 
     def _cast_step(
         self, obs: Any, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...]

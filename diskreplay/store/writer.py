@@ -45,7 +45,7 @@ class _BaseWriter:
         self._schema, self._recorder, self._limiter = schema, recorder, limiter
         self._flushes_episodes, self._on_close = durability == "episode", on_close
         self._pid, self._closed = os.getpid(), False
-        self._turns, self._guard = Turn(), Guard(weakref.WeakMethod(self.give_up_after))
+        self._turns, self._guard = Turn(), Guard(weakref.WeakMethod(self._give_up_after))
         self._turn = self._turns
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # when the call ends in the middle of which `close` was called
@@ -140,7 +140,7 @@ class _BaseWriter:
         with limiter.inserting(self._check_not_closing), self._guard:
             yield
 
-    def give_up_after(self, error: BaseException) -> None:
+    def _give_up_after(self, error: BaseException) -> None:
         """Close where an error that a call met may have come in the middle of writing; raise what explains it."""
         if not isinstance(error, (StorageFull, StoreLocked)):  # refused as a whole, before anything was written
             self._give_up()
@@ -336,7 +336,7 @@ class Writer(_BaseWriter):
                     if ended or not self._recorder.go_on(items, following):
                         self._record(items, following, terminated, truncated, finals)
                 except BaseException as error:
-                    self.give_up_after(error)
+                    self._give_up_after(error)
                     raise
             if ended and self._flushes_episodes:
                 self._flush()

@@ -120,10 +120,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             f"{size.frame_us:g} µs at most, as an environment gives them, next_obs given; only the call is timed. "
             "Between rounds everything is brought to the disk, so that none pays for another: the system brings "
             "nothing of durability none to the disk in its own time.",
-            "The environment works in the thread that appends, and never lets another one run; the one that is said "
-            "to be waiting sleeps, as for another process. Who makes marks needs the interpreter for an instant after "
-            "each call of the system. Where the environment keeps it, it gets it in an append that lets go of it to "
-            "write a frame, and that append waits.",
+            "The environment runs in the thread that appends and holds the GIL; the one called waiting sleeps, as for "
+            "another process. The marking thread needs the GIL for an instant after each system call. Where the "
+            "environment holds it, an append that releases it to write a frame hands it over, and waits.",
             "The two last columns before the count are medians of the ratios to durability none, round by round.",
         ],
     )

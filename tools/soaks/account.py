@@ -29,6 +29,7 @@ from tools.soaks.jobs import (
     inspect,
     outlive,
     sample,
+    wait_until,
     write,
 )
 
@@ -143,9 +144,7 @@ class Soak:
         victim = self._rng.choice(writers if writers and self._rng.random() < 0.85 else victims)
         if victim.job is write and self._rng.random() < 0.8:
             # On a busy machine most would be dead before their first step.
-            until = time.monotonic() + 10
-            while not self._board.counts[victim.number].any() and time.monotonic() < until:
-                time.sleep(0.001)
+            wait_until(self._board.counts[victim.number].any, 10)
             time.sleep(self._rng.random() * 0.05)
         self._children.remove(victim)
         # While the others stand still, nothing that is looked at here is evicted.
@@ -196,7 +195,8 @@ class Soak:
         dr.create(target, coded_schema(), **kwargs).close()
         self._start(outlive, like=number, spared=True)
         orphan = self._children.pop()
-        self._wait(lambda: self._board.counts[number].any(), f"the writer of {target.name}")
+        if not wait_until(self._board.counts[number].any, 60):
+            self.account.problems.append(f"the writer of {target.name} did nothing for a minute")
         self._stop_all()
         os.kill(orphan.pid, signal.SIGSTOP)
         shutil.rmtree(target)
@@ -207,14 +207,6 @@ class Soak:
         self._go_on()
         self.account.problems += filter(None, [orphan.ended()])
         self.account.moves += 1
-
-    def _wait(self, until: Any, what: str) -> None:
-        end = time.monotonic() + 60
-        while not until():
-            if time.monotonic() > end:
-                self.account.problems.append(f"{what} did nothing for a minute")
-                return
-            time.sleep(0.01)
 
     def _end_all(self) -> None:
         self._bury()

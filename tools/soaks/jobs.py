@@ -81,6 +81,16 @@ class Place:
         return self.use(lambda path: dr.open(path, mode))
 
 
+def wait_until(holds: Callable[[], Any], patience_s: float) -> bool:
+    """Wait until something holds that another process decides, or for so long; return whether it does."""
+    until = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)  # nothing tells: a process may be stopped or killed anywhere
+    return True
+
+
 def write(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
     """Append until told to stop: steps of one environment or of several, with and without their next observations."""
     rng = random.Random(seed)
@@ -96,7 +106,7 @@ def _write(store: dr.Store, number: int, counts: Any, rng: random.Random, stop: 
             for _ in range(rng.randrange(1, 60)):
                 with suppress(dr.StoreLocked):  # refused as a whole
                     append(writer, number, counts, rng)
-            time.sleep(rng.random() * 0.01)
+            time.sleep(rng.random() * 0.01)  # as an environment that takes its time, so that others run on two cores
 
 
 def outlive(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
@@ -135,7 +145,7 @@ def evict(place: Place, number: int, seed: int, board: Board, stop: Callable[[],
                 store.evict(is_chosen)
                 board.counts[number, 0] += 1
             store.refresh()
-            time.sleep(rng.random() * 4)
+            time.sleep(rng.random() * 4)  # so that most of what is evicted leaves by the capacity
 
 
 def come_and_go(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
@@ -146,7 +156,7 @@ def come_and_go(place: Place, number: int, seed: int, board: Board, stop: Callab
             store.info()
             store.refresh()
         board.counts[number, 0] += 1
-        time.sleep(rng.random())
+        time.sleep(rng.random())  # so that those who use the store are not only waiting for its lock
 
 
 def inspect(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
@@ -160,7 +170,7 @@ def inspect(place: Place, number: int, seed: int, board: Board, stop: Callable[[
         if actions or done.left or done.quarantine:
             raise AssertionError(f"repair found {done}")
         board.counts[number, 0] += 1
-        time.sleep(rng.random())
+        time.sleep(rng.random())  # verify reads everything: without a pause, nothing else would run
 
 
 def _append_one(writer: Any, number: int, counts: Any, rng: random.Random) -> None:
@@ -267,12 +277,9 @@ class Child:
 
     def ended(self, patience_s: float = 60.0) -> str:
         """Wait until it ends by itself; return what it said if it failed or did not."""
-        until = time.monotonic() + patience_s
-        while time.monotonic() < until:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                return self.outcome(status)
-            time.sleep(0.01)
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if wait_until(lambda: os.waitid(os.P_PID, self.pid, how), patience_s):
+            return self.outcome(os.waitpid(self.pid, 0)[1])
         return f"{self.job.__name__} {self.number} has not ended{self.end(signal.SIGKILL)}"
 
     def outcome(self, status: int) -> str:
