@@ -22,6 +22,7 @@ BENCHES = {
     "save": "save_time",
     "write_path": "write_path",
     "durability": "durability",
+    "before": "before",
     "cold": "cold",
     "device": "device",
     "retention": "retention",
