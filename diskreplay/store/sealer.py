@@ -34,7 +34,7 @@ class Sealer:
         self._waiting: list[tuple[SegmentInfo, Lock]] = []
         self._patience_s = _PATIENCE_S if root.segment_steps == "episode" else 0.0
         self._hurry = False
-        self._thread: threading.Thread | None = None
+        self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
         self._postponed: list[SegmentInfo] = []  # until there is room again
         self._is_behind = False  # there was no room for what follows sealing
@@ -49,20 +49,22 @@ class Sealer:
         if of_dead_writer:
             self._of_dead_writers.add(info.number)
         with self._condition:
-            while len(self._waiting) >= _MOST_WAITING and self._thread is not None:
+            while len(self._waiting) >= _MOST_WAITING and self._runner is not None:
                 self._condition.wait()
             self._waiting.append((info, lock))
-            if self._thread is None:
-                # A daemon: an interpreter that ends without close() leaves the segment to the next process.
-                self._thread = threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError:
-                    # The interpreter is ending, which from Python 3.12 on begins no threads: seal in this one.
-                    self._hurry = True
-                    self._run()
-            else:
-                self._condition.notify_all()
+            self._condition.notify_all()
+            if self._runner is None:
+                self._begin()
+
+    def _begin(self) -> None:
+        """Start a thread that seals, unless another one does; a signal's handler may raise before it is there."""
+        try:
+            # A daemon: an interpreter that ends without close() leaves the segment to the next process.
+            threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
+        except RuntimeError:
+            # The interpreter is ending, which from Python 3.12 on begins no threads: seal in this one.
+            self._hurry = True
+            self._run()
 
     def drain(self) -> None:
         """Wait until everything is sealed.
@@ -82,9 +84,10 @@ class Sealer:
         with self._condition:
             self._hurry = True
             self._condition.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            while self._runner != threading.get_ident() and (self._waiting or self._runner is not None):
+                if self._runner is None:
+                    self._begin()
+                self._condition.wait()
         self._hurry = False
         error, self._error = self._error, None
         if error is not None:
@@ -137,13 +140,27 @@ class Sealer:
         return error
 
     def _run(self) -> None:
+        """Seal until nothing is waiting, unless another thread does so."""
+        with self._condition:
+            if self._runner is not None:
+                return
+            self._runner = threading.get_ident()
+        try:
+            self._seal_all()
+        finally:
+            with self._condition:
+                if self._runner == threading.get_ident():
+                    self._runner = None
+                self._condition.notify_all()
+
+    def _seal_all(self) -> None:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._hurry or len(self._waiting) >= _ENOUGH, self._patience_s)
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
-                    self._thread = None
+                    self._runner = None  # before the condition is free: who submits from now on begins another one
                     return
             try:
                 self._seal([info for info, _ in batch])
