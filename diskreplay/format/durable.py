@@ -21,6 +21,10 @@ _POLL_S = 0.002
 _SMALL, _WAIT_BEFORE = 64 << 20, 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
+_holding = ctypes.PyDLL(None)  # its functions keep the GIL
+_holding.pwrite.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64]
+_holding.pwrite.restype = ctypes.c_ssize_t
+_MOST_HELD = 256 << 10
 
 
 def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> None:
@@ -66,6 +70,16 @@ def write_at(fd: int, data: Any, offset: int) -> None:
     while count < len(data):
         data, offset = memoryview(data)[count:], offset + count
         count = os.pwrite(fd, data, offset)
+
+
+def write_row(fd: int, data: Any, offset: int) -> None:
+    """Write bytes, or a view of bytes, in full; while they are few, no other thread of Python runs meanwhile.
+
+    Copying a row into the page cache takes less time than to get the GIL back from another thread.
+    """
+    nbytes = len(data)
+    if nbytes > _MOST_HELD or _holding.pwrite(fd, bytes(data), nbytes, offset) != nbytes:
+        write_at(fd, data, offset)  # which says what is wrong, where the system wrote a part or nothing
 
 
 def read_file(path: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.durable import storage_error, write_at
+from diskreplay.format.durable import storage_error, write_row
 from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
@@ -214,7 +214,7 @@ class Column:
             There is no room where reserved blocks are not kept; what was written is not published.
         """
         try:
-            write_at(self.descriptor(chunk), data, at * self.row_bytes)
+            write_row(self.descriptor(chunk), data, at * self.row_bytes)
         except OSError as error:
             raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
 

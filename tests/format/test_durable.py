@@ -7,11 +7,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from diskreplay.errors import StorageFull, StoreLocked
 from diskreplay.format import durable, machine
-from diskreplay.format.durable import held_lock, is_locked, try_lock, write_atomic, write_file
+from diskreplay.format.durable import held_lock, is_locked, try_lock, write_at, write_atomic, write_file, write_row
 
 HOLDER = """
 import sys
@@ -132,6 +133,36 @@ def test_a_file_that_is_written_in_part_is_no_space(tmp_path, monkeypatch):
 
     assert target.read_bytes() == b"old"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "other"]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 28224, durable._MOST_HELD, durable._MOST_HELD + 1])
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_rows_are_written_as_other_bytes_are(tmp_path, nbytes, kind):
+    data = kind(np.random.default_rng(0).bytes(nbytes))
+    found = []
+    for write in (write_at, write_row):
+        with open(tmp_path / write.__name__, "w+b") as file:
+            for offset in (5, 1 << 33, 3):
+                write(file.fileno(), data, offset)
+            size = os.fstat(file.fileno()).st_size
+            found.append([size, *(os.pread(file.fileno(), nbytes + 9, offset) for offset in (0, (1 << 33) - 1))])
+    assert found[0] == found[1]
+
+
+def test_rows_that_are_written_in_part_are_written_on_and_an_error_is_the_systems(tmp_path, monkeypatch):
+    real = durable._holding.pwrite
+
+    class HalfWritten:
+        @staticmethod
+        def pwrite(fd, data, nbytes, offset):
+            return real(fd, data, nbytes // 2, offset)
+
+    with open(tmp_path / "file", "w+b") as file, monkeypatch.context() as patch:
+        patch.setattr(durable, "_holding", HalfWritten)
+        write_row(file.fileno(), b"0123456789", 3)
+        assert os.pread(file.fileno(), 99, 0) == b"\0\0\x000123456789"
+    with open(tmp_path / "file", "rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        write_row(file.fileno(), b"0", 0)
 
 
 @pytest.mark.parametrize("take", [try_lock, is_locked])
