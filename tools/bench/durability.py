@@ -21,14 +21,15 @@ class Size(NamedTuple):
     seconds: float
     step_us: float
     frame_us: float
+    capacity: int
 
 
-FULL, TINY = Size(1.5, 20, 500), Size(0.05, 20, 500)
+FULL, TINY = Size(1.5, 20, 500, 200_000), Size(0.05, 20, 500, 2_000)
 DURABILITIES: tuple[float, ...] = (0.5, 5.0)
 NONE = 'durability="none"'
 AGAIN = f"{NONE}, again"  # how much two of the same differ
 POOL = 4096
-CAPACITY = 200_000  # so that hours of frames do not fill the disk
+FRAMES = 5  # a store of frames holds so many times fewer
 MEAN, TAIL = 1.03, 1.5
 
 
@@ -39,12 +40,14 @@ class Shape(NamedTuple):
     schema: dr.Schema
     steps: list[tuple[Any, ...]]
     every_us: float
+    capacity: int
     waits: bool = False
 
 
 def _shapes(size: Size) -> Iterator[Shape]:
-    yield Shape("obs (4,) float32", SCHEMA, list(single_steps(POOL, 10, 500)), size.step_us)
-    frames = Shape("obs (84, 84) uint8", FRAME_SCHEMA, list(single_frames(POOL, 10, 500)), size.frame_us)
+    yield Shape("obs (4,) float32", SCHEMA, list(single_steps(POOL, 10, 500)), size.step_us, size.capacity)
+    steps = list(single_frames(POOL, 10, 500))
+    frames = Shape("obs (84, 84) uint8", FRAME_SCHEMA, steps, size.frame_us, size.capacity // FRAMES)
     yield frames
     yield frames._replace(name=f"{frames.name}, waiting", waits=True)
 
@@ -70,9 +73,12 @@ def _paced(append: Any, steps: Iterator[tuple[Any, ...]], seconds: float, shape:
 
 
 def _contestant(stack: ExitStack, folder: Path, name: str, durability: Any, shape: Shape, seconds: float) -> Contestant:
-    store = stack.enter_context(dr.create(folder / f"{shape.name} {name}", shape.schema, capacity=CAPACITY))
+    path = folder / f"{shape.name} {name}"
+    store = stack.enter_context(dr.create(path, shape.schema, capacity=shape.capacity))
     writer = stack.enter_context(store.writer(durability=durability))
     steps = cycle(shape.steps)
+    for _ in range(shape.capacity):
+        writer.append(*next(steps))
 
     def one_round() -> Seconds:
         taken = _paced(writer.append, steps, seconds, shape)
@@ -119,6 +125,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"Each appends for {size.seconds:g} s in a round, a step each {size.step_us:g} µs or a frame each "
             f"{size.frame_us:g} µs at most, as an environment gives them, next_obs given; only the call is timed. "
+            "Each store is full before that, so that memory for what comes is that of what leaves. "
             "Between rounds everything is brought to the disk, so that none pays for another: the system brings "
             "nothing of durability none to the disk in its own time.",
             "The environment runs in the thread that appends and holds the GIL; the one called waiting sleeps, as for "
