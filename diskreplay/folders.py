@@ -56,6 +56,13 @@ class OpenFolder:
         """Return a folder of the same name that is not open: nothing is found below it."""
         return OpenFolder(self.name, closed=True)
 
+    @classmethod
+    def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
+        """Return a folder that is open as it is; open the one at a path, or one that was closed."""
+        if isinstance(place, OpenFolder):
+            return place if place.fd >= 0 else cls(place.name)
+        return cls(Path(place).absolute())
+
     def is_at(self, path: os.PathLike[str] | str) -> bool | None:
         """Tell whether a path leads to this folder; None: it leads nowhere."""
         try:

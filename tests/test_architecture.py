@@ -31,9 +31,17 @@ LAYERS = {
     "cli": {"errors", "format", "interop", "loading", "sampling", "store", "views"},
 }
 # modules that may import less than their part
-STRICTER = {"store.verify": {"errors", "format"}}
+STRICTER = {"store.verify": {"errors", "folders", "format"}}
 # what the independent reader shares with the rest: constants, the schema, and which boot this is
-SHARED_WITH_VERIFY = {"errors", "format", "format.layout", "format.machine", "format.schema", "format.volume"}
+SHARED_WITH_VERIFY = {
+    "errors",
+    "folders",
+    "format",
+    "format.layout",
+    "format.machine",
+    "format.schema",
+    "format.volume",
+}
 # parts whose imports of diskreplay are public names only: adapters must work as a user's own would
 PUBLIC_NAMES_ONLY = {"interop"}
 

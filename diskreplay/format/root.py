@@ -228,12 +228,12 @@ def create_root(
         sync_folder(folder.parent)
 
 
-def open_home(path: Path) -> OpenFolder:
-    """Open the folder of a store; StoreNotFound where there is none."""
+def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
+    """Open the folder of a store, unless it is open; StoreNotFound where there is none."""
     try:
-        return OpenFolder(path)
+        return OpenFolder.of(place)
     except OSError as error:
-        raise _not_found(path) from error
+        raise _not_found(place.name if isinstance(place, OpenFolder) else Path(place).absolute()) from error
 
 
 def _not_found(path: Path) -> StoreNotFound:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.folders import shown
 from diskreplay.format import layout
 from diskreplay.format.verify_documents import (
     MAX_DOCUMENT_BYTES,
@@ -56,7 +57,7 @@ def read_plan(files: Files) -> Plan | None:
     """
     names = _root_names(files)
     if layout.METADATA not in names and not {layout.COUNTERS, layout.SEGMENTS} <= names.keys():
-        raise StoreNotFound(f"{files.root} is not a store: it has no zarr.json; diskreplay.create makes a store")
+        raise StoreNotFound(f"{shown(files.root)} is not a store: it has no zarr.json; diskreplay.create makes a store")
     data = files.read(layout.METADATA, MAX_DOCUMENT_BYTES)
     if data is None:
         return None
@@ -77,7 +78,7 @@ def _root_names(files: Files) -> dict[str, str]:
     names = Files(files.root)
     found = names.listing("")
     if found is None:
-        raise StoreNotFound(f"{files.root} {names.problems[0].detail}; diskreplay.create makes a store")
+        raise StoreNotFound(f"{shown(files.root)} {names.problems[0].detail}; diskreplay.create makes a store")
     return found
 
 
@@ -87,16 +88,16 @@ def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bo
     attributes = (parse(scratch, layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:
-            raise StoreNotFound(f"{files.root} is not a diskreplay store; diskreplay.create makes a store")
+            raise StoreNotFound(f"{shown(files.root)} is not a diskreplay store; diskreplay.create makes a store")
         return
     version = attributes.get("format_version")
     if fits is not False and version != layout.FORMAT_VERSION and is_whole(version):
         raise FormatError(
-            f"{files.root} has format version {version!r:.40}, this release reads {layout.FORMAT_VERSION}; "
+            f"{shown(files.root)} has format version {version!r:.40}, this release reads {layout.FORMAT_VERSION}; "
             "update diskreplay"
         )
     if fits and attributes.get("requires"):
-        raise FormatError(f"{files.root} needs {attributes['requires']!r:.80}, which this release does not know")
+        raise FormatError(f"{shown(files.root)} needs {attributes['requires']!r:.80}, which this release does not know")
 
 
 def _read_attributes(files: Files, attributes: Document) -> Plan | None:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from pathlib import Path
+from typing import NamedTuple
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock
@@ -42,7 +42,7 @@ _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layo
 
 @shown_paths()
 def repair(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | OpenFolder,
     *,
     dry_run: bool = False,
     foreign: bool = False,
@@ -61,8 +61,9 @@ def repair(
 
     Parameters
     ----------
-    path : path
-        The folder of the store; other processes may use it meanwhile.
+    path : path or OpenFolder
+        The folder of the store; other processes may use it meanwhile. Where it is moved, on its file system, it is
+        followed.
     dry_run : bool
         Change nothing, only tell what would be done.
     foreign : bool
@@ -79,7 +80,7 @@ def repair(
     Raises
     ------
     StoreNotFound
-        There is no store at ``path``.
+        There is no store at ``path``, or it was deleted meanwhile.
     FormatError
         It is of a version that this release does not know.
     ReplayError
@@ -87,11 +88,30 @@ def repair(
     StoreLocked
         Another process held the store's lock for a minute.
     """
-    home = open_home(Path(path).absolute())
-    if restore is not None:
-        return _restore(home, restore, dry_run)
-    root = home.path
-    problems = without_quarantine(verify(root, deep=True, progress=progress))
+    home = open_home(path)
+    how = _How(dry_run, foreign, salvage, max_lost_steps, progress)
+    try:
+        return _repair(home, how) if restore is None else _restore(home, restore, dry_run)
+    except OSError as error:
+        if isinstance(error, StoreNotFound) or not home.is_deleted():
+            raise
+        gone = f"{home.name} was deleted, or moved to another file system, while it was repaired"
+        raise StoreNotFound(gone) from error
+
+
+class _How(NamedTuple):
+    """The arguments of `repair`."""
+
+    dry_run: bool
+    foreign: bool
+    salvage: bool
+    max_lost_steps: int | None
+    progress: Progress | None
+
+
+def _repair(home: OpenFolder, how: _How) -> Repaired:
+    root, dry_run = home.path, how.dry_run
+    problems = without_quarantine(verify(home, deep=True, progress=how.progress))
     plan = read_plan(Files(str(root)))
     if plan is None:  # without its own document nothing is known about a store
         data = from_copy(root / layout.METADATA, root / layout.ROOT_COPY)
@@ -102,9 +122,9 @@ def repair(
             return Repaired([restored], problems)
         with held_lock(root / layout.COUNTERS / layout.LOCK):
             write_anew(root / layout.METADATA, data)
-        done = repair(path, foreign=foreign, salvage=salvage, max_lost_steps=max_lost_steps, progress=progress)
+        done = _repair(home, how)
         return Repaired([restored, *done.actions], done.left, done.quarantine)
-    mender = _Mender(home, plan, dry_run, max_lost_steps)
+    mender = _Mender(home, plan, dry_run, how.max_lost_steps)
     if not mender.has_lock():
         return Repaired(mender.actions, problems)
     with nullcontext() if dry_run else held_lock(root / layout.COUNTERS / layout.LOCK):
@@ -112,10 +132,10 @@ def repair(
     # Before anything is mended, the store may be unreadable to what looks for dead writers.
     with suppress(FormatError) if dry_run else nullcontext():
         dead = DeadWriters(home, dry_run, mender.actions)
-        dead.seal_dead(foreign)
-        if salvage:
+        dead.seal_dead(how.foreign)
+        if how.salvage:
             dead.salvage()
-    left = problems if dry_run else without_quarantine(verify(root))
+    left = problems if dry_run else without_quarantine(verify(home))
     return Repaired(mender.actions, left, read_quarantine(root))
 
 
@@ -133,7 +153,7 @@ def _restore(home: OpenFolder, number: int, dry_run: bool) -> Repaired:
         entry = restore_segment(root, plan, number, has_horizon=store.has_horizon, dry_run=dry_run)
     steps = "" if entry.steps is None else f", {entry.steps} steps"
     where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
-    left = [] if dry_run else without_quarantine(verify(root))
+    left = [] if dry_run else without_quarantine(verify(home))
     return Repaired([Action("restored", where, f"from {entry.where}{steps}")], left, read_quarantine(root))
 
 

@@ -195,6 +195,8 @@ class Store:
         ------
         ReadOnlyError
             The store was opened with mode "r".
+        StoreNotFound
+            It was deleted or moved, or another store is at its path.
         ReplayError
             The segment to restore is not in quarantine, is still damaged, or has no place.
         StoreLocked
@@ -202,8 +204,14 @@ class Store:
         """
         if not dry_run:
             self._check_writable("repair")
+            self._root.check_still_there()
         repaired = repair_store(
-            self.path, dry_run=dry_run, foreign=foreign, salvage=salvage, restore=restore, max_lost_steps=max_lost_steps
+            self._root.home,
+            dry_run=dry_run,
+            foreign=foreign,
+            salvage=salvage,
+            restore=restore,
+            max_lost_steps=max_lost_steps,
         )
         return repaired.actions
 
@@ -213,7 +221,7 @@ class Store:
         Structure, sizes, metadata against the schema, flags against counters, and with ``deep`` the checksums of every
         sealed chunk. It may be written meanwhile. See docs/durability.md.
         """
-        return verify(self.path, deep=deep, progress=progress)
+        return verify(self._root.home, deep=deep, progress=progress)
 
     @shown_paths()
     def evict(self, where: Callable[[Episode], bool]) -> int:

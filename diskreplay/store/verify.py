@@ -4,8 +4,10 @@ import os
 import re
 from collections.abc import Callable
 
+from diskreplay.errors import StoreNotFound
+from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.verify_files import KINDS, Files, Problem
+from diskreplay.format.verify_files import KINDS, Files, Problem, reason
 from diskreplay.format.verify_quarantine import check_quarantine
 from diskreplay.format.verify_root import Words, check_root, read_hidden, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
@@ -17,7 +19,10 @@ Progress = Callable[[int, int], None]
 _NUMBER = re.compile(r"[0-9]{8,9}")
 
 
-def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progress | None = None) -> list[Problem]:
+@shown_paths()
+def verify(
+    path: str | os.PathLike[str] | OpenFolder, *, deep: bool = False, progress: Progress | None = None
+) -> list[Problem]:
     """Look for what is wrong with a store; it may be written, and segments may leave it, meanwhile.
 
     Checks that everything the format names is there, has its size and says what the schema says; that counters are
@@ -28,8 +33,8 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
 
     Parameters
     ----------
-    path : path
-        The folder of the store.
+    path : path or OpenFolder
+        The folder of the store; where it is moved meanwhile, on its file system, it is followed.
     deep : bool
         Read every sealed chunk and every saved state of a sampler too, and check their checksums.
     progress : callable, optional
@@ -43,11 +48,21 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     Raises
     ------
     StoreNotFound
-        There is no store at ``path``.
+        There is no store at ``path``, or it was deleted meanwhile.
     FormatError
         It is of a version that this release does not know.
     """
-    root = os.path.realpath(path)  # a link to the store is no part of it
+    try:
+        home = OpenFolder.of(path)  # a link to the store is no part of it
+    except OSError as error:
+        raise StoreNotFound(f"{path} {reason(error)}; diskreplay.create makes a store") from error
+    problems = _problems(str(home.path), deep, progress)
+    if home.is_deleted():
+        raise StoreNotFound(f"{home.name} was deleted, or moved to another file system, while it was verified")
+    return problems
+
+
+def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]:
     files = Files(root)
     plan = read_plan(files)
     if plan is None:

@@ -13,6 +13,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format.root import read_root
 from diskreplay.store.repair import repair
+from diskreplay.store.verify import verify
 from diskreplay.testing.crash import failing
 from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema
 
@@ -111,6 +112,8 @@ def use_as_an_orphan(worker):
         "store.delete_sampler_state('run')",
         "store.writer(limiter=limiter).append([0] * 3, 0, 0.0, False, serial=1)",
         "sampler.update_priorities(sampler.sample().index, [1.0] * 4)",
+        "store.repair()",
+        "store.repair(dry_run=True); store.verify(deep=True)",
         "store.refresh()",
         "sampler.close()",
         "writer.close()",
@@ -120,7 +123,7 @@ def use_as_an_orphan(worker):
         answer = worker.run(line)
         told += answer
         assert answer == "done" or answer.split()[0] in ("StoreNotFound", "SegmentGone", "NotEnoughData"), line
-        if "save" in line or "limiter" in line or "delete" in line:
+        if any(word in line for word in ("save", "limiter", "delete", "repair()")):
             assert answer.startswith("StoreNotFound"), line
     assert "/proc/self" not in told
 
@@ -261,6 +264,46 @@ def test_a_reader_never_sees_the_store_that_took_the_place_of_its_own(tmp_store,
 
 
 # --- what is of another store ----------------------------------------------------------------------------------------
+
+
+CHECKS = {
+    "verify": lambda path, progress: verify(path, deep=True, progress=progress),
+    "repair": lambda path, progress: repair(path, progress=progress).left,
+    "dry run": lambda path, progress: repair(path, dry_run=True, progress=progress).left,
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_store_that_is_renamed_while_it_is_verified_or_repaired_is_followed(tmp_store, check):
+    make(tmp_store, range(0, 40, 5))
+    moved = tmp_store.with_name("moved")
+
+    def rename(done, _):
+        if done == 2:
+            tmp_store.rename(moved)
+
+    assert CHECKS[check](tmp_store, rename) == []
+    assert visible(moved) == list(range(40))
+    assert not tmp_store.exists()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_store_that_is_deleted_while_it_is_verified_or_repaired_is_not_found(tmp_store, check, is_replaced):
+    make(tmp_store, range(0, 40, 5))
+    before = None
+
+    def delete(done, _):
+        nonlocal before
+        if done == 2:
+            shutil.rmtree(tmp_store)
+            if is_replaced:
+                make(tmp_store, [0])
+                before = digest(tmp_store)
+
+    with pytest.raises(dr.StoreNotFound, match="^/(?!proc)"):
+        CHECKS[check](tmp_store, delete)
+    assert before == digest(tmp_store) if is_replaced else not tmp_store.exists()
 
 
 def test_every_store_and_segment_has_an_identity_of_its_own(tmp_path):

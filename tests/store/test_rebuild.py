@@ -12,7 +12,8 @@ from diskreplay.format import layout, verify_root, verify_segment
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import verify
 
-# How many bytes lie between two that are damaged. 1 damages each of them in turn, which takes hours.
+# How many bytes lie between two that are damaged. 1 damages each of them in turn: of the tiny store in half an hour,
+# of the others in hours.
 STRIDE = int(os.environ.get("DISKREPLAY_DAMAGE_STRIDE", 0))
 FAST, SLOW = 20, 400  # bytes that are damaged of each store by default
 
@@ -28,6 +29,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
+    "tiny": Kind(None, 2, 14, 64, 10),
     "one lane": Kind(None, 3, 14, 64, 40),
     "three lanes": Kind(3, 3, 30, 256, 25),
     "frames": Kind(None, 90, 60, 1 << 19, 150),
