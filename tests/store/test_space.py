@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,13 @@ CARTPOLE = {"obs": dr.Field((4,), "float32"), "action": dr.Field((), "int64"), "
 
 
 def taken(path: Path) -> int:
-    """Count the bytes that everything below a folder takes on disk, as du does."""
-    return sum(entry.lstat().st_blocks * 512 for entry in [path, *path.rglob("*")])
+    """Count the bytes that everything below a folder takes on disk, as du does; files may leave meanwhile."""
+    blocks = 0
+    for folder, _, names in os.walk(path):
+        for name in [".", *names]:
+            with suppress(FileNotFoundError):
+                blocks += os.lstat(f"{folder}/{name}").st_blocks
+    return blocks * 512
 
 
 def append_steps(writer: Any, steps: int, first: int = 0) -> None:
