@@ -293,8 +293,7 @@ class Sampler:
         """
         with self._lock:
             self._check_open()
-            state: dict[str, Any] = as_tensors(self._state())
-            return state
+            return {**as_tensors(self._state()), "store": self._store.uuid}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: with the same arguments and steps in the store, with the same batches.
@@ -305,8 +304,8 @@ class Sampler:
         Raises
         ------
         ValueError
-            It is no sampler's state, or that of a sampler with another distribution, kind of view or, if batches were
-            drawn ahead, batch size; nothing is changed.
+            It is no sampler's state, or that of a sampler of another store or with another distribution, kind of view
+            or, if batches were drawn ahead, batch size; nothing is changed.
         """
         with self._lock:
             self._check_open()
@@ -353,7 +352,7 @@ class Sampler:
         return {**own, **self._statistics.state_dict(), "planner": self._planner.state_dict()}
 
     def _load(self, state: Any) -> None:
-        counts = own_state(state, self._batch_size)
+        counts = own_state(state, self._batch_size, self._store.uuid)
         self._planner.load_state_dict(state["planner"], self._refresh)
         self._paid = counts["paid"]
         self._statistics.resume(counts["batches"], counts["steps"])

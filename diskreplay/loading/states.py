@@ -57,13 +57,13 @@ class PlannerState(NamedTuple):
             raise ValueError(f"this is no state of a sampler: {error!r}") from None
 
 
-def own_state(state: Any, batch_size: int) -> dict[str, int]:
-    """Return the counts in the state of a sampler with this batch size.
+def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
+    """Return the counts in the state of a sampler with this batch size, of the store with this UUID.
 
     Raises
     ------
     ValueError
-        It is none, one of a newer release, or holds batches of another size.
+        It is none, one of a newer release or of another store, or holds batches of another size.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is no state of a sampler, but {type(state).__name__}")
@@ -71,6 +71,8 @@ def own_state(state: Any, batch_size: int) -> dict[str, int]:
         raise ValueError(
             f"this state has version {state['version']!r}, this release reads {VERSION}; update diskreplay"
         )
+    if (found := state.get("store", store)) != store:
+        raise ValueError(f"this is a state of another store ({found!r:.80}) and not of this one ({store})")
     try:
         counts = {name: int(state[name]) for name in ("batch_size", "paid", "batches", "steps")}
         if min(counts.values()) < 0 or not isinstance(state["planner"]["plans"], list):

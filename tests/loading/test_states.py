@@ -383,6 +383,17 @@ def test_a_state_that_was_loaded_is_saved_again_alike(tmp_store: Path) -> None:
         assert listed(other.state_dict()) == listed(state)
 
 
+def test_a_state_of_another_store_is_refused_and_changes_nothing(tmp_store: Path) -> None:
+    with collected(tmp_store, 60) as (store, _), collected(tmp_store.with_name("other"), 60) as (foreign, _):
+        one, other = (dr.Sampler(x, dr.Transitions(), batch_size=4, seed=0) for x in (store, foreign))
+        before = listed(other.state_dict())
+        with pytest.raises(ValueError, match=f"a state of another store .*{store.uuid}.*{foreign.uuid}"):
+            other.load_state_dict(through_torch(one.state_dict()))
+        assert listed(other.state_dict()) == before
+        without = {key: value for key, value in one.state_dict().items() if key != "store"}
+        other.load_state_dict(without)  # one of a release that did not note it
+
+
 def listed(state: Any) -> Any:
     """A state with lists in place of tensors."""
     if isinstance(state, torch.Tensor):
