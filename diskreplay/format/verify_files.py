@@ -7,6 +7,7 @@ package, and none of the code that reads or writes stores.
 import errno
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 
 KINDS = (
@@ -89,9 +90,15 @@ class Files:
         return fd is not None
 
     def check_lock(self, where: str) -> None:
-        """Check that a lock is a regular file, if it is there: who takes it makes it."""
-        if os.path.lexists(self.path(where)) and (fd := self.open(where)) is not None:
-            os.close(fd)
+        """Check that a lock is a regular file, if it is there: who takes it makes it.
+
+        It is not opened, and holds nothing: who may not write to the store may not read it.
+        """
+        with suppress(OSError):
+            mode = os.lstat(self.path(where)).st_mode
+            if not stat.S_ISREG(mode):
+                what = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
+                self.report("type", where, what)
 
     def open(self, where: str, nbytes: int | None = None) -> int | None:
         """Return a descriptor of a regular file, of ``nbytes`` if given, or None where it has to be reported."""

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def as_nobody(work):
 def open_to_all(path):
     """Let everybody reach a folder."""
     for folder in [path, *path.parents]:
-        if folder.stat().st_uid == os.getuid() and len(folder.parts) > 3:
+        if folder.stat().st_uid == os.getuid() and Path(tempfile.gettempdir()) in folder.parents:
             folder.chmod(folder.stat().st_mode | 0o055)
 
 
@@ -161,6 +162,16 @@ def test_who_may_only_read_holds_up_no_writer_and_takes_none_for_dead(tmp_store)
         assert rest[-1][0] == "NotEnoughData"  # a lane of a writer that is not closed: wait
         step(terminated=True)
     assert {segment["state"] for segment in dr.open(tmp_store).info()["segments"]} == {"sealed"}
+
+
+def test_who_may_only_read_finds_a_whole_store_whole(tmp_store):
+    with dr.create(tmp_store, serial_schema(), segment_steps=20) as store, store.writer() as writer:
+        for first in range(0, 100, 5):
+            append_numbered(writer, range(first, first + 5))
+        open_to_all(tmp_store)
+        assert store.verify(deep=True) == []
+        assert as_nobody(lambda tell: tell([str(problem) for problem in dr.open(tmp_store).verify(deep=True)])) == [[]]
+    assert as_nobody(lambda tell: tell([str(problem) for problem in dr.open(tmp_store).verify(deep=True)])) == [[]]
 
 
 def test_inspect_says_that_it_cannot_see_whether_a_writer_lives(tmp_store):
