@@ -58,8 +58,13 @@ class Marker:
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s
             if self._thread is None:
                 # A daemon: an interpreter that ends without close() has what was marked until then.
-                self._thread = threading.Thread(target=self._run, name="diskreplay-marker", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="diskreplay-marker", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:  # the system has no thread left
+                    del self._every[segments], self._due[segments]
+                    raise
+                self._thread = thread
             else:
                 self._condition.notify_all()
 
@@ -105,11 +110,11 @@ class Marker:
                     # Its writer may have left it meanwhile: then it belongs to whoever seals it.
                     if any(segment is other for other in segments.open):
                         segment.mark()
-        except (OSError, ReplayError) as error:
+        except Exception as error:  # also what nobody foresaw: rows that are not marked must not stay untold
             segments.fail(_explained(error, self._root))
 
 
-def _explained(error: OSError | ReplayError, root: Root) -> Exception:
+def _explained(error: Exception, root: Root) -> Exception:
     try:
         root.explain(error)
     except ReplayError as reason:  # the store is gone

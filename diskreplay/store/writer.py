@@ -50,10 +50,10 @@ class _BaseWriter:
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # when the call ends in the middle of which `close` was called
         self._prepare_casters()
+        if marker is not None:  # first: where the system has no thread left, there is no writer
+            recorder.rolling.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, recorder, self._turns)
         _alive.add(self)
-        if marker is not None:
-            recorder.rolling.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
 
     def _prepare_casters(self) -> None:
         schema = self._schema

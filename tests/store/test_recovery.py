@@ -1,5 +1,6 @@
 """What is left when a writer dies, a disk is full, a machine boots, or a process forks."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,7 +16,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import segment as segment_module
+from diskreplay.format import marks, segment as segment_module
 from diskreplay.format.durable import is_locked
 from diskreplay.format.segment_column import Column
 from diskreplay.format.segment_writer import SegmentWriter
@@ -282,6 +283,42 @@ def test_a_sync_that_fails_in_the_background_is_raised_by_the_next_append_and_en
     store.refresh()
     assert len(store) >= 3
     assert not store.snapshot.sealed.any()
+
+
+def test_what_nobody_foresaw_in_the_background_is_raised_by_the_next_append_too(store, monkeypatch):
+    writer = store.writer(durability=0.01)
+    failed = threading.Event()
+
+    def fail(*_):
+        failed.set()
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(marks, "new_rows_crc", fail)
+        append_numbered(writer, range(3), end="open")
+        assert failed.wait(60)
+        with pytest.raises(MemoryError, match="no memory"):  # noqa: PT012 - the thread takes an instant to tell
+            for serial in itertools.count(3):
+                append_numbered(writer, [serial], end="open")
+                time.sleep(0.001)
+    with contextlib.suppress(dr.WriterClosed):
+        writer.close()
+
+
+def test_where_no_thread_could_be_started_the_next_writer_is_marked(store, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            store.writer(durability=0.01)
+    with store.writer(durability=0.01) as writer:
+        append_numbered(writer, range(3), end="open")
+        until = time.monotonic() + 60
+        while counter(store, "durable", max(s["number"] for s in store.info()["segments"])) != [3]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monkeypatch):
