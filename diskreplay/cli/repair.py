@@ -8,7 +8,7 @@ import typer
 from diskreplay.cli import console, text
 from diskreplay.cli.verify import PROBLEMS, problem_lines
 from diskreplay.format.quarantine import Quarantined
-from diskreplay.store.quarantine import drop_segment, find_segment
+from diskreplay.store.quarantine import drop_segment
 from diskreplay.store.repair import repair as repair_store
 from diskreplay.store.repaired import Action, Repaired
 
@@ -105,13 +105,14 @@ def _tell(done: Repaired, dry_run: bool) -> None:
 
 
 def _drop(path: Path, number: int, *, dry_run: bool, yes: bool) -> None:
-    entry = find_segment(Path(path).resolve(), number) if dry_run or not yes else None
-    if entry is not None and not dry_run:
-        typer.confirm(f"Delete {entry_line(entry)} for good?", abort=True, err=True)
+    entry = drop_segment(path, number, dry_run=True)
+    what = "would be deleted"
     if not dry_run:
-        entry = drop_segment(path, number)
-    if entry is not None:
-        console.emit(f"{'would be deleted' if dry_run else 'deleted'}  {entry_line(entry)}")
+        if not yes and not console.ask(f"Delete {entry_line(entry)} for good?"):
+            console.emit(f"not deleted  {entry_line(entry)}\nto delete it say --yes")
+            raise typer.Exit(PROBLEMS)
+        entry, what = drop_segment(path, number), "deleted"
+    console.emit(f"{what}  {entry_line(entry)}")
 
 
 def entry_line(entry: Quarantined) -> str:

@@ -3,12 +3,16 @@
 import os
 from pathlib import Path
 
-from diskreplay.errors import ReplayError
+from diskreplay.errors import FormatError, ReplayError
+from diskreplay.folders import is_folder, shown, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import held_lock
 from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
+from diskreplay.format.root import open_home
 from diskreplay.format.verify_documents import Plan
+from diskreplay.format.verify_files import Files
+from diskreplay.format.verify_root import read_plan
 from diskreplay.format.verify_segment import verify_segment
 
 
@@ -22,7 +26,7 @@ def find_segment(root: Path, number: int) -> Quarantined:
     """
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
-        raise ReplayError(f"segment {number} is not in {root / QUARANTINE}; diskreplay inspect lists what is")
+        raise ReplayError(f"segment {number} is not in {shown(root / QUARANTINE)}; diskreplay inspect lists what is")
     return max(found, key=lambda entry: entry.since)
 
 
@@ -59,18 +63,29 @@ def restore_segment(root: Path, plan: Plan, number: int, *, has_horizon: bool, d
     return entry
 
 
-def drop_segment(path: Path, number: int) -> Quarantined:
+@shown_paths()
+def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantined:
     """Delete a segment in quarantine for good, and return what it was. Its steps count as evicted.
 
     Raises
     ------
+    StoreNotFound
+        There is no store at ``path``.
+    FormatError
+        A link or a file is where its counters have to be.
     ReplayError
-        It is not there.
+        The segment is not in quarantine.
     StoreLocked
         Another process held the store's lock for a minute.
     """
-    root = Path(os.path.realpath(path))
-    find_segment(root, number)
+    home = open_home(path)
+    root = home.path
+    read_plan(Files(str(root)))  # raises where there is no store
+    if not is_folder(root / layout.COUNTERS):
+        raise FormatError(f"{shown(root / layout.COUNTERS)} is no folder; diskreplay repair makes a new one")
+    entry = find_segment(root, number)
+    if dry_run:
+        return entry
     with held_lock(root / layout.COUNTERS / layout.LOCK):
         entry = find_segment(root, number)
         delete(root, entry)

@@ -1,6 +1,5 @@
 """`verify` and `repair` on the command line: one line for each finding, exit codes, JSON, a bar."""
 
-import io
 import json
 import os
 import pty
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
+from diskreplay.cli import console
 from diskreplay.cli.repair import action_line
 from diskreplay.cli.verify import problem_lines
 from diskreplay.store.repair import Action
@@ -117,10 +117,14 @@ def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(
 ) -> None:
     place = with_one_aside / "counters/quarantine/segments/00000000"
     assert run("repair", with_one_aside, "--drop", 0, "--dry-run").out.startswith("would be deleted  segment 0  ")
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    assert run("repair", with_one_aside, "--drop", 0).code == 130
+    refused = run("repair", with_one_aside, "--drop", 0)  # without a terminal nobody is asked
+    assert (refused.code, refused.err) == (1, "")
+    assert refused.out.startswith("not deleted  segment 0  ")
+    assert refused.out.endswith("\nto delete it say --yes\n")
+    monkeypatch.setattr(console, "ask", lambda question: False)
+    assert run("repair", with_one_aside, "--drop", 0).code == 1
     assert place.exists()
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    monkeypatch.setattr(console, "ask", lambda question: question.startswith("Delete segment 0  "))
     done = run("repair", with_one_aside, "--drop", 0)
     assert done.code == 0
     assert done.out.strip().startswith("deleted  segment 0  counters/quarantine/segments/00000000  5 steps: ")
@@ -130,8 +134,29 @@ def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(
     assert run("repair", with_one_aside, "--drop", 0, "--restore", 0).code == 2
 
 
+@pytest.mark.parametrize("what", ["store", "counters"])
+def test_nothing_is_deleted_through_a_link_nor_where_there_is_no_store(
+    run: Callable, with_one_aside: Path, tmp_path: Path, what: str
+) -> None:
+    place = with_one_aside / "counters/quarantine/segments/00000000"
+    other = tmp_path / "other"
+    other.mkdir()
+    if what == "store":
+        dr.create(other / "x", dr.open(with_one_aside).schema).close()
+        other = other / "x"
+        shutil.rmtree(other / "counters")
+    (other / "counters").symlink_to(with_one_aside / "counters")
+    done = run("repair", other, "--drop", 0, "--yes")
+    assert (done.code, done.out) == (2, "")
+    assert ("is no folder" if what == "store" else "is not a store") in done.err
+    assert place.exists()
+    assert "does not exist" in run("repair", tmp_path / "nowhere", "--drop", 0, "--yes").err
+
+
 def test_inspect_counts_what_is_aside_apart(run: Callable, with_one_aside: Path) -> None:
-    info = json.loads(run("inspect", with_one_aside, "--json").out)
+    told = run("inspect", with_one_aside, "--json")
+    assert told.code == 1
+    info = json.loads(told.out)
     assert (info["steps"], info["steps_evicted"], info["quarantine"]["steps"]) == (0, 0, 5)
     shown = run("inspect", with_one_aside).out
     assert "quarantine  5 steps in 1 segment, " in shown
