@@ -11,6 +11,7 @@ from rich.text import Text
 
 import diskreplay as dr
 from diskreplay.cli import console, text
+from diskreplay.cli.verify import PROBLEMS
 
 # Rows of a table before the rest is summed up; --all shows every one.
 ROWS_SHOWN = 10
@@ -28,6 +29,7 @@ def inspect(
 
     Its schema, steps, episodes and how they ended, statistics of returns and lengths, its segments, its writers alive
     and dead, and the bytes it takes on disk. Nothing is written, and a store that is being written can be inspected.
+    Exit code 1 if steps are in quarantine, or are not shown as no mark proves them.
     """
     with dr.open(path, mode="r") as store, console.bar("Reading segments") as progress:
         info = store.info(progress=progress)
@@ -35,6 +37,8 @@ def inspect(
         console.emit(text.to_json(info))
     else:
         console.show(report(info, all_rows=all_rows))
+    if info["steps_unproven"] or any(entry["segment"] is not None for entry in info["quarantine"]["entries"]):
+        raise typer.Exit(PROBLEMS)
 
 
 def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
@@ -102,7 +106,11 @@ def steps_line(info: Mapping[str, Any]) -> str:
         line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"
     elif info["capacity_bytes"] is None and info["max_age_s"] is None:
         line += ", no capacity set"
-    for key, what in (("steps_evicted", "evicted"), ("steps_lost", "lost to damage")):
+    for key, what in (
+        ("steps_evicted", "evicted"),
+        ("steps_lost", "lost to damage"),
+        ("steps_unproven", "unproven and not shown"),
+    ):
         if info[key]:
             line += f", {text.count(info[key])} {what}"
     return line
@@ -157,10 +165,12 @@ def statistics_table(info: Mapping[str, Any]) -> Table:
 
 def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
     """Build the table of segments, those being written first, then the newest."""
-    table = _table("segments", ">number", ">writer", ">lanes", ">rows", ">steps", "state", ">bytes")
+    unproven = [">unproven"] if any(row["steps_unproven"] for row in segments) else []
+    table = _table("segments", ">number", ">writer", ">lanes", ">rows", ">steps", *unproven, "state", ">bytes")
     newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))
     for row in newest[:limit]:
-        counts = (text.count(row[key]) for key in ("lanes", "rows", "steps"))
+        keys = ("lanes", "rows", "steps", "steps_unproven")[: 4 if unproven else 3]
+        counts = (text.count(row[key]) for key in keys)
         writer = text.NOTHING if row["writer"] is None else str(row["writer"])
         table.add_row(*_cells(str(row["number"]), writer, *counts, row["state"], text.size(row["bytes"])))
     _note_hidden(table, newest, limit)

@@ -41,6 +41,7 @@ class Attributes:
     checksums: dict[str, int]
     lost: tuple[tuple[int, int], ...]
     steps_lost: int
+    writer: int
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
 
@@ -145,6 +146,7 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         lanes=len(lanes),
         chunk_rows={path: chunk_rows[path] for path in plan.arrays},
         in_place=in_place,
+        writer=given["writer"],
         claimed=tuple(claimed),
         unproven_steps=unproven,
         sealed=given["sealed"],

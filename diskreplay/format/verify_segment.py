@@ -79,7 +79,7 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
     if not attributes.sealed and not attributes.in_place:
         counters = _prove(files, where, plan, attributes)
     elif attributes.claimed:
-        _report_unproven(files, where, attributes.unproven_steps)
+        _report_unproven(files, where, attributes.unproven_steps, attributes.writer)
     segment = Segment(files, where, plan, attributes, counters)
     present = check_folders(segment)
     if check_chunks(segment, present):
@@ -95,10 +95,11 @@ def _prove(files: Files, where: str, plan: Plan, attributes: Attributes) -> NDAr
     rows = Rows(files, where, plan, attributes.lanes, attributes.chunk_rows)
     proven = proven_rows(rows)
     if steps := count_unproven(rows, proven):
-        _report_unproven(files, where, steps)
+        _report_unproven(files, where, steps, attributes.writer)
     return proven
 
 
-def _report_unproven(files: Files, where: str, steps: int) -> None:
-    detail = f"up to {steps} steps behind the last mark that fits do not count; repair --salvage takes what is whole"
+def _report_unproven(files: Files, where: str, steps: int, writer: int) -> None:
+    what = f"up to {steps} steps of writer {writer} behind the last mark that fits do not count"
+    detail = f"{what}; repair --salvage takes what is whole"
     files.report("unproven", where, detail)

@@ -13,11 +13,14 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
 from diskreplay.format.durable import is_held
 from diskreplay.format.hidden import HiddenEntries
+from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
 from diskreplay.format.root import Root
-from diskreplay.format.sealing import count_steps, may_seal
+from diskreplay.format.sealing import count_steps, count_steps_in, may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.trust import place_of, shows_live_rows
+from diskreplay.format.unproven import claimed_rows
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.damaged import DAMAGE
 from diskreplay.store.ledger import disk_usage
@@ -132,6 +135,7 @@ def store_info(
         "steps": int(table["length"].sum()),
         "steps_evicted": int(words[layout.STEPS_EVICTED]) + sum(segment["steps_evicted"] for segment in segments),
         "steps_lost": sum(segment["steps_lost"] for segment in segments),
+        "steps_unproven": sum(segment["steps_unproven"] for segment in segments),
         "episodes": {
             "total": len(ended),
             "open": int(np.count_nonzero(table["open"])),
@@ -191,7 +195,9 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         if not os.path.lexists(path):
             raise FileNotFoundError(path) from None
         lost = {"number": number, "writer": None, "lanes": None, "rows": None, "steps": claimed_steps(path)}
-        return {**lost, "steps_evicted": hidden, "steps_lost": 0, "state": "damaged", "bytes": disk_usage(path)[0]}
+        counts = {"steps_evicted": hidden, "steps_lost": 0, "steps_unproven": 0}
+        return {**lost, **counts, "state": "damaged", "bytes": disk_usage(path)[0]}
+    state = "damaged" if is_damaged else _state(root, info)
     return {
         "number": info.number,
         "writer": info.writer,
@@ -200,9 +206,18 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         "steps": steps - hidden - info.lost.steps,
         "steps_evicted": hidden,
         "steps_lost": info.lost.steps,
-        "state": "damaged" if is_damaged else _state(root, info),
+        "steps_unproven": _unproven(root, info, state),
+        "state": state,
         "bytes": disk_usage(info.path)[0],
     }
+
+
+def _unproven(root: Root, info: SegmentInfo, state: str) -> int:
+    """Return how many steps at most no mark proves, of a segment that nobody writes to: they do not count."""
+    if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
+        return info.unproven_steps
+    proven = proven_rows(root, place_of(info))
+    return count_steps_in(root, info, claimed_rows(root, info, proven)) - count_steps_in(root, info, proven)
 
 
 def _state(root: Root, info: SegmentInfo) -> str:

@@ -161,7 +161,7 @@ def test_a_dead_writers_segment_and_one_of_another_boot_are_no_damage(tmp_store,
     # Of a copy only what is marked counts: the rest may be anything, and is told.
     (problem,) = verify(tmp_path / "copy")
     assert (problem.kind, problem.where) == ("unproven", "segments/00000000")
-    assert problem.detail.startswith("up to 3 steps behind the last mark")
+    assert problem.detail.startswith("up to 3 steps of writer 0 behind the last mark")
     flags = tmp_path / "copy/segments/00000000/done/c.0.0"
     data = bytearray(flags.read_bytes())
     data[6:8] = b"\xff\xff"
