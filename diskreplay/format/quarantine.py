@@ -22,7 +22,7 @@ from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import read_file, sync_folder, write_atomic
+from diskreplay.format.durable import read_file, storage_error, sync_file_system, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
@@ -87,18 +87,42 @@ def move_aside(
         there = _free((root / where).with_name(".quarantine"))
         os.rename(root / where, there)
         return str(there.relative_to(root))
-    segment = _segment_of(where)
     if steps is None:
-        steps = 0 if segment is None else claimed_steps(root / where)
-    target = _free_place(root, where)
+        steps = 0 if _segment_of(where) is None else claimed_steps(root / where)
+    return _take_in(root, root / where, where, reason, steps, rebuilt)
+
+
+def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
+    """Copy a segment as it is into quarantine, unless that was done before; return where its copy is.
+
+    ``steps`` are those in it that are about to leave its place; None: unknown. The caller holds the store lock.
+    """
+    for entry in read_quarantine(root):
+        if entry.path == where and entry.reason == reason and entry.segment is not None:
+            return entry.where
+    draft = root / layout.COUNTERS / f"new-{where.replace('/', '-')}"
+    try:
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that died
+        shutil.copytree(root / where, draft, symlinks=True)
+        sync_file_system(root)
+        return _take_in(root, draft, where, reason, steps, False)
+    except OSError as error:
+        raise storage_error(error, draft) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | None, rebuilt: bool) -> str:
+    """Move what is, or was, at a place of the store into quarantine, with its record; return where it is now."""
+    segment, target = _segment_of(where), _free_place(root, where)
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
     record |= {"rebuilt": True} if rebuilt else {}
     with suppress(StorageFull):  # without its record the entry still says most of it
         write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
         sync_folder(target.parent)
-    os.rename(root / where, target)
-    for folder in (target.parent, (root / where).parent):
+    os.rename(source, target)
+    for folder in (target.parent, source.parent):
         sync_folder(folder)
     if segment is not None:
         note_change(root)

@@ -18,7 +18,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
 from diskreplay.format.mapping import map_file, open_regular
-from diskreplay.format.marks import cut_marks, proven_rows
+from diskreplay.format.marks import cut_marks, proven_rows, read_marks
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
 from diskreplay.format.trust import place_of, shows_live_rows
@@ -34,23 +34,35 @@ class Fate(Enum):
     """What becomes of the segment of a writer that is gone; each is what repair calls it."""
 
     SEALED = "sealed"
-    SET_ASIDE = "quarantined"  # it has data, but files are missing
+    SET_ASIDE = "quarantined"  # it has data, but files are missing, and no row of it is proven
+    COPIED = "copied"  # files are missing, but some rows are proven: all of it is kept in quarantine as well
     REMOVED = "removed"  # nothing was ever written to it
 
 
 WHY = {
     Fate.REMOVED: "nothing was written to it when its machine went down",
-    Fate.SET_ASIDE: "files are missing since its machine went down",
+    Fate.SET_ASIDE: "files are missing since its machine went down, or it was copied",
+    Fate.COPIED: "files of rows that marks tell of are missing: not all of it was copied",
 }
 
 
 def fate_of(root: Root, info: SegmentInfo) -> Fate:
     """Return what becomes of an unsealed segment whose lock is free."""
-    if shows_live_rows(info) or not has_no_mark(str(info.path)):
+    if shows_live_rows(info):
         return Fate.SEALED
+    if not has_no_mark(str(info.path)):
+        if not _lacks_marked_files(root, info):
+            return Fate.SEALED
+        return Fate.COPIED if proven_rows(root, place_of(info)).any() else Fate.SET_ASIDE
     if not holds_data(root, info):
         return Fate.REMOVED
     return Fate.SEALED if rows_with_files(root, info) and _has_folders(root, info) else Fate.SET_ASIDE
+
+
+def _lacks_marked_files(root: Root, info: SegmentInfo) -> bool:
+    """Whether files are missing, or short, that marks tell of: no loss of power takes those, but a copy may."""
+    marks = read_marks(str(info.path), len(info.lanes))
+    return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(root, info)
 
 
 def _has_folders(root: Root, info: SegmentInfo) -> bool:

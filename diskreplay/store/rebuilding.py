@@ -50,7 +50,7 @@ class Losses:
         episodes, steps, lanes = self.damage.episodes, self.steps, len(self.info.lanes)
         count = f"{episodes} episode{'' if episodes == 1 else 's'}"
         if self.damage.flags_damaged:
-            count = f"at least {count}"
+            count = f"at least {count}" if episodes else "part of an episode, or more"
         base = self.info.number << layout.POSITION_BITS
         ranges = sorted(
             (base | first * lanes + lane, base | (stop - 1) * lanes + lane)

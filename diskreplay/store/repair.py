@@ -19,6 +19,7 @@ from diskreplay.format.mending import (
 from diskreplay.format.quarantine import note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.root import open_home, read_root
 from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.unproven import Fate, fate_of
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
 from diskreplay.format.verify_quarantine import check_quarantine
@@ -79,6 +80,8 @@ def repair(
 
     Raises
     ------
+    ValueError
+        ``max_lost_steps`` is no number of steps.
     StoreNotFound
         There is no store at ``path``, or it was deleted meanwhile.
     FormatError
@@ -88,6 +91,8 @@ def repair(
     StoreLocked
         Another process held the store's lock for a minute.
     """
+    if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
+        raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")
     home = open_home(path)
     how = _How(dry_run, foreign, salvage, max_lost_steps, progress)
     try:
@@ -282,6 +287,8 @@ class _Mender(RepairTools):
                 if self._dry_run:
                     return
                 info, problems = self._read(number), self._look(number)
+            if info is not None and not info.sealed and fate_of(self._store, info) is Fate.COPIED:
+                return  # it is sealed as far as it is proven
             for _ in range(_ROUNDS):
                 if not problems:
                     return
@@ -299,7 +306,8 @@ class _Mender(RepairTools):
             if problems:
                 detail, steps = told(problems, where), steps_at_stake(info, self._root / where)
                 if self._rebuilder.may_lose(where, detail, steps):
-                    self._set_aside(where, detail, steps)
+                    said = steps - info.lost.steps if info is not None and info.steps == steps else None
+                    self._set_aside(where, detail, steps, said=said)
         finally:
             if lock is not None:
                 lock.release()

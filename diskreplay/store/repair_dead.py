@@ -7,7 +7,6 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock, is_locked, try_lock
 from diskreplay.format.quarantine import QUARANTINE
-from diskreplay.format.root import Root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.unproven import WHY, Fate, fate_of
@@ -44,7 +43,7 @@ class DeadWriters(RepairTools):
                     for info, lock in dead:
                         sealer.submit(info, lock)
             if foreign:
-                self._submit_foreign(root, sealer, unsealed)
+                self._submit_foreign(retention, sealer, unsealed)
             try:
                 sealer.drain()
             except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -59,11 +58,16 @@ class DeadWriters(RepairTools):
         for info, fate in zip(unsealed, fates, strict=True):
             now = info if self._dry_run else self._read(info.number)
             where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
-            if fate is not Fate.SEALED:
+            if self._dry_run and any(action.where == where for action in self.actions):
+                continue  # it would be gone by now
+            if fate not in (Fate.SEALED, Fate.COPIED):
                 if self._dry_run or now is None:
                     place = f"; now in {QUARANTINE}" if fate is Fate.SET_ASIDE else ""
                     self.actions.append(Action(fate.value, where, f"{WHY[fate]}{place}"))
-            elif now is not None and (self._dry_run or now.sealed):
+                continue
+            if fate is Fate.COPIED:
+                self.actions.append(Action("quarantined", where, f"{WHY[fate]}; a copy is in {QUARANTINE}"))
+            if now is not None and (self._dry_run or now.sealed):
                 steps = "" if now.steps is None else f", {now.steps} steps kept"
                 self.actions.append(Action("sealed", where, f"its writer is gone{steps}"))
 
@@ -121,8 +125,12 @@ class DeadWriters(RepairTools):
                 if lock is not None:
                     lock.release()
 
-    def _submit_foreign(self, root: Root, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
-        with held_lock(root.lock_path):
+    def _submit_foreign(self, retention: Retention, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
+        with held_lock(self._store.lock_path):
             for info in unsealed:
-                if not may_seal(root, info) and (lock := try_lock(info.lock_path)) is not None:
+                if may_seal(self._store, info) or (lock := try_lock(info.lock_path)) is None:
+                    continue
+                if retention.has_to_be_sealed(info):
                     sealer.submit(info, lock)
+                else:
+                    lock.release()

@@ -23,8 +23,12 @@ class RepairTools:
     def _store(self) -> Root:
         return read_root(self._home.name, self._home)
 
-    def _set_aside(self, where: str, detail: str, steps: int = 0) -> None:
-        now = f"{QUARANTINE}/{where}" if self._dry_run else move_aside(self._root, where, detail)
+    def _set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
+        """Move something into quarantine, for which so many steps are lost.
+
+        ``said`` are the steps that a segment's own document tells of; None: they are counted.
+        """
+        now = f"{QUARANTINE}/{where}" if self._dry_run else move_aside(self._root, where, detail, steps=said)
         self.actions.append(Action("quarantined", where, f"{detail}; now {now}", steps))
 
     def _lock(self, where: str) -> tuple[Lock | None, bool]:

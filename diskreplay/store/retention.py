@@ -12,12 +12,21 @@ from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.hidden import HiddenEntries, has_reserve, hide, reserve
+from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers
-from diskreplay.format.quarantine import make_room_for, move_aside, note_change, quarantined_numbers, settle_records
+from diskreplay.format.quarantine import (
+    claimed_steps,
+    copy_aside,
+    make_room_for,
+    move_aside,
+    note_change,
+    quarantined_numbers,
+    settle_records,
+)
 from diskreplay.format.rebuild import finish_replacements
 from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
-from diskreplay.format.sealing import may_seal
+from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
     DRAFT,
     SegmentInfo,
@@ -27,6 +36,7 @@ from diskreplay.format.segment import (
     read_segment,
     remove_draft,
 )
+from diskreplay.format.trust import place_of
 from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.ledger import Ledger
@@ -172,13 +182,13 @@ class Retention:
         try:
             lock = try_lock(info.lock_path)
         except FileNotFoundError:  # the folder of its lock was lost with the power
-            self._is_lost(info)
+            self.has_to_be_sealed(info)
             return None
         if lock is None:
             return None
         try:
             info = read_segment(self._root, info.number)
-            if not info.sealed and not self._is_lost(info):  # a sealer may just have finished
+            if not info.sealed and self.has_to_be_sealed(info):  # a sealer may just have finished
                 self._tried.add(info.number)
                 return info, lock
         except BaseException:
@@ -187,10 +197,10 @@ class Retention:
         lock.release()
         return None
 
-    def _is_lost(self, info: SegmentInfo) -> bool:
+    def has_to_be_sealed(self, info: SegmentInfo) -> bool:
         """Delete a segment to which nothing was ever written, set aside one of which files are missing.
 
-        Tell whether either was the case. Its lock is held.
+        Tell whether there is anything left to seal. The caller holds the store lock, and the segment's.
         """
         fate = fate_of(self._root, info)
         if fate is Fate.REMOVED:
@@ -198,7 +208,20 @@ class Retention:
             destroy(self._root, [take_out(self._root, info.number, evicted)])
         elif fate is Fate.SET_ASIDE:
             self._set_aside(info.number, WHY[fate])
-        return fate is not Fate.SEALED
+        elif fate is Fate.COPIED:
+            return self._copy_aside(info)
+        return fate is Fate.SEALED
+
+    def _copy_aside(self, info: SegmentInfo) -> bool:
+        """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
+        where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
+        known = claimed_steps(info.path)
+        proven = count_steps_in(self._root, info, proven_rows(self._root, place_of(info)))
+        steps = known - proven if known is not None and known > proven else None
+        with suppress(StorageFull):
+            copy_aside(self._root.folder, where, WHY[Fate.COPIED], steps)
+            return True
+        return False
 
     def _clean_up(self) -> None:
         """Remove what processes that died left half removed or half made; the caller holds the store lock."""

@@ -1,5 +1,6 @@
 """Rows prove themselves: what readers show of copies, after a reboot, and where bytes are not what was marked."""
 
+import errno
 import os
 import random
 import shutil
@@ -12,16 +13,17 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import verify_segment
+from diskreplay.format import root, segment, verify_segment
 from diskreplay.format.marks import read_marks
 from diskreplay.format.quarantine import move_aside
 from diskreplay.format.volume import volume_of
+from diskreplay.store import store as store_module
 from diskreplay.store.repair import repair
 from diskreplay.testing.coded import check_coded_parts
 from diskreplay.testing.power import another_boot
 from tests.crash import workloads
 from tests.testing.filesystems import mounted
-from tests.testing.support import append_numbered, serial_schema
+from tests.testing.support import append_numbered, digest, serial_schema
 
 SECTOR = 512
 
@@ -321,8 +323,8 @@ def test_a_copy_of_a_store_that_is_written_shows_what_was_durable_when_it_began_
         with dr.open(copy) as store:
             after = check_coded_parts(store)
             check_shown(after, history.durable[start])
-            left = [problem for problem in store.verify(deep=True) if problem.kind != "unproven"]
-            assert left == []
+            kinds = {problem.kind for problem in store.verify(deep=True)}
+            assert kinds <= {"unproven", "quarantine"}  # what the copy lacks files of is kept apart
         shutil.rmtree(copy)
 
 
@@ -353,6 +355,84 @@ def test_a_segment_that_was_sealed_while_it_was_copied_proves_its_rows(tmp_store
     with dr.open(copy) as store:
         assert [int(s) for e in store.episodes for s in e["serial"]] == [0, 1, 2]
         assert {p.kind for p in store.verify(deep=True)} == {"unproven"}
+
+
+LACKING = {
+    "missing": lambda file: file.unlink(),
+    "short": lambda file: os.truncate(file, file.stat().st_size - 8),
+}
+
+
+@pytest.mark.parametrize("lack", LACKING)
+@pytest.mark.parametrize("chunk", [0, 1])
+@pytest.mark.parametrize("opener", ["open", "repair", "repair of another machine's"])
+def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, monkeypatch, lack, chunk, opener):
+    """Rows count as far as they are proven; all that the copy has is kept in quarantine, and told."""
+    foreign = opener == "repair of another machine's"
+    if foreign:
+        monkeypatch.setattr(segment, "machine_id", lambda: "another machine")
+        monkeypatch.setattr(segment, "boot_id", lambda: "its boot")
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        for first in range(0, 2000, 500):
+            append_numbered(writer, range(first, first + 500))
+            writer.flush()
+        copy = tmp_store.with_name("copy")
+        shutil.copytree(tmp_store, copy)
+        writer.close()
+    rows = segment_of(tmp_store) / f"reward/c.0.{chunk}"
+    per_chunk = os.stat(rows).st_size // 4
+    LACKING[lack](segment_of(copy) / f"reward/c.0.{chunk}")
+    before = {file.relative_to(segment_of(copy)): file.read_bytes() for file in segment_of(copy).rglob("c.*")}
+    proven = max(rows for rows in (0, 500, 1000, 1500) if rows <= per_chunk * chunk)
+
+    if foreign:
+        monkeypatch.undo()
+        monkeypatch.setattr(root, "file_system_type", lambda path: "nfs4")
+        monkeypatch.setattr(store_module, "warn_of", lambda *_, **__: None)
+    if opener == "open":
+        dr.open(copy, "a").close()
+    else:
+        planned = repair(copy, dry_run=True, foreign=foreign).actions
+        done = repair(copy, foreign=foreign).actions
+        assert [action.what for action in done] == [action.what for action in planned]
+        assert "quarantined" in {action.what for action in done}
+    with dr.open(copy) as store:
+        assert [int(s) for e in store.episodes for s in e["serial"]] == list(range(proven))
+        (entry,) = store.quarantine
+        assert entry.steps == 2000 - proven
+        assert {"quarantine"} <= {problem.kind for problem in store.verify(deep=True)} <= {"quarantine", "unproven"}
+    for file, data in before.items():
+        assert (copy / entry.where / file).read_bytes() == data
+    assert repair(copy).actions == []
+    dr.open(copy, "a").close()
+    with dr.open(copy) as store:
+        assert store.quarantine == [entry]
+
+
+def test_a_full_disk_leaves_a_copy_that_lacks_a_file_as_it_is(tmp_store, monkeypatch):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        for first in range(0, 2000, 500):
+            append_numbered(writer, range(first, first + 500))
+            writer.flush()
+        copy = tmp_store.with_name("copy")
+        shutil.copytree(tmp_store, copy)
+        writer.close()
+    (segment_of(copy) / "reward/c.0.1").unlink()
+    before = digest(segment_of(copy))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copytree", full)
+        dr.open(copy, "a").close()
+    assert digest(segment_of(copy)) == before
+    dr.open(copy, "a").close()
+    with dr.open(copy) as store:
+        assert [entry.segment for entry in store.quarantine] == [0]
+        assert len(store) == 1000
 
 
 def test_a_copy_by_a_tool_that_keeps_no_permissions_is_whole(tmp_store, tmp_path):

@@ -649,3 +649,18 @@ def test_a_segment_that_leaves_while_a_store_is_described_is_not_counted(store_p
         assert (info["steps"], info["episodes"]["total"]) == (20, 4)
         assert store.episode_table()["segment"].tolist() == [0, 0, 2, 2]
     assert issubclass(dr.SegmentGone, (dr.ReplayError, LookupError))
+
+
+@pytest.mark.parametrize("byte", [0, 255])
+def test_a_segment_whose_counters_are_all_damaged_is_told_with_the_steps_it_says_it_has(store_path, byte):
+    for name in layout.LANE_COUNTERS:
+        counter = store_path / SEGMENT / name / "c.0"
+        counter.chmod(0o644)
+        counter.write_bytes(bytes([byte]) * 8)
+    assert repair(store_path).steps_lost == 10
+    with dr.open(store_path) as store:
+        assert len(store) == 20
+        assert store.info()["quarantine"]["steps"] == 10
+        (problem,) = store.verify(deep=True)
+        assert problem.kind == "quarantine"
+        assert problem.detail.startswith("10 steps of writer")

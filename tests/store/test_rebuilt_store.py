@@ -159,7 +159,11 @@ def test_a_block_that_the_disk_refuses_to_read_costs_the_episodes_in_it(path, mo
     ("chunk", "lost", "told"),
     [
         (1, [35, 40], "at least 1 episode, 10 steps lost"),  # rows 8 to 15; both reach into them
-        (3, [50, 55], "at least 0 episodes, 10 steps lost"),  # rows 24 to 31; the episode before them has its end
+        (
+            3,
+            [50, 55],
+            "part of an episode, or more, 10 steps lost",
+        ),  # rows 24 to 31; the episode before them has its end
         (4, [55], "at least 1 episode, 5 steps lost"),
     ],
 )
@@ -378,6 +382,9 @@ def test_more_than_may_be_lost_is_refused_segment_by_segment(path):
     flip(path / SEGMENT / "reward/c.0.1")
     flip(path / "segments/00000002/reward/c.0.0")
     before = digest(path / SEGMENT)
+    for wrong in ("12", -1, 1.5, True):
+        with pytest.raises(ValueError, match="max_lost_steps is a number of steps"):
+            repair(path, max_lost_steps=wrong)
     done = repair(path, max_lost_steps=12)
     assert [(a.what, a.where, a.steps) for a in done.actions] == [
         ("rebuilt", SEGMENT, 10),
