@@ -103,13 +103,26 @@ def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
     draft = root / layout.COUNTERS / f"new-{where.replace('/', '-')}"
     try:
         shutil.rmtree(draft, ignore_errors=True)  # of a process that died
-        shutil.copytree(root / where, draft, symlinks=True)
+        _copy_tree(root / where, draft)
         sync_file_system(root)
         return _take_in(root, draft, where, reason, steps, False)
     except OSError as error:
         raise storage_error(error, draft) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder; the first error of the system is raised as it is, where `shutil.copytree` hides its number."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, _, names in os.walk(source, onerror=refuse):
+        inside = target / os.path.relpath(folder, source)
+        inside.mkdir()
+        for name in names:
+            shutil.copy2(f"{folder}/{name}", inside / name, follow_symlinks=False)
 
 
 def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | None, rebuilt: bool) -> str:

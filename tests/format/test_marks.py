@@ -1,6 +1,5 @@
 """Rows prove themselves: what readers show of copies, after a reboot, and where bytes are not what was marked."""
 
-import errno
 import os
 import random
 import shutil
@@ -410,29 +409,31 @@ def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, monkeypatch, 
         assert store.quarantine == [entry]
 
 
-def test_a_full_disk_leaves_a_copy_that_lacks_a_file_as_it_is(tmp_store, monkeypatch):
-    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_full_disk_leaves_a_copy_that_lacks_a_file_as_it_is(tmp_store, tmp_path, kind):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, mounted(kind, 8, folder=tmp_path) as disk:
         writer = store.writer(durability="none")
         for first in range(0, 2000, 500):
             append_numbered(writer, range(first, first + 500))
             writer.flush()
-        copy = tmp_store.with_name("copy")
+        copy = disk.path / "copy"
         shutil.copytree(tmp_store, copy)
         writer.close()
-    (segment_of(copy) / "reward/c.0.1").unlink()
-    before = digest(segment_of(copy))
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copytree", full)
+        (segment_of(copy) / "reward/c.0.1").unlink()
+        before = digest(segment_of(copy))
+        with open(disk.path / "filling", "wb", 0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1024))
         dr.open(copy, "a").close()
-    assert digest(segment_of(copy)) == before
-    dr.open(copy, "a").close()
-    with dr.open(copy) as store:
-        assert [entry.segment for entry in store.quarantine] == [0]
-        assert len(store) == 1000
+        assert digest(segment_of(copy)) == before
+        with dr.open(copy) as reader:
+            assert len(reader) == 1000
+            assert reader.quarantine == []
+        os.unlink(disk.path / "filling")
+        dr.open(copy, "a").close()
+        with dr.open(copy) as reader:
+            assert [entry.segment for entry in reader.quarantine] == [0]
+            assert len(reader) == 1000
 
 
 def test_a_copy_by_a_tool_that_keeps_no_permissions_is_whole(tmp_store, tmp_path):
