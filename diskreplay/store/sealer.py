@@ -84,10 +84,11 @@ class Sealer:
         with self._condition:
             self._hurry = True
             self._condition.notify_all()
-            while self._runner != threading.get_ident() and (self._waiting or self._runner is not None):
+            while self._runner != threading.get_ident() and self._has_work:
                 if self._runner is None:
                     self._begin()
-                self._condition.wait()
+                if self._has_work:  # else this thread has done it: there is no other one
+                    self._condition.wait()
         self._hurry = False
         error, self._error = self._error, None
         if error is not None:
@@ -95,6 +96,10 @@ class Sealer:
         if self._is_behind:
             self._after()
             self._is_behind = False
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._runner is not None
 
     def _take_up(self, info: SegmentInfo) -> None:
         """Submit a segment again whose lock was let go of, or wait for whoever seals it meanwhile."""

@@ -216,3 +216,25 @@ def test_segments_are_sealed_also_where_no_thread_can_be_started(tmp_store, monk
         monkeypatch.undo()
     assert states(tmp_store) == ["sealed"]
     assert serials(tmp_store) == list(range(5))
+
+
+def test_what_an_interrupt_left_to_be_sealed_is_sealed_also_where_no_thread_can_be_started(tmp_store, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    store = dr.create(tmp_store, serial_schema(), chunk_bytes=4096)
+    writer = store.writer()
+    append_numbered(writer, range(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(store._sealer, "_begin", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.close()
+    assert states(tmp_store) != ["sealed"]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        store.close()
+    assert states(tmp_store) == ["sealed"]
+    assert serials(tmp_store) == list(range(5))
