@@ -11,6 +11,7 @@ from rich.text import Text
 
 import diskreplay as dr
 from diskreplay.cli import console, text
+from diskreplay.cli.repair import aside
 from diskreplay.cli.verify import PROBLEMS
 
 # Rows of a table before the rest is summed up; --all shows every one.
@@ -32,12 +33,12 @@ def inspect(
     Exit code 1 if steps are in quarantine, or are not shown as no mark proves them.
     """
     with dr.open(path, mode="r") as store, console.bar("Reading segments") as progress:
-        info = store.info(progress=progress)
+        info, has_aside = store.info(progress=progress), bool(aside(store.quarantine))
     if json:
         console.emit(text.to_json(info))
     else:
         console.show(report(info, all_rows=all_rows))
-    if info["steps_unproven"] or any(entry["segment"] is not None for entry in info["quarantine"]["entries"]):
+    if info["steps_unproven"] or has_aside:
         raise typer.Exit(PROBLEMS)
 
 
@@ -165,12 +166,14 @@ def statistics_table(info: Mapping[str, Any]) -> Table:
 
 def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
     """Build the table of segments, those being written first, then the newest."""
-    unproven = [">unproven"] if any(row["steps_unproven"] for row in segments) else []
-    table = _table("segments", ">number", ">writer", ">lanes", ">rows", ">steps", *unproven, "state", ">bytes")
+    counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
+    if any(row["steps_unproven"] for row in segments):
+        counted["steps_unproven"] = "unproven"
+    headers = (f">{header}" for header in counted.values())
+    table = _table("segments", ">number", ">writer", *headers, "state", ">bytes")
     newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))
     for row in newest[:limit]:
-        keys = ("lanes", "rows", "steps", "steps_unproven")[: 4 if unproven else 3]
-        counts = (text.count(row[key]) for key in keys)
+        counts = (text.count(row[key]) for key in counted)
         writer = text.NOTHING if row["writer"] is None else str(row["writer"])
         table.add_row(*_cells(str(row["number"]), writer, *counts, row["state"], text.size(row["bytes"])))
     _note_hidden(table, newest, limit)

@@ -1,5 +1,6 @@
 """`diskreplay repair`: repairs what can be repaired, and says what it did, one line each."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -77,13 +78,13 @@ def repair(
         done = run(None)
         lost += done.steps_lost
         _tell(done, dry_run)
-    if done.left or lost or done.steps_refused or aside(done):
+    if done.left or lost or done.steps_refused or aside(done.quarantine):
         raise typer.Exit(PROBLEMS)
 
 
-def aside(done: Repaired) -> list[Quarantined]:
+def aside(quarantine: Sequence[Quarantined]) -> list[Quarantined]:
     """Return the segments in quarantine that hold steps."""
-    return [entry for entry in done.quarantine if entry.segment is not None and entry.steps != 0]
+    return [entry for entry in quarantine if entry.segment is not None and entry.steps != 0]
 
 
 def _tell(done: Repaired, dry_run: bool) -> None:
@@ -96,7 +97,7 @@ def _tell(done: Repaired, dry_run: bool) -> None:
         lines += ["not repaired; restore it from a backup:", *problem_lines(others)]
     if unproven and not dry_run:
         lines += ["kept, and not shown; --salvage takes what is whole:", *problem_lines(unproven)]
-    if entries := aside(done):
+    if entries := aside(done.quarantine):
         lines += [
             "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:",
             *map(entry_line, entries),

@@ -15,6 +15,7 @@ import diskreplay as dr
 from diskreplay.cli import console
 from diskreplay.cli.repair import action_line
 from diskreplay.cli.verify import problem_lines
+from diskreplay.format.quarantine import move_aside
 from diskreplay.store.repair import Action
 from tests.testing.support import append_numbered, serial_schema
 
@@ -264,3 +265,10 @@ def test_a_bar_goes_to_a_terminal_and_findings_do_not(filled: Path, run_in_termi
     assert b"Verifying segments" in shown
     assert b"\x1b" not in done.stdout
     assert done.stdout.endswith(b"3 problems\n")
+
+
+def test_a_segment_without_steps_in_quarantine_is_no_problem(run: Callable, filled: Path) -> None:
+    move_aside(filled, "segments/00000000", steps=0)
+    assert run("verify", filled, "--deep") == (0, "no problems\n", "")
+    assert run("repair", filled).code == 0
+    assert run("inspect", filled).code == 0
