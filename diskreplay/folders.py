@@ -7,6 +7,7 @@ nothing to people: `shown` and `show_paths` replace them by the path that the fo
 
 import os
 import re
+import shutil
 import stat
 import weakref
 from contextlib import ContextDecorator
@@ -47,7 +48,7 @@ class OpenFolder:
         self.key = -1, -1
         if closed:
             return
-        weakref.finalize(self, _close, self.fd).atexit = False
+        close_when_collected(self, self.fd)
         status = os.fstat(self.fd)
         self.key = status.st_dev, status.st_ino
         _open[self.fd] = self
@@ -78,6 +79,11 @@ class OpenFolder:
         except OSError:  # ESTALE: on a server; EBADF: closed
             return True
         return (status.st_dev, status.st_ino) != self.key or is_deleted(self.fd)
+
+
+def close_when_collected(owner: object, fd: int) -> None:
+    """Close a descriptor when the last reference to its owner is gone; the end of the process does so by itself."""
+    weakref.finalize(owner, _close, fd).atexit = False
 
 
 def _close(fd: int) -> None:
@@ -116,6 +122,19 @@ def is_deleted(fd: int) -> bool:
     except OSError:
         return True
     return (there.st_dev, there.st_ino) != (status.st_dev, status.st_ino)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder; the first error of the system is raised as it is, where `shutil.copytree` hides its number."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, _, names in os.walk(source, onerror=refuse):
+        inside = target / os.path.relpath(folder, source)
+        inside.mkdir()
+        for name in names:
+            shutil.copy2(f"{folder}/{name}", inside / name, follow_symlinks=False)
 
 
 def shown(text: os.PathLike[str] | str) -> str:

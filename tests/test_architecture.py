@@ -32,7 +32,7 @@ LAYERS = {
 }
 # modules that may import less than their part
 STRICTER = {"store.verify": {"errors", "folders", "format"}}
-# what the independent reader shares with the rest: constants, the schema, and which boot this is
+# what the independent reader shares with the rest: constants, the schema, open folders, and which boot this is
 SHARED_WITH_VERIFY = {
     "errors",
     "folders",

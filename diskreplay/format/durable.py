@@ -72,7 +72,7 @@ def write_at(fd: int, data: Any, offset: int) -> None:
         count = os.pwrite(fd, data, offset)
 
 
-def write_row(fd: int, data: Any, offset: int) -> None:
+def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
     """Write bytes, or a view of bytes, in full; while they are few, no other thread of Python runs meanwhile.
 
     Copying a row into the page cache takes less time than to get the GIL back from another thread.

@@ -14,7 +14,6 @@ the order of their paths, of each chunk after chunk, in each lane after lane.
 import errno
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
+from diskreplay.folders import close_when_collected
 from diskreplay.format import layout
 from diskreplay.format.durable import write_at
 from diskreplay.format.mapping import Mapping, map_file, open_regular
@@ -133,7 +133,7 @@ class MarkLog:
     def _open(self) -> int:
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            weakref.finalize(self, _close, self._fd).atexit = False
+            close_when_collected(self, self._fd)
         return self._fd
 
     def _map_chunk(self, place: Place, array: RowArray, per_chunk: int, chunk: int) -> Mapping:
@@ -182,10 +182,6 @@ class MarkLog:
         except OSError as error:
             raise self._explained(error) from error
         self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
-
-
-def _close(fd: int) -> None:
-    os.close(fd)  # by name: while a test watches calls of the system, they are replaced by others
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
-from diskreplay.folders import is_folder
+from diskreplay.folders import copy_tree, is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import read_file, storage_error, sync_file_system, sync_folder, write_atomic
@@ -103,26 +103,13 @@ def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
     draft = root / layout.COUNTERS / f"new-{where.replace('/', '-')}"
     try:
         shutil.rmtree(draft, ignore_errors=True)  # of a process that died
-        _copy_tree(root / where, draft)
+        copy_tree(root / where, draft)
         sync_file_system(root)
         return _take_in(root, draft, where, reason, steps, False)
     except OSError as error:
         raise storage_error(error, draft) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder; the first error of the system is raised as it is, where `shutil.copytree` hides its number."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for folder, _, names in os.walk(source, onerror=refuse):
-        inside = target / os.path.relpath(folder, source)
-        inside.mkdir()
-        for name in names:
-            shutil.copy2(f"{folder}/{name}", inside / name, follow_symlinks=False)
 
 
 def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | None, rebuilt: bool) -> str:

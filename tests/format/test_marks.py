@@ -362,6 +362,15 @@ LACKING = {
 }
 
 
+def copy_marked(path: Path, copy: Path) -> None:
+    """Make a store of 2,000 steps, and copy it while it is written; there is a mark at every 500th of them."""
+    with dr.create(path, serial_schema(), chunk_bytes=4096) as store, store.writer(durability="none") as writer:
+        for first in range(0, 2000, 500):
+            append_numbered(writer, range(first, first + 500))
+            writer.flush()
+        shutil.copytree(path, copy)
+
+
 @pytest.mark.parametrize("lack", LACKING)
 @pytest.mark.parametrize("chunk", [0, 1])
 @pytest.mark.parametrize("opener", ["open", "repair", "repair of another machine's"])
@@ -371,14 +380,8 @@ def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, monkeypatch, 
     if foreign:
         monkeypatch.setattr(segment, "machine_id", lambda: "another machine")
         monkeypatch.setattr(segment, "boot_id", lambda: "its boot")
-    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
-        writer = store.writer(durability="none")
-        for first in range(0, 2000, 500):
-            append_numbered(writer, range(first, first + 500))
-            writer.flush()
-        copy = tmp_store.with_name("copy")
-        shutil.copytree(tmp_store, copy)
-        writer.close()
+    copy = tmp_store.with_name("copy")
+    copy_marked(tmp_store, copy)
     rows = segment_of(tmp_store) / f"reward/c.0.{chunk}"
     per_chunk = os.stat(rows).st_size // 4
     LACKING[lack](segment_of(copy) / f"reward/c.0.{chunk}")
@@ -411,14 +414,9 @@ def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, monkeypatch, 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_full_disk_leaves_a_copy_that_lacks_a_file_as_it_is(tmp_store, tmp_path, kind):
-    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, mounted(kind, 8, folder=tmp_path) as disk:
-        writer = store.writer(durability="none")
-        for first in range(0, 2000, 500):
-            append_numbered(writer, range(first, first + 500))
-            writer.flush()
+    with mounted(kind, 8, folder=tmp_path) as disk:
         copy = disk.path / "copy"
-        shutil.copytree(tmp_store, copy)
-        writer.close()
+        copy_marked(tmp_store, copy)
         (segment_of(copy) / "reward/c.0.1").unlink()
         before = digest(segment_of(copy))
         with open(disk.path / "filling", "wb", 0) as file, suppress(OSError):

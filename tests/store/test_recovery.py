@@ -266,6 +266,13 @@ def failing(monkeypatch, code, call="fdatasync"):
     return failed
 
 
+def append_until_told(writer, first):
+    """Append numbered steps until what failed in the background is raised: the thread takes an instant to tell."""
+    for serial in itertools.count(first):
+        append_numbered(writer, [serial], end="open")
+        time.sleep(0.001)
+
+
 def test_a_sync_that_fails_in_the_background_is_raised_by_the_next_append_and_ends_the_writer(store, monkeypatch):
     writer = store.writer(durability=0.01)
     append_numbered(writer, range(3), end="open")
@@ -273,10 +280,8 @@ def test_a_sync_that_fails_in_the_background_is_raised_by_the_next_append_and_en
         failed = failing(patch, errno.EIO)
         append_numbered(writer, [3], end="open")
         assert failed.wait(60)
-        with pytest.raises(OSError, match="Input/output"):  # noqa: PT012 - the thread takes an instant to tell
-            for serial in itertools.count(4):
-                append_numbered(writer, [serial], end="open")
-                time.sleep(0.001)
+        with pytest.raises(OSError, match="Input/output"):
+            append_until_told(writer, 4)
     with pytest.raises(dr.WriterClosed):
         append_numbered(writer, [3])
     writer.close()
@@ -297,10 +302,8 @@ def test_what_nobody_foresaw_in_the_background_is_raised_by_the_next_append_too(
         patch.setattr(marks, "new_rows_crc", fail)
         append_numbered(writer, range(3), end="open")
         assert failed.wait(60)
-        with pytest.raises(MemoryError, match="no memory"):  # noqa: PT012 - the thread takes an instant to tell
-            for serial in itertools.count(3):
-                append_numbered(writer, [serial], end="open")
-                time.sleep(0.001)
+        with pytest.raises(MemoryError, match="no memory"):
+            append_until_told(writer, 3)
     with contextlib.suppress(dr.WriterClosed):
         writer.close()
 
@@ -328,7 +331,7 @@ def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monk
         failed = failing(patch, errno.ENOSPC, "pwrite")
         append_numbered(writer, [1], end="open")
         assert failed.wait(60)
-        with pytest.raises(dr.StorageFull, match="a loss of power would take it"):  # noqa: PT012 - as above
+        with pytest.raises(dr.StorageFull, match="a loss of power would take it"):  # noqa: PT012 - the thread takes an instant to tell
             for serial in itertools.count(2):
                 append_numbered(writer, [serial], end="open")
                 time.sleep(0.001)
