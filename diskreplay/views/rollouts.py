@@ -15,7 +15,8 @@ class Rollouts:
 
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; ret is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane); a lane goes on
-    across its writer's segments. What a step is bootstrapped with, V(next), is
+    across its writer's segments. A lane of a writer that is not closed is waited for: from the writer's first step on,
+    or, where each episode has a segment, from its own. What a step is bootstrapped with, V(next), is
 
     - 0 where it terminated, also if it was truncated as well,
     - else `value_fn` of the observation behind it, where given: for the last step of an episode or of a column,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import diskreplay as dr
 from diskreplay.loading.batch import Batch
@@ -127,12 +127,22 @@ class Collector:
 
     serials = 0
 
-    def __init__(self, store: Any, num_envs: int | None, seed: int, ends: tuple[float, float], cuts: float) -> None:
+    def __init__(
+        self, store: Any, num_envs: int | None, seed: int, ends: tuple[float, float], cuts: float, segment: Any = None
+    ) -> None:
+        self.segment_an_episode = segment == "episode"
         self.writer, self.num_envs = store.writer(num_envs), num_envs
         self.rng = np.random.default_rng(seed)
         self.lanes = [Lane(self.rng) for _ in range(num_envs or 1)]
         self.ends, self.cuts = ends, cuts
-        self.begun = self.closed = False
+        self.closed = False
+
+    @property
+    def lanes_known(self) -> list[Lane]:
+        """The lanes that a reader knows of: all from the first step, or each from its own, with its first segment."""
+        if self.segment_an_episode:
+            return [lane for lane in self.lanes if lane.steps]
+        return self.lanes if any(lane.steps for lane in self.lanes) else []
 
     def step(self) -> None:
         mask = self.rng.random(len(self.lanes)) < (1 if self.num_envs is None else 0.8)
@@ -149,7 +159,6 @@ class Collector:
             following.append(after)
         if not mask.any():
             return
-        self.begun = True
         columns = [
             np.array([getattr(s, name) for s in rows])
             for name in ("obs", "serial", "reward", "terminated", "truncated", "value", "following")
@@ -190,8 +199,8 @@ def check(batch: Batch, collectors: list[Collector], view: Rollouts) -> None:
     fields = batch.numpy()
     steps = view.num_steps
     expected_lanes = []
-    for collector in [c for c in collectors if c.begun]:
-        for lane in collector.lanes:
+    for collector in collectors:
+        for lane in collector.lanes_known:
             left = [s for s in lane.steps if not s.given and can_be_given(s, view)]
             if not collector.closed or len(left) >= steps:
                 expected_lanes.append(left[:steps])
@@ -239,12 +248,13 @@ VIEWS = {
     st.sampled_from((None, 4, 9, "episode")),
     st.integers(0, 2**32 - 1),
 )
+@example([2], "episode", 299)  # a rollout is taken before the second lane's first step
 def test_every_step_is_given_once_with_its_advantage(kind: str, writers: list[Any], segment: Any, seed: int) -> None:
     view, rng = VIEWS[kind], np.random.default_rng(seed)
     # Without a value behind a truncation there is none to bootstrap from: see below.
     ends, cuts = ((0.15, 0.0), 0.0) if kind == "stored" else ((0.1, 0.1), 0.05)
     with TemporaryDirectory() as folder, dr.create(Path(folder) / "s", SCHEMA, segment_steps=segment) as store:
-        collectors = [Collector(store, n, int(rng.integers(1 << 32)), ends, cuts) for n in writers]
+        collectors = [Collector(store, n, int(rng.integers(1 << 32)), ends, cuts, segment) for n in writers]
         with dr.open(store.path) as reader:
             source = Source(reader, view)
             for _ in range(60):
@@ -286,8 +296,8 @@ def attempt(source: Source, collectors: list[Collector]) -> bool:
         left = [
             sum(can_be_given(s, source.view) and not s.given for s in lane.steps)
             for collector in collectors
-            if collector.begun and not collector.closed
-            for lane in collector.lanes
+            if not collector.closed
+            for lane in collector.lanes_known
         ]
         # The newest step of a lane may wait for what follows it.
         assert not left or min(left) <= source.view.num_steps
