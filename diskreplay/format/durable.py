@@ -21,10 +21,9 @@ _POLL_S = 0.002
 _SMALL, _WAIT_BEFORE = 64 << 20, 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-_holding = ctypes.PyDLL(None)  # its functions keep the GIL
-_holding.pwrite.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64]
-_holding.pwrite.restype = ctypes.c_ssize_t
-_MOST_HELD = 256 << 10
+# Its functions keep the GIL. Types that are named take half a microsecond: numbers go as C's int, which libffi extends.
+_holding = ctypes.PyDLL(None)
+_MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
 def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> None:
@@ -78,7 +77,8 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
     Copying a row into the page cache takes less time than to get the GIL back from another thread.
     """
     nbytes = len(data)
-    if nbytes > _MOST_HELD or _holding.pwrite(fd, bytes(data), nbytes, offset) != nbytes:
+    held = nbytes <= _MOST_HELD and offset <= _LARGEST_INT
+    if not held or _holding.pwrite(fd, bytes(data), nbytes, offset) != nbytes:
         write_at(fd, data, offset)  # which says what is wrong, where the system wrote a part or nothing
 
 

@@ -142,10 +142,12 @@ def test_rows_are_written_as_other_bytes_are(tmp_path, nbytes, kind):
     found = []
     for write in (write_at, write_row):
         with open(tmp_path / write.__name__, "w+b") as file:
-            for offset in (5, 1 << 33, 3):
+            for offset in (5, (1 << 31) - 1, 1 << 31, 1 << 33, 3):
                 write(file.fileno(), data, offset)
             size = os.fstat(file.fileno()).st_size
-            found.append([size, *(os.pread(file.fileno(), nbytes + 9, offset) for offset in (0, (1 << 33) - 1))])
+            found.append(
+                [size, *(os.pread(file.fileno(), nbytes + 9, offset) for offset in (0, (1 << 31) - 2, (1 << 33) - 1))]
+            )
     assert found[0] == found[1]
 
 

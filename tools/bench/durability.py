@@ -32,6 +32,7 @@ AGAIN = f"{NONE}, again"  # how much two of the same differ
 BATCH = 5  # rounds after which there are new stores, begun in another order: one may be slower for its place
 POOL = 4096
 FRAMES = 5  # a store of frames holds so many times fewer
+SEGMENT_STEPS = 62_500  # as in a store of a million steps, or half of a smaller one here
 MEAN, TAIL = 1.03, 1.5
 
 
@@ -76,7 +77,8 @@ def _paced(append: Any, steps: Iterator[tuple[Any, ...]], seconds: float, shape:
 
 def _contestant(stack: ExitStack, folder: Path, name: str, durability: Any, shape: Shape, seconds: float) -> Contestant:
     path = folder / f"{shape.name} {name}"
-    store = stack.enter_context(dr.create(path, shape.schema, capacity=shape.capacity))
+    segment_steps = min(SEGMENT_STEPS, shape.capacity // 2)
+    store = stack.enter_context(dr.create(path, shape.schema, capacity=shape.capacity, segment_steps=segment_steps))
     writer = stack.enter_context(store.writer(durability=durability))
     steps = cycle(shape.steps)
     for _ in range(shape.capacity):
@@ -137,7 +139,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"Each appends for {size.seconds:g} s in a round, a step each {size.step_us:g} µs or a frame each "
             f"{size.frame_us:g} µs at most, as an environment gives them, next_obs given; only the call is timed. "
-            "Each store is full before that, so that memory for what comes is that of what leaves. "
+            f"Each store is full before that. A segment has {SEGMENT_STEPS:,} steps, as in a store of a million, or "
+            "half of its store where that has fewer. "
             "Between rounds everything is brought to the disk, so that none pays for another: the system brings "
             "nothing of durability none to the disk in its own time.",
             "The environment runs in the thread that appends and holds the GIL; the one called waiting sleeps, as for "
