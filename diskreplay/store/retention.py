@@ -60,6 +60,7 @@ class Retention:
         self._ledger = Ledger(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
         self._sealed: set[int] = set()  # which stay so
+        self._is_behind = False  # whether there was no room to count what was taken out, which is left then
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -99,7 +100,7 @@ class Retention:
         Raises
         ------
         StorageFull, FileNotFoundError, StoreLocked, StoreNotFound
-            It could not be placed; it is as it was.
+            It could not be placed, and is of no use any more.
         """
         with self._locked():
             self._counters.mend()
@@ -108,7 +109,8 @@ class Retention:
             try:
                 self._counters.set(layout.NEXT_SEGMENT, number + 1)
             except BaseException:
-                os.rename(info.path, draft.path)
+                # Nothing was written to it. It cannot go back: a full disk may refuse the name that it had.
+                shutil.rmtree(info.path, ignore_errors=True)
                 raise
         return info
 
@@ -310,14 +312,18 @@ class Retention:
 
     def _remove_old(self, *, again: bool) -> bool:
         """Take out what has to leave, some at a time, and delete it; tell whether more has to."""
+        if self._is_behind:
+            self._finish_removals()
         gone: list[str] = []
         for number, steps in self._ledger.leaving(_AT_ONCE, again=again):
             if not gone:
                 self._finish_removals()
             evicted = self._counters.evicted_after(steps)
+            self._is_behind = True
             gone.append(take_out(self._root, number, evicted))
             self._counters.set(layout.STEPS_EVICTED, evicted)
         destroy(self._root, gone)
+        self._is_behind = False
         return self._ledger.has_more
 
     def _finish_removals(self) -> None:

@@ -79,6 +79,8 @@ class Sealer:
             "a", seals it.
         """
         postponed, self._postponed = self._postponed, []
+        if isinstance(self._error, StorageFull):
+            self._error = None  # what it was about is tried again
         for info in postponed:
             self._take_up(info)
         with self._condition:

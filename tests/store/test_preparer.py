@@ -12,6 +12,8 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.errors import StorageFull
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import is_locked
 from diskreplay.store import preparer as preparer_module, rolling
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
@@ -274,3 +276,29 @@ def test_short_segments_and_those_of_one_episode_are_not_made_ahead(tmp_path, mo
                 append_numbered(writer, range(first, first + 4))
         with dr.open(tmp_path / name) as reader:
             assert serials(reader) == list(range(200))
+
+
+def test_one_that_there_is_no_room_to_count_leaves_nothing(store, monkeypatch):
+    real_set, real_rename = StoreCounters.set, os.rename
+    refused = []
+
+    def set_counter(counters, word, value):
+        if word == layout.NEXT_SEGMENT and not refused:
+            refused.append(value)
+            raise StorageFull(errno.ENOSPC, "no room")
+        real_set(counters, word, value)
+
+    def rename(source, target):
+        if "next-" in str(target):
+            raise OSError(errno.ENOSPC, "no room for a name")
+        real_rename(source, target)
+
+    with store.writer() as writer:
+        following = half_fill(writer)
+        assert len(drafts(store)) == 1
+        monkeypatch.setattr(StoreCounters, "set", set_counter)
+        monkeypatch.setattr(os, "rename", rename)
+        append_numbered(writer, range(following, 100))
+    assert refused
+    assert serials(store) == list(range(100))
+    assert {segment["state"] for segment in store.info()["segments"]} == {"sealed"}

@@ -1,6 +1,9 @@
 """Capacity: the oldest steps leave first, exactly in the index, as whole segments on disk."""
 
-from contextlib import contextmanager
+import errno
+import threading
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.store import retention
+from diskreplay.errors import StorageFull
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.store import retention, sealer
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.scripts import WriterPlan, play
 from diskreplay.testing.strategies import episode_plans, schemas
@@ -275,3 +281,52 @@ def test_sealed_segments_are_not_read_while_the_store_is_locked(tmp_store, monke
         assert len(store) == 200
     assert len(read) == len(segments_on_disk(tmp_store)) > 20
     assert not any(read)
+
+
+def test_what_there_was_no_room_to_count_as_evicted_leaves_when_there_is(tmp_store, monkeypatch):
+    real = StoreCounters.set
+
+    def set_counter(counters, word, value):
+        if word == layout.STEPS_EVICTED:
+            raise StorageFull(errno.ENOSPC, "no room")
+        real(counters, word, value)
+
+    with (
+        dr.create(tmp_store, serial_schema(), capacity=20, segment_steps=10, chunk_bytes=1024) as store,
+        store.writer() as writer,
+    ):
+        append_numbered(writer, range(20))
+        with monkeypatch.context() as patch, suppress(StorageFull):
+            patch.setattr(StoreCounters, "set", set_counter)
+            for first in range(20, 60, 5):
+                append_numbered(writer, range(first, first + 5))
+            writer.flush()
+        assert list((tmp_store / "counters").glob("old-*"))
+        following = visible(store)[-1] + 1
+        append_numbered(writer, range(following, following + 3))
+        writer.flush()
+        assert not list((tmp_store / "counters").glob("old-*"))
+        shown = visible(store)
+        assert shown == list(range(shown[-1] - 19, shown[-1] + 1))
+        info = store.info()
+        assert info["steps_evicted"] + sum(segment["steps"] for segment in info["segments"]) == following + 3
+
+
+def test_a_segment_that_there_was_no_room_to_seal_is_no_error_when_there_is(tmp_store, monkeypatch):
+    refused = threading.Event()
+
+    def seal_segments(root, infos):
+        refused.set()
+        raise StorageFull(errno.ENOSPC, "no room")
+
+    with dr.create(tmp_store, serial_schema(), segment_steps=10, chunk_bytes=1024) as store, store.writer() as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(sealer, "seal_segments", seal_segments)
+            append_numbered(writer, range(14), end="terminated")
+            append_numbered(writer, range(14, 16))
+            assert refused.wait(60)
+            while store._sealer._runner is not None:
+                time.sleep(0.001)
+        writer.flush()
+        assert store.info()["segments"][0]["state"] == "sealed"
+        assert visible(store) == list(range(16))
