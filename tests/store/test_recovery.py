@@ -204,7 +204,7 @@ def test_a_vector_step_on_a_full_disk_is_written_for_no_lane(store, monkeypatch)
 
 
 def test_a_copy_of_a_store_that_is_written_shows_only_what_was_flushed(store, tmp_path):
-    with store.writer() as writer:
+    with store.writer(durability=3600.0) as writer:
         append_numbered(writer, range(3))
         writer.flush()
         append_numbered(writer, range(3, 8))
@@ -215,7 +215,7 @@ def test_a_copy_of_a_store_that_is_written_shows_only_what_was_flushed(store, tm
 
 
 def test_after_a_boot_only_durable_rows_count_and_are_sealed(store, monkeypatch, tmp_path):
-    writer = store.writer()
+    writer = store.writer(durability=3600.0)
     append_numbered(writer, range(3))
     writer.flush()
     append_numbered(writer, range(3, 8), end="open")

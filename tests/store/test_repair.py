@@ -206,7 +206,7 @@ def test_a_dead_writers_segment_that_is_damaged_is_set_aside_and_others_are_seal
     ],
 )
 def test_a_segment_that_a_power_cut_left_without_a_safe_row_is_kept_but_not_shown(tmp_store, tmp_path, damage, what):
-    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer() as writer:
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer(durability=3600.0) as writer:
         append_numbered(writer, range(3), end="open")
         shutil.copytree(tmp_store, tmp_path / "after")
     damage(tmp_path / "after/segments/00000000")
