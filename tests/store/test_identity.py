@@ -398,7 +398,8 @@ from tests.testing.support import append_numbered
 machine._first_line = lambda paths: ""
 store = dr.open(sys.argv[1], "a")
 if sys.argv[2] == "write":
-    append_numbered(store.writer(durability="none"), range(3), end="open")
+    writer = store.writer(durability="none")  # kept: one that is dropped is sealed
+    append_numbered(writer, range(3), end="open")
     store.refresh()
     assert len(store) == 3  # its own rows it knows
     os.kill(os.getpid(), signal.SIGKILL)
