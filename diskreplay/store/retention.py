@@ -60,7 +60,6 @@ class Retention:
         self._ledger = Ledger(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
         self._sealed: set[int] = set()  # which stay so
-        self._is_behind = False  # whether there was no room to count what was taken out, which is left then
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -312,22 +311,17 @@ class Retention:
 
     def _remove_old(self, *, again: bool) -> bool:
         """Take out what has to leave, some at a time, and delete it; tell whether more has to."""
-        if self._is_behind:
-            self._finish_removals()
+        self._finish_removals()
         gone: list[str] = []
         for number, steps in self._ledger.leaving(_AT_ONCE, again=again):
-            if not gone:
-                self._finish_removals()
             evicted = self._counters.evicted_after(steps)
-            self._is_behind = True
             gone.append(take_out(self._root, number, evicted))
             self._counters.set(layout.STEPS_EVICTED, evicted)
         destroy(self._root, gone)
-        self._is_behind = False
         return self._ledger.has_more
 
     def _finish_removals(self) -> None:
-        """Delete what processes that died left half deleted, and count its steps; the caller holds the store lock."""
+        """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
         for name in os.listdir(self._root.counters_folder):
             if name.startswith("old-"):
                 if counted := _REMOVED.fullmatch(name):

@@ -36,7 +36,7 @@ class Sealer:
         self._hurry = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        self._postponed: list[SegmentInfo] = []  # until there is room again
+        self._postponed: list[tuple[SegmentInfo, StorageFull]] = []  # until there is room again
         self._is_behind = False  # there was no room for what follows sealing
         self._of_dead_writers: set[int] = set()
 
@@ -79,9 +79,7 @@ class Sealer:
             "a", seals it.
         """
         postponed, self._postponed = self._postponed, []
-        if isinstance(self._error, StorageFull):
-            self._error = None  # what it was about is tried again
-        for info in postponed:
+        for info, _ in postponed:
             self._take_up(info)
         with self._condition:
             self._hurry = True
@@ -95,6 +93,8 @@ class Sealer:
         error, self._error = self._error, None
         if error is not None:
             raise error
+        if self._postponed:
+            raise self._postponed[0][1]
         if self._is_behind:
             self._after()
             self._is_behind = False
@@ -133,9 +133,11 @@ class Sealer:
                 except BaseException as error:
                     if isinstance(error, DAMAGE) and info.number in self._of_dead_writers:
                         continue
-                    self._error = self._explained(error)
-                    if isinstance(error, StorageFull):
-                        self._postponed.append(info)
+                    reason = self._explained(error)
+                    if isinstance(reason, StorageFull):
+                        self._postponed.append((info, reason))
+                    else:
+                        self._error = reason
 
     def _explained(self, error: BaseException) -> BaseException:
         """Return what to raise for an error: where the store is gone, that this is so."""

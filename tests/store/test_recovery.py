@@ -266,11 +266,11 @@ def failing(monkeypatch, code, call="fdatasync"):
     return failed
 
 
-def append_until_told(writer, first):
-    """Append numbered steps until what failed in the background is raised: the thread takes an instant to tell."""
-    for serial in itertools.count(first):
+def append_until_told(writer, serials):
+    """Append numbered steps until what failed in the background is raised; the numbers are taken from an iterator."""
+    for serial in serials:
         append_numbered(writer, [serial], end="open")
-        time.sleep(0.001)
+        time.sleep(0.001)  # the thread that failed takes an instant to tell
 
 
 def test_a_sync_that_fails_in_the_background_is_raised_by_the_next_append_and_ends_the_writer(store, monkeypatch):
@@ -281,7 +281,7 @@ def test_a_sync_that_fails_in_the_background_is_raised_by_the_next_append_and_en
         append_numbered(writer, [3], end="open")
         assert failed.wait(60)
         with pytest.raises(OSError, match="Input/output"):
-            append_until_told(writer, 4)
+            append_until_told(writer, itertools.count(4))
     with pytest.raises(dr.WriterClosed):
         append_numbered(writer, [3])
     writer.close()
@@ -303,7 +303,7 @@ def test_what_nobody_foresaw_in_the_background_is_raised_by_the_next_append_too(
         append_numbered(writer, range(3), end="open")
         assert failed.wait(60)
         with pytest.raises(MemoryError, match="no memory"):
-            append_until_told(writer, 3)
+            append_until_told(writer, itertools.count(3))
     with contextlib.suppress(dr.WriterClosed):
         writer.close()
 
@@ -331,11 +331,11 @@ def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monk
         failed = failing(patch, errno.ENOSPC, "pwrite")
         append_numbered(writer, [1], end="open")
         assert failed.wait(60)
-        with pytest.raises(dr.StorageFull, match="a loss of power would take it"):  # noqa: PT012 - the thread takes an instant to tell
-            for serial in itertools.count(2):
-                append_numbered(writer, [serial], end="open")
-                time.sleep(0.001)
-    append_numbered(writer, [serial], end="open")
+        serials = itertools.count(2)
+        with pytest.raises(dr.StorageFull, match="a loss of power would take it"):
+            append_until_told(writer, serials)
+    refused = next(serials) - 1
+    append_numbered(writer, [refused], end="open")
     until = time.monotonic() + 60
     while counter(store, "durable") != counter(store, "committed"):
         assert time.monotonic() < until

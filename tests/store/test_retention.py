@@ -2,7 +2,6 @@
 
 import errno
 import threading
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -325,8 +324,8 @@ def test_a_segment_that_there_was_no_room_to_seal_is_no_error_when_there_is(tmp_
             append_numbered(writer, range(14), end="terminated")
             append_numbered(writer, range(14, 16))
             assert refused.wait(60)
-            while store._sealer._runner is not None:
-                time.sleep(0.001)
+            with store._sealer._condition:
+                assert store._sealer._condition.wait_for(lambda: store._sealer._runner is None, 60)
         writer.flush()
         assert store.info()["segments"][0]["state"] == "sealed"
         assert visible(store) == list(range(16))

@@ -130,7 +130,7 @@ def _one_shape(shape: Shape, seconds: float, rounds: int, folder: Path) -> tuple
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Append small steps and frames to three stores in turn, which differ in their durability."""
+    """Append small steps and frames to stores in turn, which differ in their durability."""
     made = [_one_shape(shape, size.seconds, rounds, folder) for shape in _shapes(size)]
     return Report(
         "Durability",
