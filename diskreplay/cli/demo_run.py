@@ -29,6 +29,7 @@ COLLECTORS = 4
 ENOUGH_RETURN = 475.0
 CHUNK_BYTES = 1 << 20  # 65,536 observations of CartPole; a chunk takes its whole size while it is written
 JOIN_SECONDS = 10.0
+ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal to draw on
 
 
@@ -156,18 +157,27 @@ def _interrupts_ignored() -> Iterator[None]:
 
 @contextmanager
 def _signals_unwind() -> Iterator[None]:
-    """Make the signals that end a process raise in the block, so that nothing stays behind."""
+    """Make the signals that end a process raise in the block, so that nothing stays behind.
+
+    The block then ends with SystemExit, also where a library made another error of what was raised in it, or lost it.
+    A signal that the process was started to ignore, as by nohup, stays ignored.
+    """
+    received: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         sys.exit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
-    previous = [(number, signal.signal(number, leave)) for number in numbers]
+    numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
+    wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = [(number, signal.signal(number, leave)) for number in wanted]
     try:
         yield
     finally:
         for number, handler in previous:
             signal.signal(number, handler)
+        if received:
+            sys.exit(128 + received[0])
 
 
 class Display:

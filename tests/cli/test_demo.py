@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,6 +229,39 @@ def test_collectors_fill_the_store_stop_when_asked_and_a_dead_one_is_noticed(tmp
 
 
 @contextmanager
+def makes_another_error() -> Iterator[None]:
+    """Do as a library does that turns whatever is raised in it into an error of its own."""
+    try:
+        yield
+    except SystemExit:
+        raise OSError("something was raised") from None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_block_whatever_becomes_of_what_it_raises(number: int) -> None:
+    before = signal.signal(number, signal.default_int_handler)  # it may have been ignored from the start
+    try:
+        with pytest.raises(SystemExit) as raised, demo_run._signals_unwind(), makes_another_error():
+            os.kill(os.getpid(), number)
+        assert raised.value.code == 128 + number
+        with pytest.raises(SystemExit) as raised, demo_run._signals_unwind(), suppress(SystemExit):
+            os.kill(os.getpid(), number)
+        assert raised.value.code == 128 + number
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with demo_run._signals_unwind():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+
+
+@contextmanager
 def started_demo(folder: Path, *arguments: object, command: Sequence[str] = COMMAND) -> Iterator[subprocess.Popen]:
     """Run the demo as the leader of a session of its own, with the folder for its temporary files."""
     (folder / "tmp").mkdir()
@@ -291,7 +324,7 @@ def test_a_signal_to_all_its_processes_leaves_nothing_running(tmp_path: Path, nu
         wait_for(lambda: path.exists() and collected(path) >= 1000)
         os.killpg(process.pid, number)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 128 + number
+        assert process.returncode == 128 + number, err
         assert "Traceback" not in err
         wait_for(lambda: nothing_is_left(tmp_path, process.pid))
     assert collected(path) >= 1000
