@@ -142,7 +142,10 @@ def reserve(root: Root, entries: int) -> None:
 
 def _rows(root: Root) -> tuple[int, dict[str, Any]]:
     path = root.folder / layout.HIDDEN / layout.METADATA
-    document = parse_document(read_document(path), path)
+    try:
+        document = parse_document(read_document(path), path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{path} is missing; diskreplay repair restores it") from None
     try:
         return int(document["shape"][0]), document
     except (KeyError, IndexError, TypeError, ValueError):

@@ -137,6 +137,8 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int
     except OSError as error:
         if os.path.islink(path):
             raise FormatError(f"{path} is a symbolic link; a store has none, restore the file itself") from error
+        if isinstance(error, IsADirectoryError):  # only who asks to write is told so here
+            raise FormatError(f"{path} is not a regular file; the store is damaged, restore this file") from error
         raise
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or (nbytes is not None and status.st_size != nbytes):

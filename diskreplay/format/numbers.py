@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from crc32c import crc32c
 
-from diskreplay.errors import ReplayError
+from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import storage_error, sync_file
@@ -89,6 +89,15 @@ def document_identity(root: Root, number: int) -> tuple[int, int]:
 
 
 def listed_numbers(root: Root) -> list[int]:
-    """Return the numbers of all segments that are there, in no order, whatever the store's counters say."""
-    names = os.listdir(root.segments_folder)
+    """Return the numbers of all segments that are there, in no order, whatever the store's counters say.
+
+    Raises
+    ------
+    FormatError
+        The folder of the segments is missing.
+    """
+    try:
+        names = os.listdir(root.segments_folder)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{root.segments_folder} is missing; the store is damaged, restore this folder") from None
     return [int(name) for name in names if name.isdecimal() and len(name) < 10]

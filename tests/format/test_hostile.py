@@ -202,6 +202,44 @@ def test_no_folder_is_followed_out_of_the_store(original, tmp_store, tmp_path, n
     assert digest(tmp_path / "elsewhere") == before
 
 
+def append_episode(path):
+    with dr.open(path, "a") as store, store.writer() as writer:
+        obs = {"a": np.zeros((3, 3), "f4"), "b": np.ones(3, bool)}
+        action, reward, serial = np.zeros(2, "i8"), np.zeros(2, "f4"), np.arange(2)
+        writer.append_episode(obs, action, reward, terminated=True, serial=serial, episode={"seed": 1})
+
+
+def evict_all(path):
+    with dr.open(path, "a") as store:
+        store.evict(lambda _: True)
+
+
+def check_replaced(original, path, name, how):
+    """Remove a file or folder, or put a folder or file in its place, and do all that can be done with the store."""
+    shutil.copytree(original, path)
+    was_folder = (path / name).is_dir()
+    shutil.rmtree(path / name) if was_folder else (path / name).unlink()
+    if how == "replaced":
+        (path / name).touch() if was_folder else (path / name).mkdir()
+    uses = [read_all, append_episode, evict_all]
+    for use in [lambda path: verify(path, deep=True), *uses, lambda path: repair(path, dry_run=True), repair, *uses]:
+        said(lambda use=use: use(path))
+
+
+@pytest.mark.parametrize("how", ["missing", "replaced"])
+@pytest.mark.parametrize("name", ["segments", "counters", "hidden", "hidden/zarr.json", "hidden/c.0.0"])
+def test_what_is_missing_or_of_another_kind_is_refused_in_one_line(original, tmp_store, name, how):
+    check_replaced(original, tmp_store, name, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["missing", "replaced"])
+def test_any_file_or_folder_that_is_missing_or_of_another_kind_is_refused_in_one_line(original, how):
+    for below in sorted(original.rglob("*")):
+        with scratch() as folder:
+            check_replaced(original, Path(folder) / "store", below.relative_to(original), how)
+
+
 @pytest.mark.parametrize("name", ["counters/quarantine", "counters/quarantine/segments", "limiters/default"])
 @pytest.mark.parametrize("use", ["repair", "open", "limiter"])
 def test_nothing_is_moved_or_made_through_a_link(original, tmp_store, tmp_path, name, use):
