@@ -21,8 +21,8 @@ _POLL_S = 0.002
 _SMALL, _WAIT_BEFORE = 64 << 20, 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-# Its functions keep the GIL. Types that are named take half a microsecond: numbers go as C's int, which libffi extends.
-_holding = ctypes.PyDLL(None)
+# It keeps the GIL. Types that are named take half a microsecond: numbers go as C's int, which libffi extends.
+_pwrite_held = ctypes.PyDLL(None).pwrite
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
@@ -77,9 +77,11 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
     Copying a row into the page cache takes less time than to get the GIL back from another thread.
     """
     nbytes = len(data)
-    held = nbytes <= _MOST_HELD and offset <= _LARGEST_INT
-    if not held or _holding.pwrite(fd, bytes(data), nbytes, offset) != nbytes:
-        write_at(fd, data, offset)  # which says what is wrong, where the system wrote a part or nothing
+    if nbytes <= _MOST_HELD and offset <= _LARGEST_INT:
+        held = data if type(data) is bytes else bytes(data)
+        if _pwrite_held(fd, held, nbytes, offset) == nbytes:
+            return
+    write_at(fd, data, offset)  # which says what is wrong, where the system wrote a part or nothing
 
 
 def read_file(path: str) -> bytes:

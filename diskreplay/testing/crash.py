@@ -39,7 +39,7 @@ FILE_CALLS = (
 )
 """The functions of `os` whose calls are points."""
 
-LIBRARY_CALLS = ("fallocate", "syncfs", "mmap", "pwrite")
+LIBRARY_CALLS = ("fallocate", "syncfs", "mmap")
 """The functions of the C library whose calls are points; "open" is also Python's own, for writing."""
 
 STORE = "store"
@@ -85,7 +85,8 @@ def intercepted(before: Before, after: After | None = None) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [(os, name, hooks.wrap(name, getattr(os, name))) for name in FILE_CALLS]
     opened = hooks.wrap("open", builtins.open, _writes)
     patches += [(builtins, "open", opened), (io, "open", opened)]
-    libraries = [(durable, "_libc"), (durable, "_holding"), (mapping, "_libc")]
+    patches.append((durable, "_pwrite_held", hooks.wrap("pwrite", durable._pwrite_held)))
+    libraries = [(durable, "_libc"), (mapping, "_libc")]
     patches += [(module, name, _Library(hooks, getattr(module, name))) for module, name in libraries]
     real = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     traced = sys.gettrace()

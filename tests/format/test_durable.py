@@ -152,15 +152,10 @@ def test_rows_are_written_as_other_bytes_are(tmp_path, nbytes, kind):
 
 
 def test_rows_that_are_written_in_part_are_written_on_and_an_error_is_the_systems(tmp_path, monkeypatch):
-    real = durable._holding.pwrite
-
-    class HalfWritten:
-        @staticmethod
-        def pwrite(fd, data, nbytes, offset):
-            return real(fd, data, nbytes // 2, offset)
+    real = durable._pwrite_held
 
     with open(tmp_path / "file", "w+b") as file, monkeypatch.context() as patch:
-        patch.setattr(durable, "_holding", HalfWritten)
+        patch.setattr(durable, "_pwrite_held", lambda fd, data, nbytes, offset: real(fd, data, nbytes // 2, offset))
         write_row(file.fileno(), b"0123456789", 3)
         assert os.pread(file.fileno(), 99, 0) == b"\0\0\x000123456789"
     with open(tmp_path / "file", "rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
