@@ -42,7 +42,7 @@ def measure(size: Size, folder: Path) -> Figures:
         made = append._one_shape(shape, given, size.rounds, folder, False)[0]
         found += [(f"{shape.name}, ", table) for table in made]
     for part in write_path.PARTS:
-        rounds = size.rounds if part is write_path._lanes else 1
+        rounds = size.rounds if part in (write_path._lanes, write_path._whole) else 1  # one flush says little of a disk
         made = part(write_path.FULL if size.full else write_path.TINY, rounds, folder, False)[0]
         found += [("", table) for table in made]
     figures: Figures = {}
