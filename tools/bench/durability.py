@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import cycle
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter_ns, sleep
@@ -29,6 +30,7 @@ FULL, TINY = Size(1.5, 20, 500, 200_000), Size(0.05, 20, 500, 2_000)
 DURABILITIES: tuple[float, ...] = (0.5, 5.0)
 NONE = 'durability="none"'
 AGAIN = f"{NONE}, again"  # how much two of the same differ
+SYNCED = f"{NONE}, synced by another process"  # what the disk costs, without a thread that marks
 BATCH = 5  # rounds after which there are new stores, begun in another order: one may be slower for its place
 POOL = 4096
 FRAMES = 5  # a store of frames holds so many times fewer
@@ -75,6 +77,33 @@ def _paced(append: Any, steps: Iterator[tuple[Any, ...]], seconds: float, shape:
     return np.array(taken, np.float64) / 1e9
 
 
+def _sync(path: Path, wanted: Any, every_s: float) -> None:
+    """Bring the newest segments of a store to the disk every so often, while that is wanted."""
+    while True:
+        wanted.wait()
+        sleep(every_s)
+        for segment in sorted((path / "segments").iterdir())[-2:] if wanted.is_set() else ():
+            for chunk in segment.rglob("c.*"):
+                with suppress(FileNotFoundError):
+                    fd = os.open(chunk, os.O_RDONLY)
+                    os.fdatasync(fd)
+                    os.close(fd)
+
+
+@contextmanager
+def _synced_by_another(path: Path, every_s: float) -> Iterator[Any]:
+    """Give an event: another process brings the store to the disk while it is set."""
+    context = get_context("spawn")
+    wanted = context.Event()
+    process = context.Process(target=_sync, args=(path, wanted, every_s), daemon=True)
+    process.start()
+    try:
+        yield wanted
+    finally:
+        process.kill()
+        process.join()
+
+
 def _contestant(stack: ExitStack, folder: Path, name: str, durability: Any, shape: Shape, seconds: float) -> Contestant:
     path = folder / f"{shape.name} {name}"
     segment_steps = min(SEGMENT_STEPS, shape.capacity // 2)
@@ -84,8 +113,14 @@ def _contestant(stack: ExitStack, folder: Path, name: str, durability: Any, shap
     for _ in range(shape.capacity):
         writer.append(*next(steps))
 
+    wanted = stack.enter_context(_synced_by_another(path, min(DURABILITIES))) if name == SYNCED else None
+
     def one_round() -> Seconds:
+        if wanted is not None:
+            wanted.set()
         taken = _paced(writer.append, steps, seconds, shape)
+        if wanted is not None:
+            wanted.clear()
         # What is left must not be written in the time of the next one.
         writer.flush()
         os.sync()
@@ -96,7 +131,7 @@ def _contestant(stack: ExitStack, folder: Path, name: str, durability: Any, shap
 
 def _measured(shape: Shape, seconds: float, rounds: int, folder: Path) -> dict[str, list[Seconds]]:
     """Return the seconds of each append in each round, by contestant; every few rounds the stores are others."""
-    durabilities: list[tuple[str, Any]] = [(NONE, "none"), (AGAIN, "none")]
+    durabilities: list[tuple[str, Any]] = [(NONE, "none"), (AGAIN, "none"), (SYNCED, "none")]
     durabilities += [(f"durability={s}", s) for s in DURABILITIES]
     taken: dict[str, list[Seconds]] = {name: [] for name, _ in durabilities}
     for done in range(0, rounds, BATCH):
@@ -121,7 +156,7 @@ def _one_shape(shape: Shape, seconds: float, rounds: int, folder: Path) -> tuple
         calls = np.concatenate(each) * 1e6
         cells = [np.median(calls), calls.mean(), np.median(tails[name]), calls.max() / 1e3, mean, tail]
         rows.append([name, *map(number, cells), f"{len(calls):,}"])
-        if name not in (NONE, AGAIN):
+        if name not in (NONE, AGAIN, SYNCED):
             what = f"{shape.name}, {name}, beside none: "
             targets.append(Target(what + "mean", float(mean), MEAN, "times"))
             targets.append(Target(what + "99.9th percentile", float(tail), TAIL, "times"))
@@ -145,6 +180,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "nothing of durability none to the disk in its own time.",
             "The environment runs in the thread that appends and holds the GIL; the one called waiting sleeps, as for "
             "another process. The marking thread needs the GIL for an instant after each system call.",
+            f"In the row that says so another process syncs the newest chunks every {min(DURABILITIES):g} s and does "
+            "nothing else: what the disk and its journal cost an append, whoever asks for it.",
             "The two last columns before the count are medians of the ratios to the mean of both stores of durability "
             f"none, round by round; how far those two differ is chance. Every {BATCH} rounds there are new stores.",
         ],
