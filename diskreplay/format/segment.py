@@ -320,7 +320,7 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
         attributes = metadata.parse_document(data, document_path).get("attributes")
         metadata.verify_document(data, document_path)
     except (FormatError, FileNotFoundError):
-        if path.is_dir() and is_never_written(str(path)):
+        if is_never_written(str(path)):
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power went", str(path)) from None
         raise
     # Of thousands of segments only these are read at once; the folders of other arrays are looked at when mapped.

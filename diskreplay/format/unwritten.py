@@ -19,7 +19,8 @@ def is_never_written(segment: str) -> bool:
     A document without a checksum that fits may also be damaged. But rows are marked only after their segment's document
     is durable; and a document has no zeros.
     """
-    return _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
+    blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
+    return blank and os.path.isdir(segment)  # looked at last: retention may take it out meanwhile
 
 
 def has_no_mark(segment: str) -> bool:

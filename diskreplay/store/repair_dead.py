@@ -35,7 +35,9 @@ class DeadWriters(RepairTools):
         unsealed = [info for info in self._unsealed() if foreign or may_seal(root, info)]
         leftovers, lost = self._dead_leftovers(), self._never_written()
         # As the next process that opens the store with mode "a" does.
-        fates = [fate_of(root, info) for info in unsealed]
+        fates = {info.number: fate_of(root, info) for info in unsealed}
+        # Of what another process has sealed and retention taken out meanwhile, there was nothing to be read.
+        unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
             retention, sealer = Retention(root, root.counters(writable=True)), Sealer(root, lambda: None)
             with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
@@ -55,7 +57,8 @@ class DeadWriters(RepairTools):
             )
         for name in sorted(leftovers):
             self.actions.append(Action("removed", f"{layout.COUNTERS}/{name}", "a process died in the middle of it"))
-        for info, fate in zip(unsealed, fates, strict=True):
+        for info in unsealed:
+            fate = fates[info.number]
             now = info if self._dry_run else self._read(info.number)
             where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
             if self._dry_run and any(action.where == where for action in self.actions):

@@ -13,6 +13,7 @@ import zarr
 import diskreplay as dr
 from diskreplay.format import root as root_module, segment as segment_module, verify_root, verify_segment
 from diskreplay.format.durable import held_lock, is_locked
+from diskreplay.store import repair_dead
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import verify
 from tests.format.test_verify import DAMAGE, SEGMENT, replace_bytes, set_words
@@ -190,6 +191,28 @@ def test_a_dead_writers_segment_that_is_damaged_is_set_aside_and_others_are_seal
         ("sealed", "segments/00000001"),
     ]
     assert serials(tmp_path / "dead") == [3, 4]
+
+
+@pytest.mark.parametrize("look", ["is_never_written", "fate_of"])
+def test_a_segment_that_is_evicted_while_dead_ones_are_looked_for_is_not_told_of(
+    tmp_store, tmp_path, monkeypatch, look
+):
+    dr.create(tmp_store, serial_schema(), chunk_bytes=4096).close()
+    with dr.open(tmp_store, "a") as store, store.writer() as one, store.writer() as other:
+        append_numbered(one, range(3), end="open")
+        append_numbered(other, range(3, 5), end="open")
+        other.flush()
+        shutil.copytree(tmp_store, tmp_path / "dead")
+    real = getattr(repair_dead, look)
+
+    def after_an_eviction(*args):
+        shutil.rmtree(tmp_path / "dead/segments/00000000", ignore_errors=True)
+        return real(*args)
+
+    monkeypatch.setattr(repair_dead, look, after_an_eviction)
+    done = repair(tmp_path / "dead")
+    assert [(action.what, action.where) for action in done.actions] == [("sealed", "segments/00000001")]
+    assert done.left == done.quarantine == []
 
 
 @pytest.mark.parametrize(
