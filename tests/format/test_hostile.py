@@ -235,9 +235,11 @@ def test_what_is_missing_or_of_another_kind_is_refused_in_one_line(original, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "replaced"])
 def test_any_file_or_folder_that_is_missing_or_of_another_kind_is_refused_in_one_line(original, how):
-    for below in sorted(original.rglob("*")):
+    for below in sorted(path.relative_to(original) for path in original.rglob("*")):
+        if SEGMENTS in below.parts and "00000000" in below.parts:
+            continue  # as the other, which has lost steps as well
         with scratch() as folder:
-            check_replaced(original, Path(folder) / "store", below.relative_to(original), how)
+            check_replaced(original, Path(folder) / "store", below, how)
 
 
 @pytest.mark.parametrize("name", ["counters/quarantine", "counters/quarantine/segments", "limiters/default"])
