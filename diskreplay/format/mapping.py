@@ -134,19 +134,23 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int
     """
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except IsADirectoryError as error:  # only who asks to write is told so here
+        raise _unfit(path, "not a regular file", nbytes) from error
     except OSError as error:
         if os.path.islink(path):
             raise FormatError(f"{path} is a symbolic link; a store has none, restore the file itself") from error
-        if isinstance(error, IsADirectoryError):  # only who asks to write is told so here
-            raise FormatError(f"{path} is not a regular file; the store is damaged, restore this file") from error
         raise
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or (nbytes is not None and status.st_size != nbytes):
         os.close(fd)
         kind = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "not a regular file"
-        needed = "" if nbytes is None else f" where {nbytes} are needed"
-        raise FormatError(f"{path} is {kind}{needed}; the store is damaged, restore this file")
+        raise _unfit(path, kind, nbytes)
     return fd
+
+
+def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
+    needed = "" if nbytes is None else f" where {nbytes} are needed"
+    return FormatError(f"{path} is {kind}{needed}; the store is damaged, restore this file")
 
 
 def read_into(path: str, nbytes: int, out: NDArray[np.uint8]) -> None:

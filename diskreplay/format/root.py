@@ -153,7 +153,7 @@ class Root:
         path = self.counters_folder / "c.0"
         try:
             return StoreCounters(str(path), writable=writable)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise FormatError(f"{path} is missing; diskreplay repair makes it from the segments") from error
 
     @property
