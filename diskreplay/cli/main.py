@@ -1,6 +1,7 @@
 """The `diskreplay` command: collects the commands and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store, 130 interrupted.
+Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store, 130 interrupted. The demo ends
+with 128 and the number of the signal that ended it.
 """
 
 import os
