@@ -25,6 +25,7 @@ from tests.crash.moving import Collector, Spans, busy, check_moved, count_steps,
 from tests.testing.filesystems import Disk, mounted
 
 ROUNDS = int(os.environ.get("DISKREPLAY_MOVE_ROUNDS", 1))  # of each test
+MOST_COPIES = int(os.environ.get("DISKREPLAY_MOVE_COPIES", 5))  # ways to copy that are tried in a round, of all
 INTERVAL_S = 0.1
 # So long a busy machine may keep a mark waiting, beyond the interval: what was durable is known without it.
 SLACK_S = 20.0
@@ -205,7 +206,7 @@ def test_after_a_reboot_a_move_or_a_loss_of_power_the_last_interval_at_most_is_n
 @pytest.mark.parametrize("end", [*ENDS, "power"])
 @pytest.mark.parametrize("kind", MEGABYTES)
 def test_copies_moves_and_reboots_lose_the_last_interval_at_most(tmp_path: Path, kind: str, end: str) -> None:
-    play_rounds(kind, tmp_path, end)
+    play_rounds(kind, tmp_path, end, most=MOST_COPIES)
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """What it costs an append that what was appended is brought to the disk in the background."""
 
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import diskreplay as dr
+from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.store.marker import Marked
 from tools.bench.data import FRAME_SCHEMA, SCHEMA, single_frames, single_steps
 from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number
 
@@ -31,7 +35,7 @@ DURABILITIES: tuple[float, ...] = (0.5, 5.0)
 NONE = 'durability="none"'
 AGAIN = f"{NONE}, again"  # how much two of the same differ
 SYNCED = f"{NONE}, synced by another process"  # what the disk costs, without a thread that marks
-BATCH = 5  # rounds after which there are new stores, begun in another order: one may be slower for its place
+BATCH = 5  # rounds after which there is a new store, begun in another order: one may be slower for its place
 POOL = 4096
 FRAMES = 5  # a store of frames holds so many times fewer
 SEGMENT_STEPS = 62_500  # as in a store of a million steps, or half of a smaller one here
@@ -104,42 +108,68 @@ def _synced_by_another(path: Path, every_s: float) -> Iterator[Any]:
         process.join()
 
 
-def _contestant(stack: ExitStack, folder: Path, name: str, durability: Any, shape: Shape, seconds: float) -> Contestant:
-    path = folder / f"{shape.name} {name}"
+class _Switched:
+    """The open segments of a writer, which the marking thread finds only while that is switched on."""
+
+    def __init__(self, segments: Marked) -> None:
+        self._segments, self.on = segments, False
+
+    @property
+    def open(self) -> Iterable[SegmentWriter]:
+        return self._segments.open if self.on else ()
+
+    def fail(self, error: Exception) -> None:
+        self._segments.fail(error)
+
+
+def _contestants(stack: ExitStack, path: Path, shape: Shape, seconds: float) -> list[Contestant]:
+    """Make a full store and a writer, which all contestants use, and switch on what each has that the others do not."""
     segment_steps = min(SEGMENT_STEPS, shape.capacity // 2)
     store = stack.enter_context(dr.create(path, shape.schema, capacity=shape.capacity, segment_steps=segment_steps))
-    writer = stack.enter_context(store.writer(durability=durability))
+    writer = stack.enter_context(store.writer(durability="none"))
     steps = cycle(shape.steps)
     for _ in range(shape.capacity):
         writer.append(*next(steps))
+    segments, marker = writer._recorder.rolling, store._marker
 
-    wanted = stack.enter_context(_synced_by_another(path, min(DURABILITIES))) if name == SYNCED else None
+    def contestant(name: str, switch: Callable[[bool], None]) -> Contestant:
+        def one_round() -> Seconds:
+            switch(True)
+            taken = _paced(writer.append, steps, seconds, shape)
+            switch(False)
+            # What is left must not be written, or marked, in the time of the next one.
+            for segment in segments.open:
+                segment.mark()
+            os.sync()
+            return taken
 
-    def one_round() -> Seconds:
-        if wanted is not None:
-            wanted.set()
-        taken = _paced(writer.append, steps, seconds, shape)
-        if wanted is not None:
-            wanted.clear()
-        # What is left must not be written in the time of the next one.
-        writer.flush()
-        os.sync()
-        return taken
+        return Contestant(name, one_round)
 
-    return Contestant(name, one_round)
+    def marked(durability: float) -> Contestant:
+        switched = _Switched(segments)
+        marker.add(switched, durability)
+        stack.callback(marker.remove, switched)
+        return contestant(f"{durability=}", partial(setattr, switched, "on"))
+
+    wanted = stack.enter_context(_synced_by_another(path, min(DURABILITIES)))
+    return [
+        contestant(NONE, lambda _: None),
+        contestant(AGAIN, lambda _: None),
+        contestant(SYNCED, lambda on: wanted.set() if on else wanted.clear()),
+        *map(marked, DURABILITIES),
+    ]
 
 
 def _measured(shape: Shape, seconds: float, rounds: int, folder: Path) -> dict[str, list[Seconds]]:
-    """Return the seconds of each append in each round, by contestant; every few rounds the stores are others."""
-    durabilities: list[tuple[str, Any]] = [(NONE, "none"), (AGAIN, "none"), (SYNCED, "none")]
-    durabilities += [(f"durability={s}", s) for s in DURABILITIES]
-    taken: dict[str, list[Seconds]] = {name: [] for name, _ in durabilities}
+    """Return the seconds of each append in each round, by contestant; every few rounds there is another store."""
+    taken: dict[str, list[Seconds]] = defaultdict(list)
     for done in range(0, rounds, BATCH):
         with TemporaryDirectory(dir=folder) as stores, ExitStack() as stack:
-            contestants = [_contestant(stack, Path(stores), *each, shape, seconds) for each in durabilities]
-            for name, each in in_turn(contestants, min(BATCH, rounds - done)).items():
+            contestants = _contestants(stack, Path(stores) / "store", shape, seconds)
+            turn = done // BATCH % len(contestants)
+            ordered = contestants[turn:] + contestants[:turn]
+            for name, each in in_turn(ordered, min(BATCH, rounds - done)).items():
                 taken[name] += each
-        durabilities.append(durabilities.pop(0))
     return taken
 
 
@@ -165,7 +195,7 @@ def _one_shape(shape: Shape, seconds: float, rounds: int, folder: Path) -> tuple
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Append small steps and frames to stores in turn, which differ in their durability."""
+    """Append small steps and frames to a store, which is marked and not marked in turn."""
     made = [_one_shape(shape, size.seconds, rounds, folder) for shape in _shapes(size)]
     return Report(
         "Durability",
@@ -174,15 +204,18 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"Each appends for {size.seconds:g} s in a round, a step each {size.step_us:g} µs or a frame each "
             f"{size.frame_us:g} µs at most, as an environment gives them, next_obs given; only the call is timed. "
-            f"Each store is full before that. A segment has {SEGMENT_STEPS:,} steps, as in a store of a million, or "
-            "half of its store where that has fewer. "
-            "Between rounds everything is brought to the disk, so that none pays for another: the system brings "
-            "nothing of durability none to the disk in its own time.",
+            f"The store is full before that. A segment has {SEGMENT_STEPS:,} steps, as in a store of a million, or "
+            "half of its store where that has fewer.",
+            "All rows are of one writer of one store, made with durability none; the marking thread finds its segments "
+            "only in the turns of those that have marks. So nothing differs but the marks: two stores differ by more, "
+            f"by where they are. Every {BATCH} rounds there is a new store. After each turn everything is marked and "
+            "brought to the disk, so that none pays for another: the system brings nothing of durability none to the "
+            "disk in its own time.",
             "The environment runs in the thread that appends and holds the GIL; the one called waiting sleeps, as for "
             "another process. The marking thread needs the GIL for an instant after each system call.",
             f"In the row that says so another process syncs the newest chunks every {min(DURABILITIES):g} s and does "
             "nothing else: what the disk and its journal cost an append, whoever asks for it.",
-            "The two last columns before the count are medians of the ratios to the mean of both stores of durability "
-            f"none, round by round; how far those two differ is chance. Every {BATCH} rounds there are new stores.",
+            "The two last columns before the count are medians of the ratios to the mean of both rows of durability "
+            "none, round by round; how far those two differ is chance.",
         ],
     )
