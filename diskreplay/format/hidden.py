@@ -97,7 +97,7 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
     stop = start + len(episodes)
     folder = str(root.folder / layout.HIDDEN)
     try:
-        _make_room(root, folder, stop)
+        _make_room(root, folder, start, stop)
         data, at = np.array(episodes, "<i8").reshape(-1, 2).tobytes(), start
         while at < stop:
             chunk, inside = divmod(at, ROWS)
@@ -131,10 +131,12 @@ def reserve(root: Root, entries: int) -> None:
     ------
     StorageFull
         There is none.
+    FormatError
+        The chunk of the last of these entries is missing: the count is damaged, or the file is lost.
     """
     folder = str(root.folder / layout.HIDDEN)
     try:
-        _make_room(root, folder, entries + ROWS)
+        _make_room(root, folder, entries, entries + ROWS)
         sync_folder(folder)
     except OSError as error:
         raise storage_error(error, folder) from error
@@ -152,8 +154,11 @@ def _rows(root: Root) -> tuple[int, dict[str, Any]]:
         raise FormatError(f"{path} has no shape; diskreplay repair restores it") from None
 
 
-def _make_room(root: Root, folder: str, count: int) -> None:
-    """See that there are chunks for so many entries, and a shape that covers them."""
+def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
+    """See that there are chunks for ``count`` entries, of which some are there, and a shape that covers them."""
+    if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
+        # A damaged count must not fill the disk with chunks.
+        raise FormatError(f"{last} is missing where {entries} entries are counted; run diskreplay repair on the store")
     path = root.folder / layout.HIDDEN / layout.METADATA
     chunks = -(-count // ROWS)
     rows, document = _rows(root)

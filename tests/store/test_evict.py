@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.hidden import ROWS
 from diskreplay.format.root import read_root
@@ -404,3 +405,17 @@ def test_thousands_of_segments_leave_in_parts_so_that_others_get_the_lock(tmp_st
         assert segments_on_disk(tmp_store) == list(range(140, 150))
         assert store.info()["steps_evicted"] == 140
         assert store.verify(deep=True) == []
+
+
+@pytest.mark.parametrize("entries", [1, 1 << 20, 1 << 35])
+def test_a_damaged_count_of_entries_makes_no_files(tmp_store, entries):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(5))
+    (tmp_store / "hidden" / "c.0.0").unlink()
+    words = np.fromfile(tmp_store / "counters/c.0", "<i8")
+    words[[layout.HIDDEN_ENTRIES, 16 + layout.HIDDEN_ENTRIES]] = entries, ~entries
+    words.tofile(tmp_store / "counters/c.0")
+    before = sorted(os.listdir(tmp_store / "hidden"))
+    with pytest.raises(FormatError, match="c\\..*is missing"):
+        dr.open(tmp_store, "a")
+    assert sorted(os.listdir(tmp_store / "hidden")) == before
