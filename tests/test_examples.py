@@ -283,10 +283,11 @@ def test_a_full_run_that_has_not_learnt_says_no(monkeypatch, capsys) -> None:
     assert last_line(capsys).startswith("not learnt: ")
 
 
-def test_an_example_runs_as_a_script_without_warnings_and_removes_its_buffer(tmp_path) -> None:
+def test_an_example_runs_as_a_script_without_warnings_and_removes_its_buffer(tmp_path, tmp_path_factory) -> None:
+    torch_cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("torch"))}  # a folder of torch's own
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / "behaviour_cloning.py"), "--small"],
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "TMPDIR": str(tmp_path), **torch_cache},
         capture_output=True,
         text=True,
         timeout=120,

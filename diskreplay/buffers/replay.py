@@ -22,7 +22,7 @@ from diskreplay.store.casting import as_flag
 from diskreplay.store.snapshot import hidden_steps
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writer import Writer
-from diskreplay.views.base import View
+from diskreplay.views.base import Starts, View
 from diskreplay.views.transitions import Transitions
 
 
@@ -275,9 +275,15 @@ class Since:
         """That of the view."""
         return self.view.kind
 
-    def runs(self, episodes: Any, frontier: int) -> Any:
-        """Return the view's runs of ids from `mark` on."""
-        return self.view.runs(episodes, max(frontier, self.mark))
+    @property
+    def item_steps(self) -> int | None:
+        """Those of the view."""
+        return self.view.item_steps
+
+    @property
+    def starts(self) -> Starts:
+        """The view's from `mark` on."""
+        return self.view.starts._replace(since=self.mark)
 
     def reader(self, schema: Any, fields: Any = None) -> Any:
         """Return the view's reader."""

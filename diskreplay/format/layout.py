@@ -3,6 +3,19 @@
 The whole layout in words is in docs/format.md; this module is where its numbers live.
 """
 
+from diskreplay.ids import (
+    CUT as CUT,
+    END_MARKER as END_MARKER,
+    EPISODE_VALUES as EPISODE_VALUES,
+    FIRST as FIRST,
+    KNOWN_FLAGS as KNOWN_FLAGS,
+    OBSERVATION_ONLY as OBSERVATION_ONLY,
+    POSITION_BITS as POSITION_BITS,
+    POSITION_MASK as POSITION_MASK,
+    TERMINATED as TERMINATED,
+    TRUNCATED as TRUNCATED,
+)
+
 FORMAT = "diskreplay"
 FORMAT_VERSION = 1
 
@@ -24,16 +37,6 @@ METADATA = "zarr.json"
 MARKS = "marks"  # the log beside the counter of durable rows
 LOCK = "lock"
 
-# --- bits of one row of `done` (CF flags) ---------------------------------------------------------------------------
-TERMINATED = 1
-TRUNCATED = 2
-FIRST = 4
-OBSERVATION_ONLY = 8
-CUT = 16
-END_MARKER = 32
-EPISODE_VALUES = 64
-KNOWN_FLAGS = 127
-
 # --- the store's counters: words of counters/, each with its complement 16 words on ----------------------------------
 NEXT_SEGMENT = 0
 FIRST_LIVE = 1
@@ -44,6 +47,7 @@ FRONTIER = 5
 RESERVED = 6  # segment numbers below it may have been used, also where the counter of the next one was lost to power
 CHANGES = 7  # how often a segment was set aside, brought back or replaced: readers then look again at all of them
 BOOT = 8  # which boot and which disk the next number belongs to; 0: none yet
+SEALED = 9  # how often segments were sealed: readers then look which of those that they follow were
 COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
@@ -52,8 +56,6 @@ MOST_COUNTED = 1 << 62
 ROWS_WIDTH = 12
 
 # --- ids -------------------------------------------------------------------------------------------------------------
-POSITION_BITS = 35
-POSITION_MASK = (1 << POSITION_BITS) - 1
 MAX_SEGMENTS = 1 << (63 - POSITION_BITS)
 
 SEGMENT_BYTES = 4 << 30

@@ -172,7 +172,7 @@ def _choose(values: list[int], others: list[int], numbers: list[int], aside: Seq
             choice = high if high - low <= _MOST_STEPS else low
         elif word == layout.RESERVED:
             choice = high if high - low <= layout.RESERVED_AT_ONCE else low
-        elif word == layout.CHANGES:
+        elif word in (layout.CHANGES, layout.SEALED):
             choice = high if high - low == 1 else low
         elif word == layout.BOOT:
             choice = low if low == high else 0

@@ -5,16 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.layout import (
-    CUT,
-    END_MARKER,
-    EPISODE_VALUES,
-    FIRST,
-    KNOWN_FLAGS,
-    OBSERVATION_ONLY,
-    TERMINATED,
-    TRUNCATED,
-)
+from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, KNOWN_FLAGS, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 
 NO_STEP = OBSERVATION_ONLY | END_MARKER
 # Stands before a lane's first row. It is no flags that a row may have, and what follows it must be a first step.

@@ -201,7 +201,7 @@ def read_words(files: Files) -> Words | None:
         files.report("counters", COUNTERS_FILE, f"word {word} and its complement disagree")
         return None
     first, following = int(values[layout.FIRST_LIVE]), int(values[layout.NEXT_SEGMENT])
-    unused = values[layout.BOOT + 1 :]
+    unused = values[layout.SEALED + 1 :]
     possible = (values >= 0) & (values <= layout.MOST_COUNTED)
     hidden_from = int(values[layout.FRONTIER]) >> layout.POSITION_BITS
     if (

@@ -7,8 +7,9 @@ An extent is a line of a table, as long as a cache line: id first + j * stride h
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import jit
-from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT, lane_keys
+from diskreplay.kernels.runs import lane_keys
 
 Ints = NDArray[np.int64]
 
@@ -31,13 +32,13 @@ def locate(
     """
     for i in range(ids.size):
         place[i] = 0
-        slot = (ids[i] >> SEGMENT_SHIFT) - origin
+        slot = (ids[i] >> POSITION_BITS) - origin
         width = lanes[slot] if 0 <= slot < lanes.size else 0
         key[i] = ids[i] if width == 1 else -1
         if width > 1:
-            position = ids[i] & WITHIN_SEGMENT
+            position = ids[i] & POSITION_MASK
             row = position // width
-            key[i] = ids[i] - position + (position - row * width) * (WITHIN_SEGMENT // width) + row
+            key[i] = ids[i] - position + (position - row * width) * (POSITION_MASK // width) + row
     # Halving steps of one width for all ids: cache misses overlap.
     size = keys.size
     while size > 1:

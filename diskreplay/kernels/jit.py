@@ -56,6 +56,15 @@ if COMPILED:
 
         return types.int64(types.int64), generate
 
+    def _load_shared(typing_context: Any, address: Any) -> Any:
+        """Read the int64 at an address that another process stores to, before anything that is read after it."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+            return builder.load_atomic(pointer, "acquire", 8)
+
+        return types.int64(types.int64), generate
+
     def _load_float32(typing_context: Any, address: Any) -> Any:
         """Read the float32 at an address."""
 
@@ -155,6 +164,7 @@ if COMPILED:
     # Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
     load_byte: Any = intrinsic(_load_byte)
     load_int: Any = intrinsic(_load_int)
+    load_shared: Any = intrinsic(_load_shared)
     load_float32: Any = intrinsic(_load_float32)
     load_float64: Any = intrinsic(_load_float64)
     copy_bytes: Any = intrinsic(_copy_bytes)
@@ -199,12 +209,13 @@ _compiling = threading.RLock()
 
 
 def kernel(
-    result: str, *arguments: str, checked: bool = True, inner: bool = False
+    result: str, *arguments: str, checked: bool = True, inner: bool = False, inlined: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a kernel of one signature; without numba, leave it as it is (nobody calls it then).
 
     It is compiled, or loaded, when `ready` or `apart` asks for it: another kernel cannot call it before. One that is
-    `inner` is called by kernels only, and is compiled at once.
+    `inner` is called by kernels only, and is compiled at once. One that is `inlined` becomes part of its caller,
+    however long it is: a call passes each array as seven numbers.
 
     A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code.
     """
@@ -218,7 +229,7 @@ def kernel(
         # of the time of a small batch, and as much of compiling.
         options["_nrt"] = False
         # Each wrapper takes its time to compile: nobody calls kernels from C, nor inner ones from Python.
-        options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
+        options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner, "forceinline": inlined}
         made: Any = numba.njit(**options)(function)
         made._can_compile = False
         made.kernel_signature = _TYPES[result](*(_TYPES[a] for a in arguments))

@@ -9,9 +9,9 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.kernels import jit
 from diskreplay.kernels.gather import row_address
-from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import load_byte, load_int, prefetch
@@ -27,8 +27,6 @@ STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it i
 K = 7  # the steps of the window
 WINDOW_ROWS = 8
 
-TERMINATED, TRUNCATED, FIRST, OBSERVATION_ONLY, CUT, END_MARKER = 1, 2, 4, 8, 16, 32
-NO_STEP = OBSERVATION_ONLY | END_MARKER
 WORD = 8  # flags read at once
 
 
@@ -75,10 +73,10 @@ def scan(
     """
     located = 0
     while located < ids.size:
-        slot = (ids[located] >> SEGMENT_SHIFT) - origin
+        slot = (ids[located] >> POSITION_BITS) - origin
         if ids[located] < frontier or slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
             break
-        position = ids[located] & WITHIN_SEGMENT
+        position = ids[located] & POSITION_MASK
         row, lane = position, 0
         if lanes[slot] > 1:  # a division costs as much as all the rest
             row = position // lanes[slot]
@@ -104,8 +102,8 @@ def scan(
             return i
 
         kept = 0
-        if stack > 1 and ids[i] >> SEGMENT_SHIFT == frontier >> SEGMENT_SHIFT:
-            kept = ((frontier & WITHIN_SEGMENT) - lane + lanes[slot] - 1) // lanes[slot]
+        if stack > 1 and ids[i] >> POSITION_BITS == frontier >> POSITION_BITS:
+            kept = ((frontier & POSITION_MASK) - lane + lanes[slot] - 1) // lanes[slot]
         floor, at_floor = row, flags
         while floor > kept and row - floor < stack - 1 and not at_floor & FIRST:
             floor -= 1
@@ -197,13 +195,13 @@ def scan_plain(
 ) -> int:
     """Do what `scan` does: find the whole episode around each step first, then cut the window out of it."""
     for i, step_id in enumerate(ids.tolist()):
-        slot, position = (step_id >> SEGMENT_SHIFT) - origin, step_id & WITHIN_SEGMENT
+        slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
         if step_id < frontier or not 0 <= slot < len(lanes) or lanes[slot] <= 0:
             return i
         row, lane = divmod(position, int(lanes[slot]))
         stop, seen = int(committed[lane_base[slot] + lane]), int(observed[lane_base[slot] + lane])
-        same_segment = frontier >> SEGMENT_SHIFT == step_id >> SEGMENT_SHIFT
-        hidden = (frontier & WITHIN_SEGMENT) if same_segment else 0
+        same_segment = frontier >> POSITION_BITS == step_id >> POSITION_BITS
+        hidden = (frontier & POSITION_MASK) if same_segment else 0
         kept = sum(1 for r in range(min(row, hidden)) if r * int(lanes[slot]) + lane < hidden)
         oldest, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
         flags: dict[int, int] = {}

@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import FIRST
 from diskreplay.kernels import jit
 from diskreplay.kernels.gather import row_address
-from diskreplay.kernels.scan import FIRST
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import load_byte

@@ -61,6 +61,7 @@ class Planner:
         self._where = None if where is None else _asking(where)
         self._share = rank, world_size
         self.queue: deque[Plan] = deque()
+        self._refused: dict[int, Plan] = {}  # of other sizes than those drawn ahead
         self._priorities: Prioritized | None = None
         self._cursors: dict[str, RolloutCursor] = {}
         self._saved_cursors: dict[str, Any] = {}  # of views that were not set since
@@ -74,12 +75,13 @@ class Planner:
             self._follow(view)
         self.distribution = owned
         self.queue.clear()
+        self._refused.clear()
         self.failed()
 
     def _follow(self, view: View) -> None:
         self._view = view
         self._relabels = getattr(view, "relabel", None) is not None
-        self.population = Population(view.runs, Admission(self._where), view.kind)
+        self.population = Population(view, Admission(self._where))
         self.cursor: RolloutCursor | None = None
         if isinstance(view, Rollouts):
             # One a view: what one has given, another may give again.
@@ -169,6 +171,19 @@ class Planner:
         if self.cursor is not None:
             self.cursor.delivered(plan.draw.ids)
 
+    def draw_apart(self, size: int, refresh: bool) -> Plan:
+        """Draw one batch of another size than those that are drawn ahead, or return the one that was refused."""
+        return self._refused.pop(size, None) or self.draw(size, refresh)
+
+    def refused(self, plan: Plan, *, apart: bool) -> None:
+        """Take back a plan that may not be delivered yet: it is the next one of its size."""
+        if self.cursor is not None:
+            self.failed()
+        elif apart:
+            self._refused[len(plan.draw.ids)] = plan
+        else:
+            self.queue.appendleft(plan)
+
     def failed(self) -> None:
         """Let steps that are given once be planned again: a batch could not be made of them."""
         if self.cursor is not None:
@@ -208,7 +223,7 @@ class Planner:
         if refresh:
             self._store.refresh()
         cursor = self._new_cursor(self._view, saved.cursors)
-        population = Population(self._view.runs, Admission(self._where), self._view.kind)
+        population = Population(self._view, Admission(self._where))
         population.restore(saved.order)
         queue = self._plan_again(saved.plans, population, cursor)
         load_distribution(self.distribution, saved.state)
@@ -221,6 +236,7 @@ class Planner:
         if cursor is not None:
             self._cursors[_cursor_key(cursor.view)] = cursor
         self.population, self.queue = population, queue
+        self._refused.clear()
 
     def _plan_again(
         self, plans: Sequence[tuple[Draw, int | None]], population: Population, cursor: RolloutCursor | None

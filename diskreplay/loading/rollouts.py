@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
+from diskreplay.ids import EpisodeTable
 from diskreplay.sampling.admission import Admission
-from diskreplay.sampling.columns import Columns
 from diskreplay.store.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.views.lane_steps import Grid, LaneEpisodes, Positions, oldest, usable_steps
@@ -166,17 +166,17 @@ class RolloutCursor:
             self._forget()
         self._lanes.update(snapshot)
         # The predicate of `where` may raise: ask it before anything changes.
-        new = self._mine(self._admission.admit(snapshot, Columns.of(snapshot.log, self._read)))
-        still_open = self._mine(self._admission.admit(snapshot, Columns.of(snapshot.open)))
+        new = self._mine(self._admission.admit(snapshot, snapshot.log.select(slice(self._read, None))))
+        still_open = self._mine(self._admission.admit(snapshot, snapshot.open))
         ended = self._ended.with_others(new)
         last = ended.first + (ended.steps - 1) * ended.stride
         self._ended = ended.select(last >= np.maximum(self._seen.of(ended.key), snapshot.frontier))
-        self._read = len(snapshot.log.first)
+        self._read = len(snapshot.log)
         lanes = np.unique(self._lanes.key[self._lanes.key >= 0])
         lanes, growing = (keys[self._is_mine(keys)] for keys in (lanes, self._lanes.growing(snapshot)))
         return _Look(snapshot, self._ended.with_others(still_open), lanes, growing)
 
-    def _mine(self, episodes: Columns) -> LaneEpisodes:
+    def _mine(self, episodes: EpisodeTable) -> LaneEpisodes:
         key = self._lanes.key[self._lanes.places(episodes.first)]
         found = LaneEpisodes.of(key, episodes)
         return found.select((key >= 0) & self._is_mine(key))

@@ -1,6 +1,7 @@
 """The sampler: a store, a view and a distribution multiplied into batches."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Self
@@ -14,6 +15,7 @@ from diskreplay.loading.arguments import (
     ids_argument,
     int_argument,
     share_arguments,
+    store_argument,
     view_argument,
 )
 from diskreplay.loading.batch import Batch
@@ -27,6 +29,7 @@ from diskreplay.sampling.base import Distribution
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.store.states import load_state, save_state
+from diskreplay.store.store import Store
 from diskreplay.views.base import View
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
@@ -41,8 +44,9 @@ class Sampler:
 
     Parameters
     ----------
-    store : Store
-        Where the steps are. The sampler does not close it.
+    store : Store or path
+        Where the steps are. The sampler does not close a store that it was given; of a path it opens the store with
+        mode "r", and closes it with itself.
     view : View
         What an id means, `Transitions(...)` for example.
     distribution : Distribution
@@ -63,7 +67,8 @@ class Sampler:
         A predicate over episodes; steps of others are not drawn. It is asked once of an ended episode, and of an open
         one at every refresh that changed something.
     rank, world_size : int
-        This trainer's share: of all ids, those whose position modulo `world_size` is `rank`. Shares do not overlap.
+        This trainer's share of the ids, by a hash of each: shares are even, do not overlap and are complete, and an id
+        stays in its share. Of `Rollouts`, lanes are shared.
     limiter : RateLimiter or None
         Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. It counts in the
         store, so that must be open with mode "a".
@@ -76,13 +81,15 @@ class Sampler:
     ------
     ValueError
         An argument is none of these, or the view or `fields` names something that the store has not.
+    StoreNotFound
+        There is no store at the path.
     """
 
     foreign = "this sampler belongs to another process, number {}: make one there, with a seed or rank of its own"
 
     def __init__(
         self,
-        store: Any,
+        store: Store | str | os.PathLike[str],
         view: View,
         distribution: Distribution | None = None,
         *,
@@ -103,7 +110,10 @@ class Sampler:
         rank, world_size = share_arguments(rank, world_size)
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
-        self._store = store
+        view_argument(view), distribution_argument(distribution)
+        self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
+        self._store = self._own_store or store_argument(store)
+        self._store.follow_compiled()
         self._fields = fields
         self._refresh = bool(refresh)
         self._lock = lock_of_one_process(self)
@@ -111,13 +121,19 @@ class Sampler:
         self._statistics = Statistics()
         self._closed = False
         if limiter is not None:
-            limiter.check_batch(self._batch_size)
-        self._limiter = None if limiter is None else limiter.attach(store)
+            limiter.check_batch(self._batch_size * (view_argument(view).item_steps or 1))
+        self._limiter = None if limiter is None else limiter.attach(self._store)
         self._paid = 0
         self._view = view_argument(view)
         self._delivery = self._delivery_of(view)
         self._planner = Planner(
-            store, view, distribution_argument(distribution), seed=seed, where=where, rank=rank, world_size=world_size
+            self._store,
+            view,
+            distribution_argument(distribution),
+            seed=seed,
+            where=where,
+            rank=rank,
+            world_size=world_size,
         )
         _logger.info("%s", self)
 
@@ -185,27 +201,31 @@ class Sampler:
             planner = self._planner
             check_meaning(planner.distribution, self._view, batch_size, beta)
             started = perf_counter()
-            if planner.cursor is None:
-                self._pay(size)
+            item_steps = self._view.item_steps
+            if planner.cursor is None and item_steps is not None:
+                self._pay(size * item_steps)
             if size == self._batch_size:
                 plan = planner.next(size, self._prefetch, self._refresh, self._delivery.at_once)
             else:
-                plan = planner.draw(size, self._refresh)
-            drawn = len(plan.draw.ids)
-            if not drawn:
+                plan = planner.draw_apart(size, self._refresh)
+            if not len(plan.draw.ids):
                 raise StopIteration(f"{planner.distribution} has drawn every id")
-            if planner.cursor is not None:
+            if item_steps is not None:
+                steps = len(plan.draw.ids) * item_steps
+            else:
+                plan, steps = self._with_steps(plan, size)
+            if planner.cursor is not None or item_steps is None:
                 try:
-                    self._pay(drawn)
+                    self._pay(steps)
                 except BaseException:
-                    planner.failed()
+                    planner.refused(plan, apart=size != self._batch_size)
                     raise
             planned = perf_counter()
             if self._prefetch and size == self._batch_size and planner.cursor is None:
                 self._delivery.begin(plan, planner.queue)
             batch = self._deliver(plan, size, beta)
             self._paid = 0
-            self._statistics.count(drawn, started, planned, perf_counter())
+            self._statistics.count(steps, started, planned, perf_counter())
             return batch
 
     def gather(self, ids: Any) -> Batch:
@@ -239,6 +259,15 @@ class Sampler:
         if self._limiter is not None and steps > self._paid:
             self._limiter.draw(steps - self._paid)
             self._paid = steps
+
+    def _with_steps(self, plan: Plan, size: int) -> tuple[Plan, int]:
+        """Return a plan, another one if its segments have gone, and the steps that its batch has."""
+        for _ in range(ATTEMPTS):
+            try:
+                return plan, int(self._delivery.reader.count_steps(plan.snapshot, plan.draw.ids))  # type: ignore[attr-defined]
+            except SegmentGone:
+                plan = self._planner.draw(size, refresh=True)
+        raise SegmentGone("segments were evicted faster than they could be read")
 
     def _deliver(self, plan: Plan, size: int, beta: float | None) -> Batch:
         for _ in range(ATTEMPTS):
@@ -369,11 +398,11 @@ class Sampler:
     def stats(self) -> dict[str, float]:
         """Return what the sampler has done so far.
 
-        `batches` and `steps` delivered; `steps_per_second` since the first batch was asked for; `replay_ratio`, steps
-        delivered per step that is in the store now. Where time went: `seconds_planning` (drawing ids, and waiting for a
-        limiter), `seconds_waiting` for batches that are made ahead, `seconds_elsewhere` between the calls: the
-        trainer's own. In whichever thread: `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows)
-        and `seconds_copying` to a device that is no CUDA device.
+        `batches` and `steps` of the environment delivered (a window of 20 is 20); `steps_per_second` since the first
+        batch was asked for; `replay_ratio`, steps delivered per step that is in the store now. Where time went:
+        `seconds_planning` (drawing ids, and waiting for a limiter), `seconds_waiting` for batches that are made ahead,
+        `seconds_elsewhere` between the calls: the trainer's own. In whichever thread: `seconds_reading` (waiting for
+        the disk), `seconds_gathering` (copying rows) and `seconds_copying` to a device that is no CUDA device.
         """
         with self._lock:
             return self._statistics.report(len(self._store.snapshot), self._delivery.seconds())
@@ -387,6 +416,8 @@ class Sampler:
             self._planner.aim(self._view, self._planner.distribution)
             self._delivery.close()
             self._destination.ring.clear()
+            if self._own_store is not None:
+                self._own_store.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.sampling.columns import OPEN, Columns
+from diskreplay.ids import OPEN, EpisodeTable
 
 
 class Admission:
@@ -24,14 +24,13 @@ class Admission:
         self._ask = ask
         self._ended: dict[int, bool] = {}
 
-    def admit(self, snapshot: Any, episodes: Columns) -> Columns:
+    def admit(self, snapshot: Any, episodes: EpisodeTable) -> EpisodeTable:
         """Keep the episodes that count; those that are hidden whole are dropped unasked."""
-        if self._ask is None or not len(episodes.first):
+        if self._ask is None or not len(episodes):
             return episodes
         last = episodes.first + (episodes.steps - 1) * episodes.stride
-        asked = np.flatnonzero(last >= snapshot.frontier)
-        admitted = np.zeros(len(episodes.first), bool)
-        for i in asked:
+        admitted = np.zeros(len(episodes), bool)
+        for i in np.flatnonzero(last >= snapshot.frontier):
             first = int(episodes.first[i])
             if first not in self._ended:
                 admitted[i] = self._ask(snapshot, first)

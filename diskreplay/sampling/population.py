@@ -11,16 +11,16 @@ outgrows what can be drawn of the first, both are sorted into one. So what is at
 when; `order` tells, and a population that is given the order of another goes on as that one would.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.runs import IdRuns, after_frontier, joined, keep, lane_keys
+from diskreplay.ids import EpisodeTable
+from diskreplay.kernels.runs import IdRuns, Starts, after_frontier, joined, keep, lane_keys, starting_runs
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.admission import Admission
-from diskreplay.sampling.columns import Columns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -82,17 +82,27 @@ class Changes(NamedTuple):
     left: int
 
 
+class View(Protocol):
+    """What is needed of a view: see `views.base.View`."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What its ids are ids of."""
+
+    @property
+    def starts(self) -> Starts:
+        """At which steps of episodes its samples start."""
+
+
 class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
 
     Parameters
     ----------
-    runs : callable
-        The view's `runs(episodes, frontier)`.
+    view : View
+        Whose ids they are.
     admission : Admission or None
         Which episodes count; None is all.
-    kind : tuple
-        What the ids are ids of: the view's.
 
     Attributes
     ----------
@@ -104,14 +114,12 @@ class Population:
         Changes with every refresh that brings another snapshot.
     """
 
-    def __init__(
-        self, runs: Callable[[Any, int], IdRuns], admission: Admission | None = None, kind: tuple[Any, ...] = ()
-    ) -> None:
-        self._runs = runs
+    def __init__(self, view: View, admission: Admission | None = None) -> None:
+        self._starts, self._find_starts = view.starts, chosen("starts")
         self._admission = admission or Admission()
         self._snapshot: Any = None
         self._restored: Order | None = None  # taken over at the next fresh start
-        self.kind = kind
+        self.kind = view.kind
         self.epoch = self.version = 0
         self._scratch = np.empty(0, np.int64)
         self._clear()
@@ -121,7 +129,7 @@ class Population:
         self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
         self._seen = 0  # episodes of the log that are in
-        self._partly = _no_runs()
+        self._partly = _NO_RUNS
         self._oldest_new = _NEVER  # lowest id of the second region
         self._frontier = 0
         self._main_index: tuple[Ints, Ints] | None = None
@@ -140,23 +148,21 @@ class Population:
                 self._restored = self.order()
             self._snapshot = None  # until the rest is done: an error below starts afresh
             self._clear()
-        seen = len(snapshot.log.first)
+        seen = len(snapshot.log)
         # Most often all that is new is a few steps of open episodes.
-        new = self._snapshot is None or seen > self._seen
-        moved = snapshot.frontier != self._frontier
+        is_new = self._snapshot is None or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
-        found = _in_order(self._offered(snapshot, Columns.of(snapshot.log, self._seen))) if new else _no_runs()
-        still_open = self._offered(snapshot, Columns.of(snapshot.open))
-        if new or moved:
+        ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
+        still_open = self._admission.admit(snapshot, snapshot.open)
+        if ended is not None or snapshot.frontier != self._frontier:
             self._frontier, self._seen = snapshot.frontier, seen
-            if self._restored is not None and self._snapshot is None:
-                found = self._take_over(self._restored, found)
-            self._append(found)
+            if ended is not None:
+                self._take_in(ended)
             self._hide()
             if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
                 self._sort()
-        loose = joined([self._partly, still_open]) if len(self._partly.first) else still_open
-        self._end = self._block.write(self._ended, loose)
+        end = self._block.write(self._ended, self._partly) if len(self._partly.first) else self._ended
+        self._end = self._write_starts(end, still_open)
         self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
         self._rest_index = None
         self._snapshot, self._restored = snapshot, None
@@ -165,7 +171,7 @@ class Population:
     def order(self) -> Order:
         """Return the order of what was refreshed last."""
         if self._snapshot is None:
-            return self._restored or Order(_no_runs(), _no_runs(), _no_runs())
+            return self._restored or Order(_NO_RUNS, _NO_RUNS, _NO_RUNS)
         regions = self._block.slice(self._hidden, self._main), self._block.slice(self._main, self._ended)
         return Order(*(IdRuns(*(column.copy() for column in runs)) for runs in (*regions, self._partly)))
 
@@ -174,19 +180,39 @@ class Population:
         self._snapshot, self._restored = None, order
         self.size = 0
 
+    def _take_in(self, ended: EpisodeTable) -> None:
+        """Take in ended episodes; at a fresh start in the order that was given, if one was."""
+        if self._restored is not None and self._snapshot is None:
+            self._append(self._take_over(self._restored, starting_runs(self._bounds, ended)))
+            return
+        start, self._ended = self._ended, self._write_starts(self._ended, ended)
+        self._block.sort(start, self._ended)
+        if self._ended > start:
+            self._oldest_new = min(self._oldest_new, int(self._block.runs.first[start]))
+
+    @property
+    def _bounds(self) -> Starts:
+        return self._starts._replace(since=max(self._starts.since, self._frontier))
+
+    def _write_starts(self, at: int, episodes: EpisodeTable) -> int:
+        """Put the runs of these episodes into the block from a place on, and return where they end."""
+        block, lines = self._block, episodes.lines
+        block.make_room(at + 2 * len(lines))
+        length, step, last, open_rows, observed, since = self._starts
+        since = max(since, self._frontier)
+        return int(
+            self._find_starts(lines, length, step, last, open_rows, observed, since, at, *block.runs, block.before)
+        )
+
     def _take_over(self, order: Order, found: IdRuns) -> IdRuns:
-        """Fill the empty block in a given order; return what the order does not know."""
+        """Fill the empty block in a given order; return what the order does not know, sorted by id."""
         # The frontier moves a run's start, never its end.
         there, known = _last_ids(found), [_last_ids(runs) for runs in order]
         main, ended, partly = (keep(runs, np.isin(last, there)) for runs, last in zip(order, known, strict=True))
         self._main = self._ended = self._block.write(0, main)
         self._append(ended)
         self._partly = partly
-        return keep(found, ~np.isin(there, np.concatenate(known)))
-
-    def _offered(self, snapshot: Any, episodes: Columns) -> IdRuns:
-        runs = self._runs(self._admission.admit(snapshot, episodes), snapshot.frontier)
-        return runs if runs.count.all() else keep(runs, runs.count > 0)
+        return _in_order(keep(found, ~np.isin(there, np.concatenate(known))))
 
     def _append(self, found: IdRuns) -> None:
         if len(found.first):
@@ -221,7 +247,7 @@ class Population:
         runs = keep(runs, runs.count > 0)
         self._block = _Block()
         self._main = self._ended = self._block.write(0, _in_order(runs))
-        self._hidden, self._partly, self._oldest_new = 0, _no_runs(), _NEVER
+        self._hidden, self._partly, self._oldest_new = 0, _NO_RUNS, _NEVER
         self._main_index = None
         self.epoch += 1
 
@@ -252,7 +278,7 @@ class Population:
         """Return what changed since an earlier call returned this mark, at a cost of what is new; None: everything."""
         now, left = Mark(self.epoch, self._rewrites, self._hidden, self._ended), len(self._partly.first)
         if mark is None or mark[:2] != now[:2]:
-            return Changes(now, True, _no_runs(), self.runs(), self._end - self._ended, left)
+            return Changes(now, True, _NO_RUNS, self.runs(), self._end - self._ended, left)
         reached = self._block.slice(mark.hidden, self._hidden)
         return Changes(now, False, reached, self._block.slice(mark.ended, self._end), self._end - self._ended, left)
 
@@ -275,9 +301,9 @@ class Population:
     def episodes(self) -> IdRuns:
         """Return all steps that the snapshot has, of episodes that do not count too, as one run an episode."""
         if self._snapshot is None:
-            return _no_runs()
-        found = (Columns.of(self._snapshot.log), Columns.of(self._snapshot.open))
-        return after_frontier(joined([IdRuns(e.first, e.stride, e.steps) for e in found]), self._frontier)
+            return _NO_RUNS
+        every = EpisodeTable.concatenate([self._snapshot.log, self._snapshot.open])
+        return after_frontier(IdRuns(every.first, every.stride, every.steps), self._frontier)
 
     def find(self, ids: Ints) -> Ints:
         """Return the position of each id, -1 where it cannot be drawn."""
@@ -328,8 +354,7 @@ class _Block:
     def write(self, start: int, runs: IdRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end."""
         end = start + len(runs.first)
-        if end > len(self.runs.first):
-            self._grow(2 * end)
+        self.make_room(end)
         if end == start:
             return end
         for column, values in zip(self.runs, runs, strict=True):
@@ -338,6 +363,16 @@ class _Block:
         runs.count.cumsum(out=before)
         before += self.before[start]
         return end
+
+    def sort(self, start: int, end: int) -> None:
+        """Sort a region by id."""
+        if end - start > 1:
+            self.write(start, _in_order(self.slice(start, end)))
+
+    def make_room(self, end: int) -> None:
+        """See that there is room for runs before this place."""
+        if end > len(self.runs.first):
+            self._grow(2 * end)
 
     def _grow(self, capacity: int) -> None:
         old, before = self.runs, self.before
@@ -351,8 +386,7 @@ class _Block:
 _NEVER = int(np.iinfo(np.int64).max)
 
 
-def _no_runs() -> IdRuns:
-    return IdRuns(*(np.zeros(0, np.int64) for _ in IdRuns._fields))
+_NO_RUNS = IdRuns(*(np.zeros(0, np.int64) for _ in IdRuns._fields))
 
 
 def _in_order(runs: IdRuns) -> IdRuns:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.runs import SEGMENT_SHIFT, IdRuns, joined, keep, lane_keys
+from diskreplay.ids import POSITION_BITS
+from diskreplay.kernels.runs import IdRuns, joined, keep, lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.population import Mark, Population
@@ -163,7 +164,7 @@ class _Ages:
     def of(self, ids: Ints) -> Ints:
         """Return the age of each id."""
         out = np.empty(len(ids), np.int64)
-        self._count_newer(ids, np.searchsorted(self._segments, ids >> SEGMENT_SHIFT), *self._arrays, out)
+        self._count_newer(ids, np.searchsorted(self._segments, ids >> POSITION_BITS), *self._arrays, out)
         return out
 
 
@@ -175,7 +176,7 @@ def _grouped(runs: IdRuns, frontier: int, origin: int, lanes: Ints) -> _Groups:
     runs = keep(runs, runs.first + (runs.count - 1) * runs.stride >= frontier)
     order = np.argsort(lane_keys(runs.first, origin, lanes), kind="stable")
     first, stride, count = (column[order] for column in runs)
-    segment = first >> SEGMENT_SHIFT
+    segment = first >> POSITION_BITS
     starts = _where_new(segment, first % lanes[segment - origin])
     stops = np.append(starts[1:], len(first)) if len(first) else starts
     before = np.cumsum(count)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.kernels.runs import WITHIN_SEGMENT
+from diskreplay.ids import mixed
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
 
@@ -17,8 +17,11 @@ FRUITLESS_DRAWS = 32
 
 
 def belongs(ids: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.bool_]:
-    """Tell which ids are the rank's: by their position in the segment, so that no two ranks share an id."""
-    mine: NDArray[np.bool_] = (ids & WITHIN_SEGMENT) % world_size == rank
+    """Tell which ids are the rank's: by a hash, so that shares are even whatever lanes and windows the ids are of.
+
+    No two ranks share an id, each has one, and it stays there while the store grows.
+    """
+    mine: NDArray[np.bool_] = mixed(ids.astype(np.uint64)) % np.uint64(world_size) == rank
     return mine
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
+from diskreplay.ids import mixed
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
@@ -175,14 +176,7 @@ def permuted(numbers: Ints, size: int, key: int) -> Ints:
     while len(beyond):
         left, right = out[beyond] >> half, out[beyond] & mask
         for round_key in round_keys:
-            left, right = right, left ^ (_mixed(right + round_key) & mask)
+            left, right = right, left ^ (mixed(right + round_key) & mask)
         out[beyond] = (left << half) | right
         beyond = beyond[out[beyond] >= size]
     return out.astype(np.int64)
-
-
-def _mixed(x: Bits) -> Bits:
-    """Mix the bits of 64-bit numbers: the finalizer of splitmix64 (Steele et al. 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
-from diskreplay.format.layout import CUT, EPISODE_VALUES, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
-from diskreplay.store.scan import OPEN
+from diskreplay.ids import CUT, EPISODE_VALUES, OPEN, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.store.snapshot import Snapshot
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from diskreplay.format.layout import POSITION_BITS
+from diskreplay.ids import POSITION_BITS
 from diskreplay.store.episodes import Episode
 from diskreplay.store.index import Index
 from diskreplay.store.retention import Retention

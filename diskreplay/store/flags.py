@@ -171,5 +171,5 @@ def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64]) -> 
         read_into(chunk_path(root, info, layout.DONE, chunk), size, flags[chunk].reshape(-1)[:wanted])
     by_lane = flags.transpose(1, 0, 2).reshape(lanes, -1)
     if least == most:
-        return by_lane[:, :most].reshape(-1)
+        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # of one row a lane, `reshape` makes no copy
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]

@@ -3,8 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
-from diskreplay.store.scan import Episodes, hidden_steps
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.store.scan import hidden_steps
+
+Ints = NDArray[np.int64]
 
 
 class Frontier:
@@ -22,19 +24,21 @@ class Frontier:
         self._segment: _Rows | None = None
         self._open_in: list[int] = []  # the segments of the open episodes
 
-    def find(self, log: Episodes, generation: int, opened: Episodes, total: int, least: int) -> tuple[int, int]:
+    def find(self, log: EpisodeTable, generation: int, opened: EpisodeTable, total: int, least: int) -> tuple[int, int]:
         """Return the frontier and how many of ``total`` steps it hides: all but ``capacity``, and all below ``least``.
 
         A frontier never goes back, and is at ``least`` where segments below are gone for other reasons.
         """
+        if not least and (self._capacity is None or total <= self._capacity):
+            return 0, 0
         if self._capacity is not None and total > self._capacity:
             hide = total - self._capacity
             frontier = self._hiding(hide, log, generation, opened)
             if frontier >= least:
                 return frontier, hide
-        return least, self._below(least, log, generation, opened) if least else 0
+        return least, self._below(least, log, generation, opened)
 
-    def _hiding(self, hide: int, log: Episodes, generation: int, opened: Episodes) -> int:
+    def _hiding(self, hide: int, log: EpisodeTable, generation: int, opened: EpisodeTable) -> int:
         """Return the id of the step that exactly ``hide`` steps come before."""
         steps = self._all_steps(log, generation, opened)
         for number in sorted(steps):
@@ -43,17 +47,17 @@ class Frontier:
             hide -= steps[number]
         raise AssertionError("more steps to hide than there are")
 
-    def _below(self, frontier: int, log: Episodes, generation: int, opened: Episodes) -> int:
+    def _below(self, frontier: int, log: EpisodeTable, generation: int, opened: EpisodeTable) -> int:
         """Count the steps that come before an id."""
         inside = frontier >> POSITION_BITS
         steps = self._all_steps(log, generation, opened)
         count = sum(some for number, some in steps.items() if number < inside)
         if frontier & POSITION_MASK and inside in steps:
             some = [part.select(part.first >> POSITION_BITS == inside) for part in (log, opened)]
-            count += int(hidden_steps(Episodes.concatenate(some), frontier).sum())
+            count += int(hidden_steps(EpisodeTable.concatenate(some), frontier).sum())
         return count
 
-    def _all_steps(self, log: Episodes, generation: int, opened: Episodes) -> dict[int, int]:
+    def _all_steps(self, log: EpisodeTable, generation: int, opened: EpisodeTable) -> dict[int, int]:
         """Count the steps by segment."""
         steps = self._steps_by_segment(log, generation)
         self._open_in = (opened.first >> POSITION_BITS).tolist()
@@ -61,7 +65,7 @@ class Frontier:
             steps[number] = steps.get(number, 0) + count
         return steps
 
-    def _steps_by_segment(self, log: Episodes, generation: int) -> dict[int, int]:
+    def _steps_by_segment(self, log: EpisodeTable, generation: int) -> dict[int, int]:
         """Count ended steps by segment, adding only what is new."""
         if self._key != (generation, 0):
             self._key, self._seen, self._by_segment = (generation, 0), 0, {}
@@ -73,13 +77,13 @@ class Frontier:
             self._seen = len(log)
         return dict(self._by_segment)
 
-    def _inside(self, number: int, hide: int, log: Episodes, generation: int, opened: Episodes) -> int:
+    def _inside(self, number: int, hide: int, log: EpisodeTable, generation: int, opened: EpisodeTable) -> int:
         """Return the id of the step in a segment that exactly ``hide`` of its steps come before."""
         key = (generation, number, self._by_segment.get(number, 0))
         if number in self._open_in or self._cached != key or self._segment is None:
             in_open = (opened.first >> POSITION_BITS) == number
             ended = log.select((log.first >> POSITION_BITS) == number)
-            self._segment = _Rows(Episodes.concatenate([ended, opened.select(in_open)]))
+            self._segment = _Rows(EpisodeTable.concatenate([ended, opened.select(in_open)]))
             self._cached = key
         return (number << POSITION_BITS) | self._segment.position(hide)
 
@@ -87,7 +91,7 @@ class Frontier:
 class _Rows:
     """Where the steps of one segment are. Immutable."""
 
-    def __init__(self, episodes: Episodes) -> None:
+    def __init__(self, episodes: EpisodeTable) -> None:
         position = episodes.first & POSITION_MASK
         self._lanes = int(episodes.stride[0])
         self._start, self._lane = position // self._lanes, position % self._lanes

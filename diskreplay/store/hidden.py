@@ -4,10 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.hidden import HiddenEntries
-from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.store.scan import Episodes
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
 
 Ints = NDArray[np.int64]
 
@@ -15,7 +14,7 @@ Ints = NDArray[np.int64]
 class Hidden:
     """The episodes of a snapshot's segments that were evicted by hand or lost to damage. Immutable."""
 
-    def __init__(self, episodes: Episodes) -> None:
+    def __init__(self, episodes: EpisodeTable) -> None:
         key = _by_lane(episodes.first, episodes.stride)
         order = np.argsort(key, kind="stable")
         self._key, self._steps = key[order], episodes.steps[order]
@@ -34,9 +33,9 @@ class Hidden:
         inside: NDArray[np.bool_] = (at >= 0) & (key - self._key[at] < self._steps[at])
         return inside
 
-    def with_more(self, episodes: Episodes) -> "Hidden":
+    def with_more(self, episodes: EpisodeTable) -> "Hidden":
         """Return these and others."""
-        return Hidden(Episodes.concatenate([self._episodes, episodes])) if len(episodes) else self
+        return Hidden(EpisodeTable.concatenate([self._episodes, episodes])) if len(episodes) else self
 
     def without(self, segments: Ints) -> "Hidden":
         """Return those that are not in these segments."""
@@ -52,7 +51,7 @@ class Evictions:
     def __init__(self, root: Root) -> None:
         self._entries = HiddenEntries(root)
         self._firsts = np.zeros(0, np.int64)
-        self.found = Hidden(Episodes.concatenate([]))
+        self.found = Hidden(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
         """Take in the entries up to a number; tell whether there were new ones."""
@@ -68,7 +67,7 @@ class Evictions:
             self._firsts = np.union1d(self._firsts, positions | info.number << POSITION_BITS)
         return bool(info.lost.ranges)
 
-    def split(self, episodes: Episodes) -> tuple[Episodes, NDArray[np.bool_]]:
+    def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
         """Return which episodes are left, and a mask of those that are not; these are `found` from now on."""
         out = np.zeros(len(episodes), np.bool_)
         if len(self._firsts) and len(episodes):

@@ -1,6 +1,7 @@
 """From files to snapshots: which segments there are, how far they reach, which episodes they hold."""
 
 import threading
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -13,19 +14,24 @@ from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.unwritten import NeverWritten
+from diskreplay.ids import CONTINUES, OPEN, EpisodeTable
+from diskreplay.kernels import following as rows
+from diskreplay.kernels.table import Kernel
 from diskreplay.store.damaged import DAMAGE, DamagedSegments
 from diskreplay.store.flags import LaneFlags, check_chunks, read_lanes, read_sealed
 from diskreplay.store.frontier import Frontier
 from diskreplay.store.hidden import Evictions
-from diskreplay.store.live_segment import LiveSegment
+from diskreplay.store.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.store.log import EpisodeLog
 from diskreplay.store.places import MOST_SLOTS, Places
-from diskreplay.store.scan import CONTINUES, OPEN, Episodes, Stretch, scan
+from diskreplay.store.scan import Stretch, scan
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.tables import Tables
+from diskreplay.store.tables import LeafTable, Tables
 
 # Bytes of flags of sealed segments that are looked at together.
 _AT_ONCE = 16 << 20
+# Seconds after which segments are looked at though no counter says that one was sealed: who sealed it may have died.
+_PATIENCE_S = 1.0
 
 
 class _Sealed(NamedTuple):
@@ -49,7 +55,12 @@ class Index:
         self._lock = threading.Lock()
         self._generation = 0
         self._least = 0  # the frontier so far: it never goes back
+        self._kernel: Kernel = rows.follow_plain
         self._reset()
+
+    def follow_with(self, kernel: Kernel) -> None:
+        """Follow lanes with this kernel, compiled, in place of its plain twin."""
+        self._kernel = self._live.kernel = kernel
 
     def _reset(self) -> None:
         """Start from nothing, and look."""
@@ -59,21 +70,21 @@ class Index:
         self._places = Places(self._root, self._counters)
         self._origin = self._places.lowest()
         self._first = 0  # the first slot that has a segment, or had the last one
+        self._hidden_below = 0  # by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
-        self._live: dict[int, LiveSegment] = {}
+        self._live = LiveLanes(self._kernel)
         self._log = EpisodeLog(self._generation)
         self._frontier = Frontier(self._root.capacity)
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
         self._sealed = np.zeros(0, np.bool_)
-        # By lane, segment after segment.
-        self._committed = np.zeros(0, np.int64)
-        self._observed = np.zeros(0, np.int64)
-        self._open_start = np.zeros(0, np.int64)
-        self._open_end = np.zeros(0, np.uint8)
+        # By lane, segment after segment; see `kernels.follow`.
+        self._rows = np.zeros((rows.LANE_ROWS, 0), np.int64)
         self._lane_slot = np.zeros(0, np.int64)
+        self._list_growing()
+        self._look_again_at = 0.0
         self._evictions = Evictions(self._root)
         self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
@@ -87,7 +98,8 @@ class Index:
     def close(self) -> None:
         """Let go of every mapping; arrays over them, and batches being gathered, keep what they use."""
         with self._lock:
-            self._live.clear()
+            self._live.segments.clear()
+            self._list_growing()
             self._tables.forget()
 
     def refresh(self) -> int:
@@ -107,33 +119,43 @@ class Index:
 
     def _update(self, *, force: bool) -> int:
         raw = self._counters.raw()
-        if not force and raw == self._raw and not (self._live and any(live.has_news() for live in self._live.values())):
-            return 0
-        self._raw = raw
-        words = self._counters.read()
-        changed = force or bool((words != self._words).any())
-        is_rearranged = not force and bool(words[layout.CHANGES] != self._words[layout.CHANGES])
-        if is_rearranged and self._has_returned():
-            before, self._generation = len(self.snapshot), self._log.generation + 1
-            self._reset()
-            return max(0, len(self.snapshot) - before)
-        arrived = -self._total_steps()
+        changed, arrived = force, 0
+        if force or raw != self._raw:
+            self._raw = raw
+            words = self._counters.read()
+            is_rearranged = not force and bool(words[layout.CHANGES] != self._words[layout.CHANGES])
+            if is_rearranged and self._has_returned():
+                before, self._generation = len(self.snapshot), self._log.generation + 1
+                self._reset()
+                return max(0, len(self.snapshot) - before)
+            changed = changed or bool((words != self._words).any())
+            if changed:
+                arrived = self._follow_counters(words, is_rearranged)
+        steps = self._log.steps + self._live.open_steps
+        if changed or time.monotonic() >= self._look_again_at:
+            changed |= self._take_newly_sealed()
+        changed = self._live.follow(
+            self._done, self._origin, self._rows, changed, self._log.room, self._take_ended, self._attend
+        )
         if changed:
-            self._add_segments(int(words[layout.NEXT_SEGMENT]))
-            arrived += self._total_steps()
-            gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES]
-            if (words[gone] != self._words[gone]).any():
-                self._drop_gone(everywhere=is_rearranged)
-            self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
-            self._words = words
-            arrived -= self._total_steps()
-        # The newest first: where a lane has moved on, what it left is read after it left.
-        for slot in sorted(self._live, reverse=True):
-            changed |= self._follow(slot)
-        arrived += self._total_steps() + self._lost
-        self._lost = 0
-        if changed:
+            arrived += self._log.steps + self._live.open_steps - steps + self._lost
+            self._lost = 0
             self.snapshot = self._freeze()
+        return arrived
+
+    def _follow_counters(self, words: NDArray[np.int64], is_rearranged: bool) -> int:
+        """Take in segments that came and went, and evictions; return how many steps came."""
+        steps = self._total_steps()
+        self._add_segments(int(words[layout.NEXT_SEGMENT]))
+        arrived = self._total_steps() - steps
+        gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES]
+        if (words[gone] != self._words[gone]).any():
+            self._drop_gone(everywhere=is_rearranged)
+        self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+        self._words = words
+        horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
+        self._hidden_below = max(int(words[layout.FRONTIER]), horizon << layout.POSITION_BITS)
+        self._live.open_steps = self._total_steps() - self._log.steps
         return arrived
 
     # --- segments that come and go -----------------------------------------------------------------------------------
@@ -151,14 +173,12 @@ class Index:
             infos[number - start] = self._read_segment(number)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
         first_slot, count = len(self._lanes), int(lanes.sum())
-        self._lane_base = np.append(self._lane_base, len(self._committed) + np.cumsum(lanes) - lanes)
+        self._lane_base = np.append(self._lane_base, self._rows.shape[1] + np.cumsum(lanes) - lanes)
         self._lane_slot = np.append(self._lane_slot, np.repeat(first_slot + np.arange(len(infos)), lanes))
         self._lanes = np.append(self._lanes, lanes)
         self._sealed = np.append(self._sealed, np.zeros(len(infos), np.bool_))
-        self._committed = np.append(self._committed, np.zeros(count, np.int64))
-        self._observed = np.append(self._observed, np.zeros(count, np.int64))
-        self._open_start = np.append(self._open_start, np.full(count, -1, np.int64))
-        self._open_end = np.append(self._open_end, np.zeros(count, np.uint8))
+        self._rows = np.append(self._rows, np.zeros((rows.LANE_ROWS, count), np.int64), axis=1)
+        self._rows[rows.OPEN_START, -count or self._rows.shape[1] :] = -1
         self._tables.add_slots(infos)
         sealed: list[_Sealed] = []
         pending = 0
@@ -171,13 +191,14 @@ class Index:
                     sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
                     pending += len(sealed[-1].flags.flags)
                 else:
-                    self._live[slot] = LiveSegment(self._root, info.number)
+                    self._live.segments[slot] = LiveSegment(self._root, info.number)
             except DAMAGE as error:
                 self._leave_out(slot, error)
             if pending > _AT_ONCE:
                 self._take_sealed(sealed)
                 sealed, pending = [], 0
         self._take_sealed(sealed)
+        self._list_growing()
 
     def _read_segment(self, number: int) -> SegmentInfo | None:
         """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
@@ -199,7 +220,7 @@ class Index:
     def _has_returned(self) -> bool:
         """Whether a segment is there that was not, or is another one than it was."""
         known = dict[int, int | None].fromkeys((np.flatnonzero(self._lanes) + self._origin).tolist())
-        known |= {slot + self._origin: live.folder for slot, live in self._live.items()}
+        known |= {slot + self._origin: live.folder for slot, live in self._live.segments.items()}
         stop = self._origin + len(self._lanes)
         return bool(self.damaged.details) or self._places.has_other(self._origin, stop, known)
 
@@ -223,15 +244,16 @@ class Index:
             return
         self._lanes = self._lanes.copy()
         self._lanes[slots] = 0
-        self._open_start[np.isin(self._lane_slot, slots)] = -1
+        self._rows[rows.OPEN_START, np.isin(self._lane_slot, slots)] = -1
         for slot in slots:
-            self._live.pop(slot, None)
+            self._live.segments.pop(slot, None)
         while self._first + 1 < len(self._lanes) and not self._lanes[self._first]:
             self._first += 1
         self._tables = self._tables.without(slots)
+        self._list_growing()
         self._gone.extend(slot + self._origin for slot in slots)
         self._evictions.forget(np.array(slots) + self._origin)
-        behind = np.isin(self._log.view().first >> layout.POSITION_BITS, self._gone)
+        behind = np.isin(self._log.table.first >> layout.POSITION_BITS, self._gone)
         if 2 * np.count_nonzero(behind) >= len(behind):
             self._compact()
 
@@ -246,71 +268,107 @@ class Index:
 
     # --- rows that come ----------------------------------------------------------------------------------------------
 
-    def _follow(self, slot: int) -> bool:
-        """Take in what a live segment has published; tell whether that was anything."""
-        live = self._live[slot]
-        try:
-            sealed = False
-            if live.may_be_sealed():
-                self._places.note(self._origin + slot)
-                before, live = live, LiveSegment(self._root, self._origin + slot)
-                if live.folder != before.folder:
-                    return False  # replaced by repair, which is about to count a change
-                sealed = live.info.sealed
-            return self._take_new_rows(slot, live, sealed)
-        except (SegmentGone, *DAMAGE) as error:
-            if self.damaged.note(self._origin + slot, error):
-                steps = self._total_steps()
-                self._drop([slot])
-                self._lost += steps - self._total_steps()
-                return True
-            base = int(self._lane_base[slot])
-            if self._committed[base : base + int(self._lanes[slot])].any():
-                self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
-            else:
-                del self._live[slot]  # nothing of it had been durable when the power went
-            return False
+    def _list_growing(self) -> None:
+        self._live.list(self._lane_base)
 
-    def _take_new_rows(self, slot: int, live: LiveSegment, sealed: bool) -> bool:
-        base, count = int(self._lane_base[slot]), int(self._lanes[slot])
-        span = slice(base, base + count)
-        committed, observed = live.read(self._committed[span])
-        new = committed != self._committed[span]
-        if not sealed and not new.any() and (observed == self._observed[span]).all():
-            return False
-        if self._evictions.add_lost(live.info):
-            self._log.remove(lambda log: self._evictions.split(log)[1])
-        live.checked_rows = check_chunks(self._root, live.info, live.checked_rows, int(committed.max()))
-        self._scan_live(slot, base + np.flatnonzero(new | sealed), committed, sealed)
-        self._committed[span], self._observed[span] = committed, observed
-        self._tables.infos[slot] = live.info
-        self._live[slot] = live
-        if sealed:
+    def _done(self) -> LeafTable:
+        return self._tables.leaves[layout.DONE]
+
+    def _take_ended(self, count: int) -> None:
+        """Add the first lines behind the log to it, but for episodes that were evicted or lost."""
+        left, gone = self._evictions.split(EpisodeTable(self._log.room(count)[:count]))
+        if gone.any():
+            self._log.append(left)
+        else:
+            self._log.take(count)
+
+    def _attend(self, slot: int, is_damaged: bool) -> bool:
+        """See to it that the rows of a live segment can be followed; tell whether anything was taken in."""
+        try:
+            self._make_followable(slot, is_damaged)
+            return True
+        except (SegmentGone, *DAMAGE) as error:
+            return self._cannot_follow(slot, error)
+
+    def _make_followable(self, slot: int, is_damaged: bool) -> None:
+        live, span = self._live.segments[slot], self._span(slot)
+        known = self._rows[rows.COMMITTED, span]
+        committed, observed = live.read(known)
+        new = committed - known
+        self._live.set_checked(slot, check_chunks(self._root, live.info, live.checked_rows, int(committed.max())))
+        if is_damaged or int(new.max()) >= MANY_ROWS:
+            self._scan_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
+            self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
+        elif new.any():
+            lane = np.flatnonzero(new)
+            self._done().ensure(np.full(len(lane), slot), known[lane], committed[lane] - 1)
+
+    def _cannot_follow(self, slot: int, error: Exception) -> bool:
+        """Go on without a live segment that is damaged or gone; tell whether that changed anything."""
+        steps = self._total_steps()
+        if is_damaged := self.damaged.note(self._origin + slot, error):
+            self._drop([slot])
+        else:
+            del self._live.segments[slot]
+            self._list_growing()
+            span = self._span(slot)
+            self._rows[rows.OPEN_START, span] = -1
+            if self._rows[rows.COMMITTED, span].any():
+                self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
+                self._raw = b""
+        self._lost += steps - self._total_steps()
+        return is_damaged
+
+    def _span(self, slot: int) -> slice:
+        base = int(self._lane_base[slot])
+        return slice(base, base + int(self._lanes[slot]))
+
+    def _take_newly_sealed(self) -> bool:
+        """Take in segments that were sealed since, the newest first; tell whether there are any."""
+        self._look_again_at = time.monotonic() + _PATIENCE_S
+        changed = False
+        for slot in sorted(self._live.segments, reverse=True):
+            try:
+                if self._live.segments[slot].may_be_sealed():
+                    changed |= self._read_anew(slot)
+            except (SegmentGone, *DAMAGE) as error:
+                changed |= self._cannot_follow(slot, error)
+        return changed
+
+    def _read_anew(self, slot: int) -> bool:
+        """Read the document of a live segment that was replaced; tell whether it is sealed."""
+        self._places.note(self._origin + slot)
+        before, live = self._live.segments[slot], LiveSegment(self._root, self._origin + slot)
+        if live.folder != before.folder:
+            return False  # replaced by repair, which is about to count a change
+        live.checked_rows = before.checked_rows
+        span = self._span(slot)
+        if live.info.sealed:
+            committed, observed = live.read(self._rows[rows.COMMITTED, span])
+            if self._evictions.add_lost(live.info):
+                self._log.remove(lambda log: self._evictions.split(log)[1])
+            check_chunks(self._root, live.info, live.checked_rows, int(committed.max()))
+            self._scan_live(slot, np.arange(span.start, span.stop), committed, True)
+            self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
             self._sealed = self._sealed.copy()
             self._sealed[slot] = True
-            del self._live[slot]
-        return True
+            del self._live.segments[slot]
+        else:
+            self._live.segments[slot] = live
+        self._tables.infos[slot] = live.info
+        self._list_growing()
+        return live.info.sealed
 
     def _scan_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
         """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
-        lanes, base = int(self._lanes[slot]), int(self._lane_base[slot])
-        done = self._tables.leaves[layout.DONE]
-        start, stop = self._open_start[at], committed[at - base]
-        if not sealed:
-            # Nearly all that is new is the middle of open episodes, without a flag.
-            before = np.where(start < 0, stop, self._committed[at])
-            flags = done.rows_of_lanes(slot, lanes, at - base, before, stop)
-            wanted = start < 0
-            if not wanted.any() and not flags.any():
-                return
-            wanted[np.searchsorted(np.cumsum(stop - before), np.flatnonzero(flags), "right")] = True
-            at, start, stop = at[wanted], start[wanted], stop[wanted]
-        if len(at):
-            first = np.where(start < 0, self._committed[at], start)
-            info, bounds = self._tables.infos[slot], (at - base, first, stop)
-            if info is not None:
-                read = read_lanes(self._root, info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
-                self._take_in(at, first, read, sealed)
+        lanes, base, info = int(self._lanes[slot]), int(self._lane_base[slot]), self._tables.infos[slot]
+        if not len(at) or info is None:
+            return
+        start, stop = self._rows[rows.OPEN_START, at], committed[at - base]
+        first = np.where(start < 0, self._rows[rows.COMMITTED, at], start)
+        done, bounds = self._done(), (at - base, first, stop)
+        read = read_lanes(self._root, info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
+        self._take_in(at, first, read, sealed)
 
     def _take_sealed(self, segments: list[_Sealed]) -> None:
         """Take in whole sealed segments."""
@@ -330,7 +388,7 @@ class Index:
                 for segment in segments:
                     self._take_sealed([segment])
             return
-        self._committed[at] = self._observed[at] = committed
+        self._rows[rows.COMMITTED, at] = self._rows[rows.OBSERVED, at] = committed
         self._sealed |= there
 
     def _take_in(self, at: NDArray[np.int64], first: NDArray[np.int64], flags: LaneFlags, sealed: bool) -> None:
@@ -339,44 +397,27 @@ class Index:
         lane = at - self._lane_base[slot]
         stretches = Stretch(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
         found = scan(flags.flags, stretches, flags.gaps)
-        self._open_start[at] = found.open_start
-        self._open_end[at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
-        self._log.append(self._visible(found.ended))
-
-    def _visible(self, episodes: Episodes) -> Episodes:
-        return self._evictions.split(episodes)[0]
+        self._rows[rows.OPEN_START, at] = found.open_start
+        self._rows[rows.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
+        self._log.append(self._evictions.split(found.ended)[0])
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def _total_steps(self) -> int:
-        lanes = np.flatnonzero(self._open_start >= 0)
-        return self._log.steps + int((self._committed[lanes] - self._open_start[lanes]).sum())
-
-    def _open_episodes(self) -> Episodes:
-        at = np.flatnonzero((self._open_start >= 0) & (self._committed > self._open_start))
-        slot, start = self._lane_slot[at], self._open_start[at]
-        lanes = self._lanes[slot]
-        lane = at - self._lane_base[slot]
-        return Episodes(
-            first=((slot + self._origin) << layout.POSITION_BITS) | (start * lanes + lane),
-            stride=lanes,
-            steps=self._committed[at] - start,
-            obs_rows=self._observed[at] - start,
-            end=self._open_end[at],
-        )
+        lanes = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
+        return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
     def _freeze(self) -> Snapshot:
-        log, opened, words = self._log.view(), self._open_episodes(), self._words
-        total = self._total_steps()
-        horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
-        least = max(self._least, int(words[layout.FRONTIER]), horizon << layout.POSITION_BITS)
+        log, total = self._log.table, self._log.steps + self._live.open_steps
+        least = max(self._least, self._hidden_below)
         # Below the first segment there is nothing; one may come back there, which what a rule has hidden never does.
         start = max(least, (self._origin + self._first) << layout.POSITION_BITS)
-        frontier, hidden = self._frontier.find(log, self._log.generation, opened, total, start)
+        frontier, hidden = self._frontier.find(log, self._log.generation, self._live.open, total, start)
         if self._gone and frontier <= max(self._gone) << layout.POSITION_BITS | layout.POSITION_MASK:
             self._compact()
             return self._freeze()
         self._least = frontier if frontier > start else least
+        committed, observed = self._rows[: rows.OBSERVED + 1].copy()
         return Snapshot(
             schema=self._root.schema,
             generation=self._log.generation,
@@ -386,10 +427,10 @@ class Index:
             lanes=self._lanes,
             lane_base=self._lane_base,
             sealed=self._sealed,
-            committed=self._committed.copy(),
-            observed=self._observed.copy(),
+            committed=committed,
+            observed=observed,
             log=log,
-            open=opened,
+            open=self._live.open,
             hidden=self._evictions.found,
             tables=self._tables,
         )

@@ -22,9 +22,9 @@ from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.trust import place_of, shows_live_rows
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.format.unwritten import NeverWritten
+from diskreplay.ids import OPEN
 from diskreplay.store.damaged import DAMAGE
 from diskreplay.store.ledger import disk_usage
-from diskreplay.store.scan import OPEN
 from diskreplay.store.snapshot import Snapshot
 
 Progress = Callable[[int, int], None]

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.durable import is_locked
-from diskreplay.format.layout import MAX_LANES, POSITION_BITS, POSITION_MASK
+from diskreplay.format.layout import MAX_LANES
 from diskreplay.format.sealing import may_seal
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
 
 Ints = NDArray[np.int64]
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from diskreplay.errors import StorageFull
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.layout import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.store.retention import Retention
 from diskreplay.store.rolling import Lane, OpenSegments
 from diskreplay.store.sealer import Sealer
@@ -203,9 +203,9 @@ class Recorder:
     ) -> None:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
         steps = len(values[0])
-        self.cut(lane, None, None)
+        self.cut(lane, None, None, marked=True)
         ended = terminated or truncated
-        marker = final_obs is None and bool(episode) and not ended
+        marker = final_obs is None and not ended
         rows = steps + (final_obs is not None or marker)
         self._find_room(lane, rows)
         segment, at = lane.segment, lane.at
@@ -240,10 +240,11 @@ class Recorder:
 
     # --- cuts --------------------------------------------------------------------------------------------------------
 
-    def cut(self, lane: Any, final_obs: Items | None, episode: EpisodeItems | None) -> None:
+    def cut(self, lane: Any, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
         """End the open episode of a lane, if there is one, without the environment.
 
         The observation after its last step is kept where it is known: the one already visible, else ``final_obs``.
+        ``marked``: readers see at once that it ended, and not by what follows.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -255,11 +256,11 @@ class Recorder:
             final = final_obs if lane.pending is None else None
             self._put_final(segment, at, row, final, OBSERVATION_ONLY | TRUNCATED | CUT, episode)
             segment.publish(at, row + 1)
-        elif episode:
+        elif episode or marked:
             segment.reserve(at, row)
             self._put_final(segment, at, row, None, END_MARKER | TRUNCATED | CUT, episode)
             segment.publish(at, row + 1)
-        # With neither, the cut is read off what follows: a first step, or the end of the sealed segment.
+        # Else the cut is read off what follows: a first step, or the end of the sealed segment.
         lane.open, lane.pending = False, None
 
     def end(self, lane: Any, final: Items | None, episode: EpisodeItems | None) -> None:
@@ -273,7 +274,7 @@ class Recorder:
                 "episode values",
                 stacklevel=4,
             )
-        self.cut(lane, final, episode)
+        self.cut(lane, final, episode, marked=True)
 
     def continues_pending(self, lane: Any, obs: Items) -> bool:
         """Whether ``obs`` is the observation that the lane's last step led to, as far as that is known."""

@@ -113,6 +113,13 @@ class Retention:
                 raise
         return info
 
+    def after_sealing(self) -> None:
+        """Let readers know that segments were sealed, and remove segments that have to leave."""
+        with self._locked():
+            self._counters.mend()
+            self._counters.set(layout.SEALED, int(self._counters.read()[layout.SEALED]) + 1)
+        self.enforce()
+
     def enforce(self) -> None:
         """Remove segments that have to leave; nothing else has to succeed first."""
         left = not self._ledger.is_idle

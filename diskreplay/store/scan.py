@@ -1,65 +1,27 @@
 """Episodes from `done`: one byte a row, each byte looked at once."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.format.layout import (
+from diskreplay.ids import (
+    CONTINUES as CONTINUES,
     CUT,
     END_MARKER,
     EPISODE_VALUES,
     FIRST,
     KNOWN_FLAGS,
     OBSERVATION_ONLY,
+    OPEN as OPEN,
     POSITION_BITS,
     TERMINATED,
     TRUNCATED,
+    EpisodeTable,
 )
 
-# Bits of `Episodes.end` beside TERMINATED, TRUNCATED, OBSERVATION_ONLY (the final observation is there), CUT and
-# EPISODE_VALUES: FIRST's bit marks an episode that continues one cut for its length.
-CONTINUES = FIRST
-OPEN = 128
 _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Columns of episodes, arrays of equal length.
-
-    ``first`` is the id of the first step and ``stride`` the distance of the ids of two successive ones (int64),
-    ``steps`` and ``obs_rows`` count steps and the observations that exist (int64), ``end`` holds bits (uint8).
-    """
-
-    first: NDArray[np.int64]
-    stride: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    obs_rows: NDArray[np.int64]
-    end: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        """Return the number of episodes."""
-        return len(self.first)
-
-    def select(self, which: Any) -> "Episodes":
-        """Return the episodes at ``which``: a slice, a mask or positions."""
-        return Episodes(*(column[which] for column in self.columns))
-
-    @property
-    def columns(self) -> tuple[NDArray[Any], ...]:
-        """The five columns in order."""
-        return self.first, self.stride, self.steps, self.obs_rows, self.end
-
-    @staticmethod
-    def concatenate(parts: "list[Episodes]") -> "Episodes":
-        """Return all episodes of several tables."""
-        if not parts:
-            empty = np.zeros(0, np.int64)
-            return Episodes(empty, empty, empty, empty, np.zeros(0, np.uint8))
-        return Episodes(*(np.concatenate(columns) for columns in zip(*(p.columns for p in parts), strict=True)))
 
 
 class Stretch(NamedTuple):
@@ -80,7 +42,7 @@ class Stretch(NamedTuple):
 class Scan(NamedTuple):
     """What a scan found: the ended episodes, and of each stretch the row where an open one starts, or -1."""
 
-    ended: Episodes
+    ended: EpisodeTable
     open_start: NDArray[np.int64]
     open_continues: NDArray[np.bool_]
 
@@ -142,7 +104,7 @@ def scan(flags: NDArray[np.uint8], stretches: Stretch, gaps: Gaps | None = None)
     if len(newest):
         starts, start, steps, end = (np.delete(column, newest) for column in (starts, start, steps, end))
     if not len(starts):
-        return Scan(Episodes.concatenate([]), open_start, open_continues)
+        return Scan(EpisodeTable.concatenate([]), open_start, open_continues)
     # Of stretches that begin at one place, all but the last are empty.
     which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
     row: NDArray[np.int64] = start + (stretches.first_row - begin)[which]
@@ -155,11 +117,11 @@ def _episodes(
     end: NDArray[np.uint8],
     which: NDArray[np.int64],
     stretches: Stretch,
-) -> Episodes:
+) -> EpisodeTable:
     stride: NDArray[np.int64] = np.broadcast_to(stretches.lanes[which], row.shape)
     base: NDArray[np.int64] = (stretches.segment << POSITION_BITS) + stretches.lane
     first: NDArray[np.int64] = base[which] + row * stride
-    return Episodes(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)
+    return EpisodeTable.of(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
@@ -189,6 +151,6 @@ def _damaged(flags: NDArray[np.uint8], stretches: Stretch, what: str) -> FormatE
     return FormatError(f"{where}: {what.format(stretches.first_row[number])}; restore the segment")
 
 
-def hidden_steps(episodes: Episodes, frontier: int) -> NDArray[np.int64]:
+def hidden_steps(episodes: EpisodeTable, frontier: int) -> NDArray[np.int64]:
     """Return how many of each episode's first steps lie before the frontier."""
     return np.clip(-((episodes.first - frontier) // episodes.stride), 0, episodes.steps)

@@ -1,22 +1,22 @@
 """A frozen set of committed lengths, and the episodes in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, SegmentGone
-from diskreplay.format.layout import POSITION_BITS, POSITION_MASK
 from diskreplay.format.schema import Schema
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.store.hidden import Hidden
-from diskreplay.store.scan import Episodes, hidden_steps
+from diskreplay.store.scan import hidden_steps
 from diskreplay.store.tables import LeafTable, Tables
 
 __all__ = ["SegmentGone", "Snapshot", "hidden_steps"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Snapshot:
     """What a reader sees until it refreshes.
 
@@ -25,8 +25,8 @@ class Snapshot:
     of that lane that are complete and whose observation is there. Steps with an id below ``frontier`` are hidden, and
     those of the episodes in ``hidden``, which were evicted by hand or lost to damage and are in neither table of
     episodes.
-    ``log`` holds the ended episodes in the order they were found, ``open`` the others; positions in ``log`` mean the
-    same episode in every snapshot of one ``generation``.
+    ``log`` holds the ended episodes in the order they were found, ``open`` the others; positions in
+    ``log`` mean the same episode in every snapshot of one ``generation``.
     """
 
     schema: Schema
@@ -39,10 +39,11 @@ class Snapshot:
     sealed: NDArray[np.bool_]
     committed: NDArray[np.int64]
     observed: NDArray[np.int64]
-    log: Episodes
-    open: Episodes
+    log: EpisodeTable
+    open: EpisodeTable
     hidden: Hidden
     tables: Tables
+    _episodes: EpisodeTable | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         """Return the number of visible steps."""
@@ -53,22 +54,20 @@ class Snapshot:
         return self.tables.leaves[path]
 
     @property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> EpisodeTable:
         """All visible episodes, oldest first; one that the frontier cuts through begins at it."""
-        # No functools.cached_property: before Python 3.12 all of a class share a lock, which a child that is forked
-        # while another thread holds it would wait for.
-        found: Episodes | None = self.__dict__.get("_episodes")
+        found = self._episodes
         if found is None:
-            found = self.__dict__["_episodes"] = self._sorted_episodes()
+            found = self._episodes = self._sorted_episodes()
         return found
 
-    def _sorted_episodes(self) -> Episodes:
-        every = Episodes.concatenate([self.log, self.open])
+    def _sorted_episodes(self) -> EpisodeTable:
+        every = EpisodeTable.concatenate([self.log, self.open])
         every = every.select(np.argsort(every.first, kind="stable"))
         hidden = hidden_steps(every, self.frontier)
         kept = hidden < every.steps
         every, hidden = every.select(kept), hidden[kept]
-        return Episodes(
+        return EpisodeTable.of(
             every.first + hidden * every.stride,
             every.stride,
             every.steps - hidden,

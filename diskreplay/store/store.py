@@ -19,6 +19,7 @@ from diskreplay.format.file_systems import warn_of
 from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
+from diskreplay.kernels.table import chosen
 from diskreplay.store.damaged import warn_of_quarantine
 from diskreplay.store.dropped import seal_dropped
 from diskreplay.store.episodes import Episode, EpisodeList
@@ -86,7 +87,7 @@ class Store:
     def _manage(self) -> None:
         self._retention = Retention(self._root, self._counters)
         self._marker = Marker(self._root)
-        self._sealer = Sealer(self._root, self._retention.enforce, self._marker.wait)
+        self._sealer = Sealer(self._root, self._retention.after_sealing, self._marker.wait)
 
     def _seal_dead(self) -> None:
         while dead := self._retention.dead_segments():
@@ -151,6 +152,10 @@ class Store:
     def refresh(self) -> int:
         """Take a new snapshot; return how many steps became visible with it."""
         return self._open_index().refresh()
+
+    def follow_compiled(self) -> None:
+        """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin."""
+        self._open_index().follow_with(chosen("follow"))
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:

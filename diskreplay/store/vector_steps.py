@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.format.layout import CUT, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.ids import CUT, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.store.recorder import Recorder
 from diskreplay.store.rolling import Lane
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.format.layout import POSITION_BITS
+from diskreplay.ids import POSITION_BITS
 from diskreplay.testing.model import ModelEpisode, ModelStore
 from diskreplay.testing.nested import Flat, flat
 from diskreplay.testing.reference import transition

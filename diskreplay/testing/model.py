@@ -178,7 +178,6 @@ class ModelLane:
             if current.final is None and final_obs is not None:
                 current.final = flat(final_obs, "obs")
             current.values = _by_name(episode or {})
-            current.derived = current.final is None and not current.values
             current.end(cut=True)
             self.show_ends()
 

@@ -1,4 +1,4 @@
-"""What every view has: the runs of its ids, and a reader that gathers them. Also what views need of a snapshot."""
+"""What every view has: where its samples start, and a reader that gathers them. Also what views need of a snapshot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,25 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.runs import IdRuns
+from diskreplay.kernels.runs import Starts as Starts
 
 Ints = NDArray[np.int64]
 Path = tuple[str, ...]
 
 ALIGNMENT = 64  # a cache line, and what a copy to a device likes
-
-
-class EpisodeColumns(Protocol):
-    """Episodes as arrays of one length: see `IdRuns` for `first` and `stride`; `end` holds the bits below."""
-
-    first: Ints
-    stride: Ints
-    steps: Ints
-    end: NDArray[np.uint8]
-    obs_rows: Ints
-
-
-TERMINATED, FINAL_OBSERVATION, OPEN = 1, 8, 128
 
 
 @dataclass(frozen=True)
@@ -79,8 +66,9 @@ class Reader(Protocol):
 
     A reader may have more, which callers ask for by name: ``present(tensors)`` returns the fields of a batch, named by
     ``paths``, as views of the leaves' tensors; ``leaves_for(snapshot, ids)`` returns the leaves of one batch, where
-    they depend on its ids, and `fill` is then given a block of these. ``helper``, None at first, is a thread that does
-    half of each large block.
+    they depend on its ids, and `fill` is then given a block of these. That of a view without `item_steps` has
+    ``count_steps(snapshot, ids)``, the steps of the environment that items count for. ``helper``, None at first, is a
+    thread that does half of each large block.
     """
 
     leaves: Sequence[Leaf]
@@ -99,8 +87,13 @@ class View(Protocol):
     def kind(self) -> tuple[Any, ...]:
         """What its ids are ids of: views of one kind share one table of priorities."""
 
-    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
-        """Return the ids that can be drawn, those below `frontier` left out."""
+    @property
+    def item_steps(self) -> int | None:
+        """Steps of the environment that an item of a batch counts for; None: that depends on the item."""
+
+    @property
+    def starts(self) -> Starts:
+        """At which steps of episodes its samples start: the ids that can be drawn."""
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""

@@ -118,10 +118,11 @@ class Bundle:
         self._split = block.size, split
 
     def _follow(self, snapshot: Any) -> None:
-        """Use a new snapshot: most often its tables are those of the one before."""
-        tables = [snapshot.leaf(leaf) for leaf in self._leaves]
-        if tables != self._tables:
-            self._tables, self._seen_bases = tables, [None] * len(tables)
+        """Use a new snapshot: most often its segments, and so its tables, are those of the one before."""
+        if self._snapshot is None or snapshot.lanes is not self._snapshot.lanes:
+            tables = [snapshot.leaf(leaf) for leaf in self._leaves]
+            if tables != self._tables:
+                self._tables, self._seen_bases = tables, [None] * len(tables)
         self._state = (
             *self._bounds, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
             snapshot.committed, snapshot.observed, snapshot.sealed,

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
-from diskreplay.kernels.scan import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, TERMINATED, TRUNCATED
+from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.store.lanes import LaneMap
 from diskreplay.views.base import Ints
 from diskreplay.views.windows import Windows
@@ -52,7 +51,7 @@ class Chains:
         InvalidIndex
             `refuse` says it, of the first id that is no visible step's.
         """
-        slot = (ids >> SEGMENT_SHIFT) - snapshot.origin
+        slot = (ids >> POSITION_BITS) - snapshot.origin
         good = (ids >= snapshot.frontier) & (slot >= 0) & (slot < len(snapshot.lanes))
         good[good] = snapshot.lanes[slot[good]] > 0
         if not good.all():
@@ -70,8 +69,8 @@ class Chains:
     def _set_floor(self, snapshot: Any, ids: Ints, steps: Windows, stack: int) -> None:
         """Find the oldest row that a stack may show: the episode's first, or the first that retention has left."""
         lanes = snapshot.lanes[steps.slot]
-        kept = -(-((snapshot.frontier & WITHIN_SEGMENT) - steps.lane) // lanes)
-        kept[ids >> SEGMENT_SHIFT != snapshot.frontier >> SEGMENT_SHIFT] = 0
+        kept = -(-((snapshot.frontier & POSITION_MASK) - steps.lane) // lanes)
+        kept[ids >> POSITION_BITS != snapshot.frontier >> POSITION_BITS] = 0
         steps.floor[:] = np.maximum(np.maximum(kept, steps.row - stack + 1), 0)
         flags = np.empty((len(ids), stack), np.uint8)
         steps.gather(snapshot, "done", steps.row, steps.row + 1, 1 - stack, stack, flags)
@@ -123,7 +122,7 @@ class Chains:
         successor, known = np.full(len(ids), NONE), np.flatnonzero(found)
         slot = self._lanes.slot[lane[known]]
         position = row[known] * snapshot.lanes[slot] + lane[known] - snapshot.lane_base[slot]
-        first = ((slot + snapshot.origin) << SEGMENT_SHIFT) | position
+        first = ((slot + snapshot.origin) << POSITION_BITS) | position
         target = place(snapshot, first)
         continues = flags_at(snapshot, target, target.row, target.row) & (FIRST | CUT) == FIRST | CUT
         successor[known[continues]] = first[continues]
@@ -133,9 +132,9 @@ class Chains:
 def place(snapshot: Any, ids: Ints) -> Windows:
     """Return windows of one row, that of each id; stacks repeat it."""
     windows = Windows(len(ids))
-    windows.slot[:] = (ids >> SEGMENT_SHIFT) - snapshot.origin
+    windows.slot[:] = (ids >> POSITION_BITS) - snapshot.origin
     lanes = snapshot.lanes[windows.slot]
-    np.divmod(ids & WITHIN_SEGMENT, lanes, windows.row, windows.lane)
+    np.divmod(ids & POSITION_MASK, lanes, windows.row, windows.lane)
     windows.floor[:] = windows.row
     windows.after[:] = windows.row + 1
     return windows

@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from diskreplay.kernels.runs import IdRuns, after_frontier
+from diskreplay.kernels.runs import FIRST_ONLY, Starts
 from diskreplay.views.arguments import described, positive
-from diskreplay.views.base import OPEN, EpisodeColumns, Reader
-from diskreplay.views.sequences import sampleable_steps
+from diskreplay.views.base import Reader
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,10 +44,15 @@ class Episodes:
         """All episodes share one table of priorities, whatever their `max_length`."""
         return ("episodes",)
 
-    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
-        """Return the first step of each ended episode, those below `frontier` left out."""
-        offered = ((episodes.end & OPEN) == 0) & (sampleable_steps(episodes) > 0)
-        return after_frontier(IdRuns(episodes.first, episodes.stride, offered.astype(np.int64)), frontier)
+    @property
+    def item_steps(self) -> None:
+        """None: as many as the episode has."""
+        return None
+
+    @property
+    def starts(self) -> Starts:
+        """The first step of each ended episode."""
+        return Starts(last=FIRST_ONLY)
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.

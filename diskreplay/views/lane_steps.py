@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.store.scan import CONTINUES
-from diskreplay.views.base import FINAL_OBSERVATION, OPEN, TERMINATED, Ints
+from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED
+from diskreplay.views.base import Ints
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts
-
-CUT = 16
 
 
 class Positions:
@@ -85,7 +83,7 @@ def usable_steps(episodes: LaneEpisodes, view: "Rollouts") -> Ints:
     if view.value_fn is None:
         # The step behind a cut tells whether it was one for length.
         return steps - (still_open | ((end & CUT != 0) & ~has_next))
-    known = (end & (TERMINATED | FINAL_OBSERVATION) != 0) | continued
+    known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
     if view.next_value is not None:
         known |= ~still_open
     # Of an open episode, `obs_rows` is one more than `steps` where the newest step came with its next observation.

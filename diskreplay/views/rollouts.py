@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diskreplay.kernels.runs import IdRuns, after_frontier
+from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.views.arguments import described, fraction, frame_stack_argument, positive, reward_argument
-from diskreplay.views.base import EpisodeColumns, Reader
+from diskreplay.views.base import Reader
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,9 +82,15 @@ class Rollouts:
         """Rollouts have no priorities."""
         return ("rollouts",)
 
-    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
-        """Return one run an episode: all its steps, those below `frontier` left out."""
-        return after_frontier(IdRuns(episodes.first, episodes.stride, episodes.steps), frontier)
+    @property
+    def item_steps(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def starts(self) -> Starts:
+        """Every step."""
+        return Starts(last=ALL_STEPS, open_rows=1, observed=False)
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.

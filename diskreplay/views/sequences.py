@@ -4,12 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from diskreplay.kernels.runs import IdRuns, after_frontier, joined, keep
+from diskreplay.kernels.runs import MOVED_BACK, PADDED, Starts
 from diskreplay.views.arguments import bounded, described, frame_stack_argument, names, positive, switch
-from diskreplay.views.base import FINAL_OBSERVATION, OPEN, TERMINATED, EpisodeColumns, Ints, Reader
+from diskreplay.views.base import Reader
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,28 +86,15 @@ class Sequences:
         """Sequences of one length, overlap and pad share a table of priorities."""
         return ("sequences", self.length, self.overlap, self.pad)
 
-    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
-        """Return the windows' first steps, those below `frontier` left out.
+    @property
+    def item_steps(self) -> int:
+        """Those of a whole window."""
+        return self.length
 
-        One run an episode; with ``pad=False`` the windows that were moved back come as runs of their own behind.
-        """
-        is_open = (episodes.end & OPEN) != 0
-        total = sampleable_steps(episodes)
-        missing = total - self.length  # negative: steps that a full window lacks
-        # Rounded down are the full windows, rounded up all of them.
-        regular = np.where(missing >= 0, missing // self.stride + 1, 0)
-        if self.pad:
-            ended = np.where(total > 0, -(-np.maximum(missing, 0) // self.stride) + 1, 0)
-        else:
-            ended = np.where(missing < 0, np.minimum(total, 1), regular)
-        count = np.where(is_open, regular, ended)
-        found = IdRuns(episodes.first, episodes.stride * self.stride, count)
-        if not self.pad:
-            moved = ~is_open & (missing > 0) & (missing % self.stride != 0)
-            ones = np.ones_like(missing)
-            back = keep(IdRuns(episodes.first + missing * episodes.stride, episodes.stride, ones), moved)
-            found = joined([found, back])
-        return after_frontier(found, frontier)
+    @property
+    def starts(self) -> Starts:
+        """The windows' first steps; those of open episodes are full, with the observation behind them."""
+        return Starts(self.length, self.stride, PADDED if self.pad else MOVED_BACK, open_rows=self.length + 1)
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.
@@ -124,11 +108,3 @@ class Sequences:
         from diskreplay.views.sequences_reader import SequencesReader
 
         return SequencesReader(self, schema, fields)
-
-
-def sampleable_steps(episodes: EpisodeColumns) -> Ints:
-    """Return how many steps of each episode have something behind them, as in a 1-step transition."""
-    # Without a final observation the last step has nothing to bootstrap from, unless it terminated.
-    known: NDArray[np.bool_] = (episodes.end & (TERMINATED | FINAL_OBSERVATION)) != 0
-    ended = np.where(known, episodes.steps, episodes.steps - 1)
-    return np.where((episodes.end & OPEN) != 0, episodes.obs_rows - 1, ended)

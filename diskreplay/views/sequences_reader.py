@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.kernels.scan import CUT, FIRST, TERMINATED, TRUNCATED
+from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Leaf, Path
 from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
@@ -103,6 +103,10 @@ class EpisodesReader:
     @property
     def _steps(self) -> int:
         return TO_THE_END if self._view.max_length is None else self._view.max_length
+
+    def count_steps(self, snapshot: Any, ids: Ints) -> int:
+        """Return how many steps the batch of these ids has."""
+        return int(_found(snapshot, ids, self._steps, self._view).k.sum())
 
     def leaves_for(self, snapshot: Any, ids: Ints) -> Sequence[Leaf]:
         """Return the leaves of the batch of these ids, as long as its longest episode.

@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from diskreplay.kernels.runs import IdRuns, after_frontier
+from diskreplay.kernels.runs import Starts
 from diskreplay.views.arguments import described, fraction, frame_stack_argument, names, positive, reward_argument
-from diskreplay.views.base import FINAL_OBSERVATION, OPEN, TERMINATED, EpisodeColumns, Reader
+from diskreplay.views.base import Reader
 from diskreplay.views.hindsight import Hindsight
 
 
@@ -70,18 +68,17 @@ class Transitions:
         """All transitions share one table of priorities, whatever n and gamma."""
         return ("transitions",)
 
-    def runs(self, episodes: EpisodeColumns, frontier: int) -> IdRuns:
-        """Return one run an episode: the steps whose window is known, those below `frontier` left out."""
-        end, steps = episodes.end, episodes.steps
-        # Without a final observation the last step has nothing to bootstrap from, unless it terminated.
-        ended = steps - ((end & (TERMINATED | FINAL_OBSERVATION)) == 0)
+    @property
+    def item_steps(self) -> int:
+        """One: the step that a transition starts at."""
+        return 1
+
+    @property
+    def starts(self) -> Starts:
+        """Every step whose window is known."""
         if self.n_step is None or self.relabel is not None:
-            still_open = np.zeros_like(steps)
-        else:
-            reached = steps if self.next_fields else episodes.obs_rows
-            still_open = np.maximum(reached - self.n_step, 0)
-        count = np.where(end & OPEN, still_open, ended)
-        return after_frontier(IdRuns(episodes.first, episodes.stride, count), frontier)
+            return Starts()
+        return Starts(open_rows=self.n_step + 1, observed=not self.next_fields)
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, InvalidIndex
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import scan as rows
-from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
 from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
@@ -117,7 +117,7 @@ def addresses(table: LeafTable) -> tuple[Any, Ints, Ints, Ints]:
 
 def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) -> bool:
     """Map the flags that the windows of these ids may need; False where an id is none of the snapshot's."""
-    slot, position = (ids >> SEGMENT_SHIFT) - snapshot.origin, ids & WITHIN_SEGMENT
+    slot, position = (ids >> POSITION_BITS) - snapshot.origin, ids & POSITION_MASK
     if ((slot < 0) | (slot >= len(snapshot.lanes))).any() or (snapshot.lanes[slot] <= 0).any():
         return False
     row, lane = np.divmod(position, snapshot.lanes[slot])
@@ -132,8 +132,8 @@ def map_rows(snapshot: Any, leaves: Sequence[str], ids: Ints, n: int, stack: int
     """Map the rows of `done` and of leaves that windows of `n` steps may need; False where an id is no step's."""
     if not _map_flags(snapshot, snapshot.leaf("done"), ids, n, stack):
         return False
-    slot = (ids >> SEGMENT_SHIFT) - snapshot.origin
-    row, lane = np.divmod(ids & WITHIN_SEGMENT, snapshot.lanes[slot])
+    slot = (ids >> POSITION_BITS) - snapshot.origin
+    row, lane = np.divmod(ids & POSITION_MASK, snapshot.lanes[slot])
     at = snapshot.lane_base[slot] + lane
     for leaf in leaves:
         # Behind the last step there may be one more observation, and nothing of other leaves.
@@ -151,7 +151,7 @@ def refuse_evicted(snapshot: Any, ids: Ints) -> None:
 
 def refuse(snapshot: Any, step_id: int, view: Any) -> InvalidIndex:
     """Return the error that says why an id is none of the view's."""
-    slot, position = (step_id >> SEGMENT_SHIFT) - snapshot.origin, step_id & WITHIN_SEGMENT
+    slot, position = (step_id >> POSITION_BITS) - snapshot.origin, step_id & POSITION_MASK
     if step_id < 0 or slot >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
     if slot < 0 or step_id < snapshot.frontier or snapshot.lanes[slot] <= 0:

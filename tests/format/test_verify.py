@@ -206,6 +206,7 @@ def set_words(path, **words):
         "reserved",
         "changes",
         "boot",
+        "sealed",
         "unused",
     ]
     data = np.fromfile(path / "counters/c.0", "<i8")

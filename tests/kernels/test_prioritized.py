@@ -51,7 +51,7 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, l
     rng = np.random.default_rng(seed)
     store = FakeStore()
     store.add_segment(2)
-    population = Population(Transitions(2).runs)
+    population = Population(Transitions(2))
     tables: list[PriorityTable] = []
     for kind in (0, 1):
         with kernels(kind):
@@ -96,7 +96,7 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
     with kernels(kind):
         table = PriorityTable(0.5, least=True)
         for view, size in ((Transitions(1), 4725), (Transitions(None), 4725)):
-            population = Population(view.runs)
+            population = Population(view)
             population.refresh(store.snapshot())
             table.follow(population)
             assert table.tree.total == size
@@ -118,7 +118,7 @@ def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
     store.add_segment(1)
     store.open[0][0] = 100
     store.end(0, 0)
-    population = Population(Transitions(1).runs)
+    population = Population(Transitions(1))
     population.refresh(store.snapshot())
     with kernels(kind):
         table = PriorityTable(1.0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import jit
-from diskreplay.kernels.runs import SEGMENT_SHIFT, WITHIN_SEGMENT
 from diskreplay.kernels.table import KERNELS
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 from tests.views.strategies import snapshots
@@ -29,8 +29,8 @@ def call(function: Any, rows: tuple[np.ndarray, ...], table: tuple[np.ndarray, .
 
 
 def places(snapshot: Snapshot, ids: list[int]) -> tuple[np.ndarray, ...]:
-    slot = (np.array(ids, np.int64) >> SEGMENT_SHIFT) - snapshot.origin
-    row, lane = np.divmod(np.array(ids, np.int64) & WITHIN_SEGMENT, np.maximum(snapshot.lanes[slot], 1))
+    slot = (np.array(ids, np.int64) >> POSITION_BITS) - snapshot.origin
+    row, lane = np.divmod(np.array(ids, np.int64) & POSITION_MASK, np.maximum(snapshot.lanes[slot], 1))
     return slot, lane, row
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels import jit
 from diskreplay.kernels.extents import COLUMNS, HIGH, LOW
-from diskreplay.kernels.runs import SEGMENT_SHIFT, lane_keys
+from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.sumtree import FAN_OUT, SOME, TOP, tree_arrays, tree_starts
 from diskreplay.kernels.table import KERNELS
 
@@ -177,7 +178,7 @@ def extents(rng: np.random.Generator) -> tuple[int, np.ndarray, list[tuple[int, 
             for _ in range(rng.integers(0, 4)):
                 step, count = int(rng.integers(1, 3)), int(rng.integers(1, 6))
                 row += int(rng.integers(0, 3))
-                runs.append((((slot + origin) << SEGMENT_SHIFT) | (row * width + lane), width * step, count))
+                runs.append((((slot + origin) << POSITION_BITS) | (row * width + lane), width * step, count))
                 row += step * count
     return origin, lanes, [runs[i] for i in rng.permutation(len(runs))]
 
@@ -208,7 +209,7 @@ def ages(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Return runs as the kernels of recency take them: those of a lane in one group, or in two that interleave."""
     origin, lanes, runs = extents(rng)
     first, stride, count = np.array(runs, np.int64).reshape(-1, 3).T
-    segment = first >> SEGMENT_SHIFT
+    segment = first >> POSITION_BITS
     lane = 2 * (segment * 10 + first % lanes[segment - origin]) + rng.integers(0, 2, len(first))
     order = np.lexsort((first, lane))
     first, stride, count, segment, lane = (column[order] for column in (first, stride, count, segment, lane))
@@ -234,6 +235,6 @@ def test_ages_and_ids_are_each_others_inverse_in_the_order_of_ids(kind: int, see
     found, back = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
     KERNELS["newest"][kind](every, *arrays, found)
     assert found.tolist() == ids[::-1]
-    segments = np.searchsorted(np.unique(first >> SEGMENT_SHIFT), found >> SEGMENT_SHIFT)
+    segments = np.searchsorted(np.unique(first >> POSITION_BITS), found >> POSITION_BITS)
     KERNELS["count_newer"][kind](found, segments, *arrays, back)
     assert back.tolist() == every.tolist()

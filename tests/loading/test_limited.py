@@ -98,3 +98,34 @@ def test_a_limiter_needs_a_store_that_can_be_written(store: Any) -> None:
         dr.Sampler(reader, dr.Transitions(), batch_size=4, limiter=dr.RateLimiter(1.0, 1, 4))
     with pytest.raises(ValueError, match="could wait for each other"):
         dr.Sampler(store, dr.Transitions(), batch_size=400, limiter=dr.RateLimiter(1.0, 1, 4))
+
+
+@pytest.mark.parametrize(("view", "steps"), [(dr.Sequences(4, 2), 4), (dr.Episodes(), 5), (dr.Episodes(3), 3)])
+def test_windows_and_episodes_count_as_the_steps_they_have(store: Any, view: Any, steps: int) -> None:
+    with store.writer() as writer:
+        for _ in range(20):
+            for t in range(5):
+                writer.append(0.0, t, 1.0, t == 4, next_obs=0.0)
+    store.refresh()
+    limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=40, timeout=0.0)
+    sampler = dr.Sampler(store, view, batch_size=6, seed=0, limiter=limiter)
+    # inserted - drawn is kept above 1 - 40
+    batches = [sampler.sample() for _ in range(139 // (6 * steps))]
+    for _ in range(2):
+        with pytest.raises(dr.RateLimited):
+            sampler.sample()
+    found = sampler.stats()
+    assert found["steps"] == len(batches) * 6 * steps
+    assert found["replay_ratio"] == found["steps"] / 100
+    # What was refused is the next batch.
+    free = dr.Sampler(store, view, batch_size=6, seed=0)
+    assert [b.index.tolist() for b in batches] == [free.sample().index.tolist() for _ in batches]
+    following = free.sample().index.tolist()
+    if view.item_steps is None:  # the same for a batch of another size, which is drawn apart
+        with pytest.raises(dr.RateLimited):
+            sampler.sample(batch_size=9)
+        apart = free.sample(batch_size=9).index.tolist()
+        sampler._limiter = None
+        assert sampler.sample(batch_size=9).index.tolist() == apart
+    sampler._limiter = None
+    assert sampler.sample().index.tolist() == following

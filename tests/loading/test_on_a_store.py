@@ -229,3 +229,19 @@ def test_hybrid_actions_from_an_environment_to_batches(tmp_store: Path) -> None:
         first = int(window.obs[0, 0, 0])
         assert window.action["0"][0].tolist() == [int(discrete) for discrete, _ in actions[first : first + 10]]
         np.testing.assert_array_equal(window.action["1"][0], [moved for _, moved in actions[first : first + 10]])
+
+
+def test_a_path_is_opened_and_closed_with_the_sampler(tmp_store: Path) -> None:
+    schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
+    with dr.create(tmp_store, schema) as store, store.writer() as writer:
+        writer.append(0.0, 7, 1.0, True)
+    for path in (tmp_store, str(tmp_store)):
+        with dr.Sampler(path, dr.Transitions(), batch_size=2) as sampler:
+            assert sampler.sample().action.tolist() == [7, 7]
+        with pytest.raises(dr.ReplayError):
+            sampler._store.refresh()
+    with pytest.raises(dr.StoreNotFound):
+        dr.Sampler(tmp_store / "nowhere", dr.Transitions())
+    for wrong in (dr.Store, None, 3):
+        with pytest.raises(ValueError, match="^store must be a Store or its path, not "):
+            dr.Sampler(wrong, dr.Transitions())

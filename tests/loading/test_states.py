@@ -129,7 +129,7 @@ def through_torch(state: Any) -> Any:
 def map_all(store: Any) -> None:
     """Read every step: a segment that is evicted before its first use makes a sampler draw again."""
     store.refresh()
-    everything = population.Population(dr.Transitions().runs)
+    everything = population.Population(dr.Transitions())
     everything.refresh(store.snapshot)
     with dr.Sampler(store, dr.Transitions()) as sampler:
         sampler.gather(everything.take(np.arange(everything.size)))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.kernels.runs import SEGMENT_SHIFT
+from diskreplay.ids import POSITION_BITS
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.nested import flat
@@ -20,7 +20,7 @@ from diskreplay.views.base import Block, offsets
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.sequences import Sequences
 from tests.testing.support import quiet, scratch
-from tests.views.fakes import SCHEMA, Segment, Snapshot, episode
+from tests.views.fakes import SCHEMA, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots
 
 seeds = st.integers(0, 2**32 - 1)
@@ -42,8 +42,8 @@ def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
     chosen = {i for i, (_, t) in snapshot.model.items() if t == 0 and rng.random() < 0.4}
     done = snapshot.leaf("done")
     for step_id in chosen:
-        slot = (step_id >> SEGMENT_SHIFT) - snapshot.origin
-        row, lane = divmod(step_id & ((1 << SEGMENT_SHIFT) - 1), int(snapshot.lanes[slot]))
+        slot = (step_id >> POSITION_BITS) - snapshot.origin
+        row, lane = divmod(step_id & ((1 << POSITION_BITS) - 1), int(snapshot.lanes[slot]))
         shift = int(done.shift[slot])
         done.holder[done.first_chunk[slot] + (row >> shift)][lane, row & ((1 << shift) - 1), 0] |= 16
     return chosen
@@ -51,7 +51,7 @@ def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
 
 def offered(view: Any, snapshot: Snapshot) -> list[int]:
     """List the ids that the view's runs offer."""
-    runs = [view.runs(episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
+    runs = [runs_of(view, episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
     return [i + stride * j for run in runs for i, stride, count in zip(*run, strict=True) for j in range(count)]
 
 
@@ -108,7 +108,7 @@ def test_every_field_of_every_window_equals_the_reference(snapshot: Snapshot, vi
     assert batch["index"].tolist() == ids
     for item, step_id in enumerate(ids):
         of, start = windows[step_id]
-        lanes = int(snapshot.lanes[(step_id >> SEGMENT_SHIFT) - snapshot.origin])
+        lanes = int(snapshot.lanes[(step_id >> POSITION_BITS) - snapshot.origin])
         compare(batch, item, expected(view, of, start, step_id - start * lanes in continuing))
 
 
@@ -118,7 +118,7 @@ def test_windows_stay_in_their_episode_and_together_hold_every_step(snapshot: Sn
     batch = gathered(view, snapshot, ids, ("mask", "loss_mask"))
     seen: dict[str, set[int]] = {"mask": set(), "loss_mask": set()}
     for item, step_id in enumerate(ids):
-        lanes = int(snapshot.lanes[(step_id >> SEGMENT_SHIFT) - snapshot.origin])
+        lanes = int(snapshot.lanes[(step_id >> POSITION_BITS) - snapshot.origin])
         steps = np.array([step_id + j * lanes for j in range(view.length)])
         inside = [snapshot.model[i][0] for i in steps[batch["mask"][item]].tolist()]
         assert all(of is inside[0] for of in inside)
@@ -198,7 +198,7 @@ def test_windows_of_random_stores_equal_the_reference() -> None:
 
 def compare_store(store: Any, model: ModelStore, ids: dict[int, int], view: Any, seed: int) -> int:
     """Gather every window of a store once, in random order, compare it with the reference, and count them."""
-    columns = [c for episodes in (store.snapshot.log, store.snapshot.open) for c in zip(*episodes.columns, strict=True)]
+    columns = [c for episodes in (store.snapshot.log, store.snapshot.open) for c in episodes.lines.tolist()]
     continuing = {first for first, _, _, _, end in columns if end & 4}
     whole = isinstance(view, Episodes)
     windows = {}

@@ -9,7 +9,7 @@ from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.reference import transition
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.transitions import Transitions
-from tests.views.fakes import SCHEMA, Snapshot
+from tests.views.fakes import SCHEMA, Snapshot, runs_of
 from tests.views.strategies import snapshots
 
 REWARDS = (None, {"reward": 2.0, "bonus": -0.3}, {"bonus": 1.0})
@@ -80,7 +80,7 @@ def test_every_field_of_every_step_equals_the_reference_loop(
 @given(snapshots(), st.integers(1, 20) | st.none(), st.sampled_from(NEXT_FIELDS))
 def test_the_runs_are_exactly_the_steps_that_can_be_gathered(snapshot: Snapshot, n: Any, next_fields: Any) -> None:
     view = Transitions(n, next_fields=next_fields)
-    runs = [view.runs(episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
+    runs = [runs_of(view, episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
     ids = [first + stride * j for run in runs for first, stride, count in zip(*run, strict=True) for j in range(count)]
     assert sorted(ids) == sorted(snapshot.sampleable(n, bool(next_fields)))
 

@@ -80,7 +80,7 @@ def add_episodes(store: FakeStore, segment: int, episodes: list[list[int]], stil
 
 def population_of(store: FakeStore, view: Any = None) -> Population:
     view = view or Transitions()
-    population = Population(view.runs, kind=view.kind)
+    population = Population(view)
     population.refresh(store.snapshot())
     return population
 

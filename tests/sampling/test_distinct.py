@@ -14,7 +14,7 @@ from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 def population_of(lengths: list[list[int]]) -> Population:
     rng = np.random.default_rng(0)
     lanes = [[episode(FLAT_SCHEMA, steps, "terminated", True, rng) for steps in lane] for lane in lengths]
-    population = Population(Transitions().runs, kind=("transitions",))
+    population = Population(Transitions())
     population.refresh(Snapshot(FLAT_SCHEMA, [Segment(lanes)]))
     return population
 

@@ -21,10 +21,10 @@ ALPHA = 0.7
 class Model:
     """A table, and beside it what it should hold, in a dict."""
 
-    def __init__(self, runs: Any) -> None:
+    def __init__(self, view: Any) -> None:
         self.store = FakeStore()
         self.admission = Admission(lambda _, first: first % 5 != 3)
-        self.population = Population(runs, self.admission)
+        self.population = Population(view, self.admission)
         self.table = PriorityTable(ALPHA, least=True)
         self.raw: dict[int, float] = {}
         self.largest = 1.0
@@ -76,7 +76,7 @@ class Prioritizing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model(self.views[0].runs)
+        self.model = Model(self.views[0])
         self.store = self.model.store
 
     @rule(lanes=st.integers(1, 3))
@@ -112,7 +112,7 @@ class Prioritizing(RuleBasedStateMachine):
 
     @rule(view=st.integers(0, 3))
     def switch_view(self, view: int) -> None:
-        self.model.population = Population(self.views[view].runs, self.model.admission)
+        self.model.population = Population(self.views[view], self.model.admission)
 
     @rule(alpha=st.sampled_from((0.0, 0.5, 1.0)))
     def set_alpha(self, alpha: float) -> None:
@@ -147,7 +147,7 @@ class PrioritizingWindows(Prioritizing):
 @pytest.mark.parametrize("view", [Transitions(3), Sequences(length=5, overlap=3, pad=False)], ids=repr)
 def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    model = Model(view.runs)
+    model = Model(view)
     store = model.store
     store.add_segment(3)
     for _ in range(200):
@@ -176,7 +176,7 @@ def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
 
 
 def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
-    model = Model(Transitions(1).runs)
+    model = Model(Transitions(1))
     for segment in range(2):
         model.store.add_segment(1)
         for _ in range(6):

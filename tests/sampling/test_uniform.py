@@ -1,23 +1,28 @@
 """Uniform draws are uniform, by themselves and shared among ranks."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 import diskreplay as dr
+from diskreplay.ids import POSITION_MASK
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.share import belongs, draw_share
 from diskreplay.sampling.uniform import Uniform
+from diskreplay.views.episodes import Episodes
+from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
+from tests.sampling.growing import everything, grown, population_of as growing_population
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 
 
 def population_of(lengths: list[list[int]]) -> Population:
     rng = np.random.default_rng(0)
     lanes = [[episode(FLAT_SCHEMA, steps, "terminated", True, rng) for steps in lane] for lane in lengths]
-    population = Population(Transitions().runs)
+    population = Population(Transitions())
     population.refresh(Snapshot(FLAT_SCHEMA, [Segment(lanes)]))
     return population
 
@@ -60,5 +65,33 @@ def test_a_rank_without_any_id_is_not_enough_data() -> None:
 
 def test_a_rank_with_one_id_of_many_gets_it() -> None:
     population = population_of([[200]])
-    draw = draw_share(Uniform(), population, 3, np.random.default_rng(0), 150, 200)
-    assert len(set(draw.ids.tolist())) == 1
+    every = everything(population)
+    for rank in range(2000):
+        mine = every[belongs(every, rank, 2000)].tolist()
+        if mine:
+            draw = draw_share(Uniform(), population, 3, np.random.default_rng(0), rank, 2000)
+            assert set(draw.ids.tolist()) <= set(mine)
+            break
+
+
+@pytest.mark.parametrize("view", [Transitions(), Sequences(80, 40), Sequences(5, 4), Episodes()], ids=str)
+@pytest.mark.parametrize(("lanes", "world_size"), [(1, 8), (8, 8), (6, 4)])
+def test_shares_are_as_even_as_a_hash_makes_them_and_each_rank_sees_each_lane(
+    view: Any, lanes: int, world_size: int
+) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 400, (lanes, 2400 // lanes)).tolist()
+    population = growing_population(grown(lanes, lengths), view)
+    every = np.sort(population.take(np.arange(population.size)))
+    rank_of = np.argmax([belongs(every, rank, world_size) for rank in range(world_size)], axis=0)
+    counts = np.bincount(rank_of, minlength=world_size)
+    assert counts.sum() == len(every)
+    assert stats.chisquare(counts).pvalue > 0.001
+    by_lane = np.zeros((world_size, lanes))
+    np.add.at(by_lane, (rank_of, (every & POSITION_MASK) % lanes), 1)
+    assert (by_lane > 0).all()
+
+
+def test_an_id_stays_in_its_share_while_the_store_grows() -> None:
+    ids = np.arange(1000)
+    assert (belongs(ids, 1, 3) == belongs(np.arange(2000), 1, 3)[:1000]).all()

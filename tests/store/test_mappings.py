@@ -117,7 +117,6 @@ def test_a_mapping_that_the_system_refuses_replaces_idle_ones_or_is_an_error_tha
         store = dr.create(tmp_path / name, schema, chunk_bytes=64 << 20, segment_steps=64)
         with store, store.writer() as writer:
             for episode in range(2):
-                for _ in range(16):  # a chunk
-                    writer.append(np.full(1 << 20, episode, np.uint8), 0, 0.0, False)
-                writer.end_episode()
+                for t in range(16):  # a chunk
+                    writer.append(np.full(1 << 20, episode, np.uint8), 0, 0.0, t == 15)
     assert run_python(REFUSED, tmp_path / "a", tmp_path / "b") == ""

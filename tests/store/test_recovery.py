@@ -412,7 +412,7 @@ def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
         for i in range(3):
             append_numbered(writer, range(10 * i, 10 * i + 5))
         with monkeypatch.context() as patch:
-            patch.setattr(index_module, "scan", lambda *a: (_ for _ in ()).throw(Interrupt))
+            patch.setattr(index_module.EpisodeLog, "take", lambda *a: (_ for _ in ()).throw(Interrupt))
             with pytest.raises(Interrupt):
                 reader.refresh()
         reader.refresh()
@@ -438,3 +438,20 @@ def test_a_reader_lets_go_of_every_chunk_of_an_evicted_segment(tmp_store):
         with open("/proc/self/maps") as maps:
             deleted = sum(str(tmp_store) in line and "deleted" in line for line in maps)
         assert deleted == 0
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_reader_learns_that_a_segment_was_sealed(store, monkeypatch, is_counted):
+    if not is_counted:  # whoever sealed it died before that
+        monkeypatch.setattr(store._sealer, "_after", lambda: None)
+    writer = store.writer()
+    with dr.open(store.path) as reader:
+        append_numbered(writer, range(5), end="open")
+        reader.refresh()
+        assert reader.episodes[0].ended == "open"
+        writer.close()
+        if not is_counted:
+            assert reader.refresh() == 0
+            monkeypatch.setattr(index_module.time, "monotonic", lambda: float("inf"))
+        reader.refresh()
+        assert reader.episodes[0].ended == "cut"

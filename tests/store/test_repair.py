@@ -335,14 +335,15 @@ def test_a_flipped_bit_of_a_counter_is_put_right(store_path, word):
         mended = words(store_path)
         # Of what only limiters use a small error cannot be told from a writer's death: the larger count is taken.
         # A horizon may be lower than it was, which keeps more. Numbers that are reserved in vain are only unused, and
-        # a change too many has readers look once more.
-        exact = [i for i in range(16) if i not in (2, 3, 6, 7, 8)]
+        # a change or a sealed segment too many has readers look once more.
+        exact = [i for i in range(16) if i not in (2, 3, 6, 7, 8, 9)]
         assert [mended[i] for i in exact] == [good[i] for i in exact]
         assert mended[2] <= good[2]
         assert mended[3] >= good[3]
         assert mended[3] - good[3] <= 1 << 35
         assert 0 <= mended[6] - good[6] <= 64
         assert 0 <= mended[7] - good[7] <= 1
+        assert mended[9] - good[9] <= 1
         assert mended[8] in (good[8], 0)
         assert serials(store_path) == list(range(30))
 

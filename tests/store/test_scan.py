@@ -7,7 +7,8 @@ from hypothesis import given, settings, strategies as st
 import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import DONE
-from diskreplay.store.scan import CONTINUES, Gaps, Stretch, scan
+from diskreplay.ids import CONTINUES
+from diskreplay.store.scan import Gaps, Stretch, scan
 from tests.testing.support import serial_schema
 
 TERMINATED, TRUNCATED, FIRST, OBSERVATION, CUT, MARKER, VALUES = 1, 2, 4, 8, 16, 32, 64
@@ -69,8 +70,7 @@ def test_a_scan_finds_what_was_written(case):
     flags, where, ended, opened = case
     found = scan(flags, where)
 
-    assert list(zip(*(column.tolist() for column in found.ended.columns), strict=True)) == ended
-    assert [column.dtype for column in found.ended.columns] == [np.dtype("int64")] * 4 + [np.dtype("uint8")]
+    assert list(map(tuple, found.ended.lines.tolist())) == ended
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
 
 
@@ -99,7 +99,7 @@ def test_rows_without_a_flag_may_be_left_out(case):
     assert rows.sum() + gaps.rows.sum() == len(flags)
     found = scan(kept, where._replace(rows=rows), gaps)
 
-    assert list(zip(*(column.tolist() for column in found.ended.columns), strict=True)) == ended
+    assert list(map(tuple, found.ended.lines.tolist())) == ended
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
 
 

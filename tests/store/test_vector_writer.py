@@ -271,3 +271,13 @@ def test_an_end_with_the_observation_that_is_known_does_not_warn(rolling):
         rolling.refresh()
 
         assert [len(episode.obs) for episode in rolling.episodes if episode.lane == 0] == [2]
+
+
+@pytest.mark.parametrize("lanes", [7, 8, 16])
+def test_a_segment_with_one_row_a_lane_opens(tmp_store, lanes):
+    schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
+    with dr.create(tmp_store, schema) as store, store.writer(lanes) as writer:
+        zeros = np.zeros(lanes)
+        writer.append(zeros, zeros.astype(int), zeros, np.ones(lanes, bool), zeros.astype(bool))
+    with dr.open(tmp_store) as store:
+        assert len(store) == lanes

@@ -138,6 +138,30 @@ def test_end_episode_takes_a_final_observation_and_values(store):
         assert episode["seed"] == 7
 
 
+def test_readers_see_at_once_that_an_episode_was_ended_without_a_final_observation(store):
+    with store.writer() as writer:
+        for i in range(3):
+            writer.append(obs(i), 0, 1.0, False, serial=i)
+        writer.end_episode()
+        store.refresh()
+        (episode,) = store.episodes
+        assert (episode.cut, episode.truncated, len(episode), len(episode.obs)) == (True, True, 3, 3)
+        append_numbered(writer, range(3, 5))
+        store.refresh()
+        assert lengths(store) == [3, 2]
+    assert store.verify(deep=True) == []
+
+
+def test_a_whole_episode_ends_the_open_one_at_once_though_it_goes_to_another_segment(tmp_path):
+    with dr.create(tmp_path / "store", serial_schema(), segment_steps="episode") as store, store.writer() as writer:
+        for i in range(3):
+            writer.append(obs(i), 0, 1.0, False, serial=i)
+        arrays = np.zeros((2, 3), np.float32), np.zeros(2, np.int64), np.ones(2, np.float32)
+        writer.append_episode(*arrays, terminated=True, serial=np.arange(3, 5))
+        store.refresh()
+        assert [(len(episode), episode.cut) for episode in store.episodes] == [(3, True), (2, False)]
+
+
 def test_end_episode_takes_values_without_a_final_observation(store):
     with store.writer() as writer:
         writer.append(obs(0), 0, 1.0, False, serial=0)

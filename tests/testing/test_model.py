@@ -141,16 +141,14 @@ def test_end_episode_keeps_the_newest_observation_as_final_one():
     assert episode.cut
 
 
-def test_an_end_of_which_nothing_is_known_is_seen_when_something_follows_or_at_close():
+def test_an_end_of_which_nothing_is_known_is_seen_at_once():
     lane = lane_of(1.0, 2.0, next_obs=False)
     lane.end_episode()
     (first,) = lane.episodes
-    assert (first.ended, lane.open) == (False, None)
+    assert (first.ended, first.cut, first.truncated, lane.open) == (True, True, True, None)
     lane.append([0.0], 0, 0.0, False)
-    lane.end_episode()
     _, second = lane.episodes
-
-    assert (first.ended, first.cut, first.truncated, second.ended) == (True, True, True, False)
+    assert not second.ended
     lane.close()
     assert second.cut
 

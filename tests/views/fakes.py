@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
+from diskreplay.ids import EpisodeTable
+from diskreplay.kernels.runs import IdRuns, starting_runs
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 
 SCHEMA = dr.Schema(
@@ -29,20 +31,18 @@ class Segment:
     chunk_rows: int = 4
 
 
-@dataclass
 class Columns:
     """Episodes as a snapshot offers them."""
 
-    first: np.ndarray
-    stride: np.ndarray
-    steps: np.ndarray
-    obs_rows: np.ndarray
-    end: np.ndarray
+    @staticmethod
+    def of(rows: Sequence[tuple[int, int, int, int, int]]) -> EpisodeTable:
+        return EpisodeTable(np.array(rows, np.int64).reshape(-1, 5))
 
-    @classmethod
-    def of(cls, rows: Sequence[tuple[int, int, int, int, int]]) -> Columns:
-        table = np.array(rows, np.int64).reshape(-1, 5).T
-        return cls(*(np.ascontiguousarray(column) for column in table[:4]), table[4].astype(np.uint8))
+
+def runs_of(view: Any, episodes: EpisodeTable, frontier: int) -> IdRuns:
+    """Return the ids at which the view's samples of these episodes start."""
+    starts = view.starts
+    return starting_runs(starts._replace(since=max(starts.since, frontier)), episodes)
 
 
 class Table:
@@ -187,6 +187,9 @@ class Store:
     @property
     def schema(self) -> dr.Schema:
         return self.snapshot.schema
+
+    def follow_compiled(self) -> None:
+        """There is nothing to follow."""
 
     def refresh(self) -> int:
         if self.coming:

@@ -21,7 +21,7 @@ from diskreplay.testing.model import ModelEpisode
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.hindsight import Hindsight
 from diskreplay.views.transitions import Transitions
-from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
+from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots
 
 GOAL = dr.Field((2,), "float32")
@@ -130,7 +130,11 @@ def test_without_a_seed_and_with_ratio_0_a_batch_is_what_is_stored(
 def test_the_steps_of_ended_episodes_are_offered_and_no_others(snapshot: Snapshot, n: Any, whole: bool) -> None:
     view = Transitions(n, next_fields=("action",) if whole else (), relabel=Hindsight(reward_fn=distance))
     want = snapshot.sampleable(None)
-    offered = [run for columns in (snapshot.log, snapshot.open) for run in zip(*view.runs(columns, snapshot.frontier))]  # noqa: B905
+    offered = [
+        run
+        for table in (snapshot.log, snapshot.open)
+        for run in zip(*runs_of(view, table, snapshot.frontier), strict=True)
+    ]
     ids = [int(first + j * stride) for first, stride, count in offered for j in range(count)]
     assert sorted(ids) == sorted(want)
     reader = view.reader(SCHEMA)

@@ -13,7 +13,7 @@ from diskreplay.kernels.table import chosen
 from diskreplay.views import windows
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.pages import NO_PAGES, _merged
-from tests.views.fakes import SCHEMA, Snapshot
+from tests.views.fakes import SCHEMA, Snapshot, runs_of
 from tests.views.strategies import snapshots
 
 VIEWS = (
@@ -73,7 +73,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, id
 @given(drawn=snapshots(), data=st.data())
 def test_a_views_pages_are_those_of_the_rows_it_copies(view: Any, drawn: Snapshot, data: Any) -> None:
     snapshot = drawn
-    runs = view.runs(snapshot.log, snapshot.frontier)
+    runs = runs_of(view, snapshot.log, snapshot.frontier)
     offered = [int(f + s * i) for f, s, c in zip(runs.first, runs.stride, runs.count, strict=True) for i in range(c)]
     if not offered:
         return

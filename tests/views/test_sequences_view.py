@@ -16,7 +16,7 @@ from diskreplay.views.episodes import Episodes
 from diskreplay.views.halves import in_halves
 from diskreplay.views.sequences import Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
-from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode
+from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots
 
 SERIAL_SCHEMA = dr.Schema(
@@ -207,7 +207,7 @@ def test_filling_refuses_an_id_that_is_no_step() -> None:
 
 def starts(view: Any, steps: int, obs_rows: int, end: int) -> list[int]:
     first, count, stride = 1 << 35, 3, 5
-    runs = view.runs(Columns.of([(first + count, stride, steps, obs_rows, end)]), 0)
+    runs = runs_of(view, Columns.of([(first + count, stride, steps, obs_rows, end)]), 0)
     ids = [i + s * j for i, s, n in zip(*runs, strict=True) for j in range(n)]
     assert all((i - first - count) % stride == 0 for i in ids)
     return [(i - first - count) // stride for i in ids]

@@ -1,0 +1,102 @@
+"""Flags of rows, and how ids are made of them: the numbers that the format, the kernels and the views share.
+
+An id is ``segment << POSITION_BITS | position``, and the position is ``row * lanes + lane`` of a segment with so many
+lanes. `done` has a byte of flags for each row; docs/format.md says what each means.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+POSITION_BITS = 35
+POSITION_MASK = (1 << POSITION_BITS) - 1
+
+# Bits of one row of `done` (CF flags).
+TERMINATED = 1
+TRUNCATED = 2
+FIRST = 4
+OBSERVATION_ONLY = 8
+CUT = 16
+END_MARKER = 32
+EPISODE_VALUES = 64
+KNOWN_FLAGS = 127
+NO_STEP = OBSERVATION_ONLY | END_MARKER
+
+# Bits of how an episode ends, beside TERMINATED, TRUNCATED, OBSERVATION_ONLY (the final observation is there), CUT and
+# EPISODE_VALUES: it continues one that was cut for its length; it has not ended.
+CONTINUES = FIRST
+OPEN = 128
+
+# Columns of an `EpisodeTable`.
+FIRST_ID, STRIDE, STEPS, OBS_ROWS, END = range(5)
+EPISODE_COLUMNS = 5
+
+
+class EpisodeTable:
+    """Episodes, a line each: (n, 5) int64.
+
+    ``first`` is the id of the first step and ``stride`` the distance of the ids of two successive ones, ``steps`` and
+    ``obs_rows`` count steps and the observations that exist, ``end`` holds bits. These are views of ``lines``.
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: Ints) -> None:
+        self.lines = lines
+
+    @classmethod
+    def of(cls, *columns: Any) -> "EpisodeTable":
+        """Return the episodes of five columns, in the order above."""
+        lines = np.empty((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
+        for number, column in enumerate(columns):
+            lines[:, number] = column
+        return cls(lines)
+
+    @classmethod
+    def concatenate(cls, parts: "Sequence[EpisodeTable]") -> "EpisodeTable":
+        """Return all episodes of several tables."""
+        return cls(np.concatenate([np.zeros((0, EPISODE_COLUMNS), np.int64), *(part.lines for part in parts)]))
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self.lines)
+
+    def select(self, which: Any) -> "EpisodeTable":
+        """Return the episodes at ``which``: a slice, a mask or positions."""
+        return EpisodeTable(self.lines[which])
+
+    @property
+    def first(self) -> Ints:
+        """The ids of the first steps."""
+        return self.lines[:, FIRST_ID]
+
+    @property
+    def stride(self) -> Ints:
+        """The distances of the ids of two successive steps."""
+        return self.lines[:, STRIDE]
+
+    @property
+    def steps(self) -> Ints:
+        """How many steps there are."""
+        return self.lines[:, STEPS]
+
+    @property
+    def obs_rows(self) -> Ints:
+        """How many observations there are."""
+        return self.lines[:, OBS_ROWS]
+
+    @property
+    def end(self) -> Ints:
+        """Bits that say how each ended."""
+        return self.lines[:, END]
+
+
+def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64-bit hashes of numbers, one for each: the finalizer of splitmix64 (Steele et al. 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,173 @@
+"""Follow lanes that grow: from counters in memory and new flags to ended episodes and the open one of each lane.
+
+A writer stores `observed` and `committed` of a lane behind the rows that they show, and so they are read in that order
+here. All that is new of a lane is looked at once, one byte a row.
+"""
+
+import numpy as np
+
+from diskreplay.ids import (
+    CONTINUES,
+    CUT,
+    END,
+    EPISODE_VALUES,
+    FIRST,
+    FIRST_ID,
+    KNOWN_FLAGS,
+    NO_STEP,
+    OBS_ROWS,
+    OBSERVATION_ONLY,
+    OPEN,
+    POSITION_BITS,
+    STEPS,
+    STRIDE,
+    TRUNCATED,
+)
+from diskreplay.kernels import jit
+from diskreplay.kernels.following import (
+    BEHIND_LAST,
+    CHANGED,
+    CHECKED,
+    COMMITTED,
+    COMMITTED_AT,
+    DAMAGED,
+    DONE,
+    ENDED,
+    ENDS,
+    FULL,
+    LANE,
+    LANES,
+    LAST_STEP,
+    LEFT,
+    OBSERVED,
+    OBSERVED_AT,
+    OPEN_END,
+    OPEN_START,
+    OPEN_STEPS,
+    OPENED,
+    PLACE,
+    SLOT,
+    UNCHECKED,
+    Ints,
+    follow_plain as follow_plain,
+)
+from diskreplay.kernels.scan import WORD
+
+if jit.COMPILED:
+    from diskreplay.kernels.jit import load_byte, load_int, load_shared
+
+
+@jit.kernel("none", "out_ints2", "out_ints", "int", "int", "int", "int", "int", "int", inner=True)
+def _emit(ended: Ints, found: Ints, segment: int, width: int, start: int, steps: int, final: int, end: int) -> None:
+    """Write an ended episode; one that nothing ended was cut by its writer."""
+    if end & ENDS == 0:
+        end |= TRUNCATED | CUT
+    at = found[ENDED]
+    ended[at, FIRST_ID] = segment + start * width
+    ended[at, STRIDE] = width
+    ended[at, STEPS] = steps
+    ended[at, OBS_ROWS] = steps + final
+    ended[at, END] = end
+    found[ENDED] = at + 1
+
+
+@jit.kernel(
+    "int", "int", "ints2", "ints", "ints", "ints", "int", "out_ints2", "out_ints2", "out_ints",
+    inner=True, inlined=True,
+)  # fmt: skip
+def _follow_lane(
+    which: int, growing: Ints, first_chunk: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints,
+    found: Ints,
+) -> int:  # fmt: skip
+    """Take in what one lane has published."""
+    # Unsigned indices, because numba tests a signed one for being negative.
+    column = np.uint64(which)
+    at, slot, lane = np.uint64(growing[PLACE, column]), np.uint64(growing[SLOT, column]), growing[LANE, column]
+    observed = load_shared(growing[OBSERVED_AT, column])
+    stop = load_shared(growing[COMMITTED_AT, column])
+    row = lanes[COMMITTED, at]
+    if stop < row or observed > stop + 1:
+        return DAMAGED
+    observed = max(observed, stop)
+    if stop > row:
+        if stop > growing[CHECKED, column]:
+            return UNCHECKED
+        if found[ENDED] + stop - row >= ended.shape[0]:
+            return FULL
+        width, bits, chunks = growing[LANES, column], shift[slot], first_chunk[slot]
+        for chunk in range(row >> bits, ((stop - 1) >> bits) + 1):
+            if chunks + chunk >= bases.size or bases[np.uint64(chunks + chunk)] == 0:
+                return UNCHECKED
+        segment, mask = ((np.int64(slot) + origin) << POSITION_BITS) + lane, (1 << bits) - 1
+        start, before = lanes[OPEN_START, at], lanes[OPEN_END, at] & CONTINUES
+        previous = lanes[OPEN_END, at] & EPISODE_VALUES  # of the flags of the row before
+        while row < stop:
+            address = bases[np.uint64(chunks + (row >> bits))] + (lane << bits) + (row & mask)
+            inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD and (row & mask) + WORD <= mask + 1
+            if inside and load_int(address) == 0:  # the middle of an episode
+                row, previous = row + WORD, 0
+                continue
+            flags = np.int64(load_byte(address))
+            if flags & ~KNOWN_FLAGS:
+                return DAMAGED
+            if start >= 0 and flags & NO_STEP:
+                end = previous & LAST_STEP | flags & BEHIND_LAST | before
+                final = 1 if flags & OBSERVATION_ONLY else 0
+                _emit(ended, found, segment, width, start, row - start, final, end)
+                start = -1
+            else:
+                if start >= 0 and (flags & FIRST or previous & ENDS):
+                    _emit(ended, found, segment, width, start, row - start, 0, previous & LAST_STEP | before)
+                    start = -1
+                if start < 0:
+                    if flags & (FIRST | NO_STEP) != FIRST:
+                        return DAMAGED
+                    start, before = row, CONTINUES if flags & CUT else 0
+                previous = flags
+            row += 1
+        if start >= 0 and previous & ENDS:
+            _emit(ended, found, segment, width, start, stop - start, 0, previous & LAST_STEP | before)
+            start = -1
+        lanes[OPEN_START, at], lanes[OPEN_END, at] = start, OPEN
+        if start >= 0:
+            lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
+    elif observed == lanes[OBSERVED, at]:
+        return DONE
+    lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
+    return DONE
+
+
+@jit.kernel(
+    "int", "ints2", "ints", "ints", "ints", "int", "out_ints2", "out_ints2", "out_ints2", "out_ints"
+)  # fmt: skip
+def follow(
+    growing: Ints, first_chunk: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints,
+    found: Ints,
+) -> int:  # fmt: skip
+    """Take in what lanes have published, from column found[LEFT] of `growing` down; see `DONE` for the result.
+
+    `first_chunk`, `shift` and `bases` are those of the table of `done`. The last lanes come first: where a lane has
+    moved on to a newer segment, what it left is read after it left. Ended episodes go to `ended`, from line
+    found[ENDED] on, and when all is done and something has changed, the open ones to `opened`.
+    """
+    for which in range(found[LEFT], -1, -1):
+        status = _follow_lane(which, growing, first_chunk, shift, bases, origin, lanes, ended, found)
+        if status != DONE:
+            found[LEFT] = which
+            return status
+    found[LEFT] = -1
+    if found[CHANGED]:
+        count, total = 0, 0
+        for which in range(growing.shape[1]):
+            at, width = growing[PLACE, which], growing[LANES, which]
+            start = lanes[OPEN_START, at]
+            steps = lanes[COMMITTED, at] - start
+            if start < 0 or steps <= 0:
+                continue
+            segment = ((growing[SLOT, which] + origin) << POSITION_BITS) + growing[LANE, which]
+            opened[count, FIRST_ID], opened[count, STRIDE], opened[count, STEPS] = segment + start * width, width, steps
+            opened[count, OBS_ROWS] = lanes[OBSERVED, at] - start
+            opened[count, END] = lanes[OPEN_END, at] & ~EPISODE_VALUES
+            count, total = count + 1, total + steps
+        found[OPENED], found[OPEN_STEPS] = count, total
+    return DONE

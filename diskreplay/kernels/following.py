@@ -1,0 +1,151 @@
+"""How lanes that grow are followed: the tables of `follow`, and its plain twin, which a store uses without numba."""
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import (
+    CONTINUES,
+    CUT,
+    EPISODE_VALUES,
+    FIRST,
+    KNOWN_FLAGS,
+    NO_STEP,
+    OBSERVATION_ONLY,
+    OPEN,
+    POSITION_BITS,
+    STEPS,
+    TERMINATED,
+    TRUNCATED,
+)
+
+Ints = NDArray[np.int64]
+
+# Rows of `growing`, one column a lane that may grow: its place among all lanes, segment, lane, and lanes of the
+# segment; the addresses of its two counters; up to which row its chunks were found whole.
+PLACE, SLOT, LANE, LANES, OBSERVED_AT, COMMITTED_AT, CHECKED = range(7)
+GROWING_ROWS = 7
+
+# Rows of `lanes`, one column a lane: rows that are complete, and those whose observation is there; the first row of the
+# open episode or -1, and the bits of its end so far.
+COMMITTED, OBSERVED, OPEN_START, OPEN_END = range(4)
+LANE_ROWS = 4
+
+# What `found` holds: how many lines of `ended` are filled, whether anything changed, the open episodes, their steps,
+# and, where a lane has to be attended to, its column in `growing`.
+ENDED, CHANGED, OPENED, OPEN_STEPS, LEFT = range(5)
+FOUND = 5
+
+DONE, UNCHECKED, DAMAGED, FULL = range(4)
+"""What `follow` returns: all is followed; lane LEFT has rows that were not checked or mapped yet; it is damaged; its
+new rows may have more episodes than `ended` has room for. Of that lane nothing was taken in."""
+
+ENDS = TERMINATED | TRUNCATED
+# What an episode's last step, and the row behind it that is none, say of its end.
+LAST_STEP = ENDS | EPISODE_VALUES
+BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES
+
+
+def follow_plain(
+    growing: Ints, first_chunk: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints,
+    found: Ints,
+) -> int:  # fmt: skip
+    """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
+    for which in range(int(found[LEFT]), -1, -1):
+        column = growing[:, which].tolist()
+        observed, stop = (ctypes.c_int64.from_address(column[at]).value for at in (OBSERVED_AT, COMMITTED_AT))
+        row, seen, start, so_far = lanes[:, column[PLACE]].tolist()
+        found[LEFT] = which
+        if stop < row or observed > stop + 1:
+            return DAMAGED
+        observed = max(observed, stop)
+        if stop > row:
+            if stop > column[CHECKED]:
+                return UNCHECKED
+            if found[ENDED] + stop - row >= ended.shape[0]:
+                return FULL
+            flags = _new_flags(column, row, stop, first_chunk, shift, bases)
+            if flags is None:
+                return UNCHECKED
+            episodes = _split(flags, row, start, so_far)
+            if episodes is None:
+                return DAMAGED
+            *over, (start, so_far) = episodes
+            base = ((column[SLOT] + origin) << POSITION_BITS) + column[LANE]
+            for first, steps, final, end in over:
+                ended[found[ENDED]] = base + first * column[LANES], column[LANES], steps, steps + final, end
+                found[ENDED] += 1
+        elif observed == seen:
+            continue
+        lanes[:, column[PLACE]] = stop, observed, start, so_far
+        found[CHANGED] = 1
+    found[LEFT] = -1
+    if found[CHANGED]:
+        place, slot, lane, width = growing[[PLACE, SLOT, LANE, LANES]]
+        committed, observed, start, end = lanes[:, place]
+        some = (start >= 0) & (committed > start)
+        first = ((slot + origin) << POSITION_BITS) + lane + start * width
+        count = found[OPENED] = np.count_nonzero(some)
+        columns = first, width, committed - start, observed - start, end & ~EPISODE_VALUES
+        opened[:count] = np.stack(columns, axis=1)[some]
+        found[OPEN_STEPS] = opened[:count, STEPS].sum()
+    return DONE
+
+
+def _new_flags(
+    column: list[int], row: int, stop: int, first_chunk: Ints, shift: Ints, bases: Ints
+) -> NDArray[np.uint8] | None:
+    """Return the flags of rows of a lane, None where they are not mapped."""
+    parts, bits = [], int(shift[column[SLOT]])
+    while row < stop:
+        chunk, inside = first_chunk[column[SLOT]] + (row >> bits), row & ((1 << bits) - 1)
+        if chunk >= len(bases) or bases[chunk] == 0:
+            return None
+        count = min((1 << bits) - inside, stop - row)
+        parts.append(ctypes.string_at(int(bases[chunk]) + (column[LANE] << bits) + inside, count))
+        row += count
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
+    """Return start, steps, final observations and end of each ended episode, and start and end of the open one.
+
+    ``row`` is that of the first flags; None: they are no sequence of episodes.
+    """
+    over: list[tuple[int, ...]] = []
+    previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES
+
+    def end_at(stop: int, end: int, final: int = 0) -> None:
+        cut = 0 if end & ENDS else TRUNCATED | CUT
+        over.append((start, stop - start, final, end | cut | before))
+
+    if start < 0 and not flags[0] & FIRST:
+        return None
+    last = -1
+    for at in np.flatnonzero(flags).tolist():
+        here = int(flags[at])
+        if here & ~KNOWN_FLAGS:
+            return None
+        step = previous if at == last + 1 else 0  # the flags of the row before
+        if start >= 0 and here & NO_STEP:
+            end_at(row + at, step & LAST_STEP | here & BEHIND_LAST, int(here & OBSERVATION_ONLY != 0))
+            start = -1
+        else:
+            if start >= 0 and (here & FIRST or step & ENDS):
+                end_at(row + at, step & LAST_STEP)
+                start = -1
+            if start < 0:
+                if here & (FIRST | NO_STEP) != FIRST:
+                    return None
+                start, before = row + at, CONTINUES if here & CUT else 0
+        if start < 0 or here & ENDS:
+            behind = flags[at + 1 : at + 2]
+            if len(behind) and not behind[0] & (FIRST if start < 0 else FIRST | NO_STEP):
+                return None
+        last, previous = at, here
+    step = previous if last == len(flags) - 1 else 0
+    if start >= 0 and step & ENDS:
+        end_at(row + len(flags), step & LAST_STEP)
+        start = -1
+    return [*over, (start, OPEN | before | step & EPISODE_VALUES if start >= 0 else OPEN)]

@@ -1,0 +1,153 @@
+"""Segments that may still grow: their counters, and what of their lanes was followed."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.root import Root
+from diskreplay.format.segment import read_segment
+from diskreplay.format.trust import map_trusted
+from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable
+from diskreplay.kernels import following as rows
+from diskreplay.kernels.table import Kernel
+from diskreplay.store.tables import LeafTable
+
+# New rows of a lane from which on they are read as those of a sealed segment are.
+MANY_ROWS = 4096
+
+
+class LiveSegment:
+    """The counters of a segment that may still grow. Used by one thread.
+
+    ``folder`` is the inode of its folder: another one means that repair has replaced the segment.
+    """
+
+    def __init__(self, root: Root, number: int) -> None:
+        self.metadata = str(root.segment_path(number) / layout.METADATA)
+        self.folder = os.stat(root.segment_path(number)).st_ino
+        # Before the document is read: one that replaces it meanwhile is then seen as news.
+        self.inode = os.stat(self.metadata).st_ino
+        self.info, self.checked_rows = read_segment(root, number), 0
+        self.observed, self.committed = map_trusted(root, self.info)
+
+    def read(self, before: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""
+        # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
+        observed = self.observed.copy()
+        committed = self.committed.copy()
+        lanes = len(committed)
+        if (
+            (committed < before).any()
+            or (observed > committed + 1).any()
+            or int(committed.max()) > layout.POSITION_MASK // lanes
+        ):
+            raise FormatError(f"{self.info.path}: committed or observed is damaged; restore the segment")
+        return committed, np.maximum(observed, committed)
+
+    def may_be_sealed(self) -> bool:
+        """Whether the attributes were replaced (or are gone)."""
+        try:
+            inode = os.stat(self.metadata).st_ino
+        except FileNotFoundError:
+            return True
+        changed, self.inode = inode != self.inode, inode
+        return changed
+
+
+class LiveLanes:
+    """The lanes of segments that may still grow, and how they are followed. Used by one thread.
+
+    Attributes
+    ----------
+    segments : dict of int to LiveSegment
+        By slot; `list` is called when it has changed.
+    kernel : callable
+        `kernels.follow`, or its plain twin.
+    open : EpisodeTable
+        The open episodes of all lanes.
+    open_steps : int
+        Their steps.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.segments: dict[int, LiveSegment] = {}
+        self.kernel = kernel
+        self.open = EpisodeTable.concatenate([])
+        self.open_steps = 0
+        self._found = np.zeros(rows.FOUND, np.int64)
+        self._growing = np.zeros((rows.GROWING_ROWS, 0), np.int64)
+
+    def list(self, lane_base: NDArray[np.int64]) -> None:
+        """Make the table of lanes; ``lane_base`` tells by slot where they are among the lanes of all segments."""
+        columns = [np.zeros((rows.GROWING_ROWS, 0), np.int64)]
+        for slot in sorted(self.segments):
+            live = self.segments[slot]
+            lanes = len(live.info.lanes)
+            column = np.empty((rows.GROWING_ROWS, lanes), np.int64)
+            lane = column[rows.LANE] = np.arange(lanes)
+            column[rows.PLACE] = lane_base[slot] + lane
+            column[rows.SLOT], column[rows.LANES], column[rows.CHECKED] = slot, lanes, live.checked_rows
+            column[rows.OBSERVED_AT] = live.observed.ctypes.data + 8 * lane
+            column[rows.COMMITTED_AT] = live.committed.ctypes.data + 8 * lane
+            columns.append(column)
+        self._growing = np.concatenate(columns, axis=1)
+
+    def set_checked(self, slot: int, checked: int) -> None:
+        """Note up to which row all chunks of a segment were found whole."""
+        self.segments[slot].checked_rows = checked
+        self._growing[rows.CHECKED, self._growing[rows.SLOT] == slot] = checked
+
+    def follow(
+        self,
+        done: Callable[[], LeafTable],
+        origin: int,
+        lanes: NDArray[np.int64],
+        changed: bool,
+        room: Callable[[int], NDArray[np.int64]],
+        take: Callable[[int], None],
+        attend: Callable[[int, bool], bool],
+    ) -> bool:
+        """Take in what lanes have published; tell whether that, or what came before, was anything.
+
+        Parameters
+        ----------
+        done : callable
+            Returns the table of flags.
+        origin : int
+            The number of the first slot's segment.
+        lanes : (4, n) int64
+            What is known of all lanes; see `kernels.following`.
+        changed : bool
+            Whether something else has changed.
+        room : callable
+            Returns so many lines at least for episodes that end.
+        take : callable
+            Is told how many of these are filled.
+        attend : callable
+            Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns
+            whether something has changed by that.
+        """
+        found = self._found
+        found[:] = 0
+        found[rows.CHANGED] = changed
+        while True:
+            growing, table, ended = self._growing, done(), room(2 * MANY_ROWS)
+            found[rows.LEFT] = growing.shape[1] - 1
+            opened = np.empty((growing.shape[1], EPISODE_COLUMNS), np.int64)
+            _held = table.holder  # before the addresses that it keeps mapped
+            bases = table.bases
+            status = self.kernel(growing, table.first_chunk, table.shift, bases, origin, lanes, ended, opened, found)
+            if count := int(found[rows.ENDED]):
+                take(count)
+                found[rows.ENDED] = 0
+            if status == rows.DONE:
+                break
+            found[rows.CHANGED] |= attend(int(growing[rows.SLOT, found[rows.LEFT]]), status == rows.DAMAGED)
+        if not found[rows.CHANGED]:
+            return False
+        self.open, self.open_steps = EpisodeTable(opened[: found[rows.OPENED]]), int(found[rows.OPEN_STEPS])
+        return True

@@ -1,0 +1,123 @@
+"""Following lanes that grow: the kernel and its twin do the same, and find what a scan of all flags finds."""
+
+import numpy as np
+import pytest
+
+from diskreplay.ids import EPISODE_COLUMNS, OPEN, STEPS
+from diskreplay.kernels import following, jit
+from diskreplay.kernels.following import follow_plain
+from diskreplay.kernels.table import KERNELS
+from diskreplay.store.scan import Stretch, scan
+
+pytestmark = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+
+ORIGIN, CHUNK, CHUNKS = 3, 64, 4
+ROWS = CHUNK * CHUNKS
+# Flags of an episode's last step, and of the row behind it.
+ENDINGS = [(1, []), (1, [8]), (0, [8 | 2]), (0, [8 | 2 | 16]), (2 | 64, [8 | 64]), (0, [32 | 2 | 16]), (0, [])]
+
+
+def episodes_of(rng: np.random.Generator) -> np.ndarray:
+    """Return the flags of a lane of random episodes, ended in every way there is."""
+    flags: list[int] = []
+    while len(flags) < ROWS:
+        steps = [0] * int(rng.integers(1, 30))
+        steps[0] |= 4 | (16 if rng.random() < 0.2 else 0)
+        last, behind = ENDINGS[rng.integers(len(ENDINGS))]
+        steps[-1] |= last
+        flags += [*steps, *behind]
+    return np.array(flags[:ROWS], np.uint8)
+
+
+class Lanes:
+    """Lanes of one segment in memory, and how far each was published."""
+
+    def __init__(self, flags: list[np.ndarray], checked: int, unmapped: int | None = None) -> None:
+        lanes = len(flags)
+        self.flags = flags
+        self.blocks = np.ascontiguousarray(np.stack(flags).reshape(lanes, CHUNKS, CHUNK).transpose(1, 0, 2))
+        self.bases = np.array([block.ctypes.data for block in self.blocks], np.int64)
+        if unmapped is not None:
+            self.bases[unmapped] = 0
+        self.committed, self.observed = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        columns = [
+            (i, 0, i, lanes, self.observed.ctypes.data + 8 * i, self.committed.ctypes.data + 8 * i, checked)
+            for i in range(lanes)
+        ]
+        self.growing = np.array(columns, np.int64).T.copy()
+
+    def publish(self, rng: np.random.Generator) -> None:
+        self.committed += rng.integers(0, 40, len(self.committed))
+        np.minimum(self.committed, ROWS, out=self.committed)
+        for lane, row in enumerate(self.committed):
+            # What ends an episode is published with its last step.
+            self.committed[lane] += row < ROWS and self.flags[lane][row] & 40 != 0
+        self.observed[:] = self.committed + rng.integers(0, 2, len(self.committed))
+
+    def followed(self, kernel, lanes: np.ndarray):
+        """Return status and what was found, and the episodes that ended and that are open; ``lanes`` is changed."""
+        ended = np.zeros((60, EPISODE_COLUMNS), np.int64)
+        opened = np.zeros((len(self.flags), EPISODE_COLUMNS), np.int64)
+        found = np.zeros(following.FOUND, np.int64)
+        found[following.LEFT] = len(self.flags) - 1
+        table = np.zeros(1, np.int64), np.array([CHUNK.bit_length() - 1]), self.bases
+        status = kernel(self.growing, *table, ORIGIN, lanes, ended, opened, found)
+        return status, found, ended[: found[following.ENDED]], opened[: found[following.OPENED]]
+
+
+def untouched(lanes: int) -> np.ndarray:
+    """The state of lanes of which nothing was followed."""
+    return np.array([[0] * lanes, [0] * lanes, [-1] * lanes, [OPEN] * lanes], np.int64)
+
+
+@pytest.mark.parametrize("case", range(300))
+def test_the_kernel_and_its_twin_follow_alike(case: int) -> None:
+    rng = np.random.default_rng(case)
+    flags = [episodes_of(rng) for _ in range(int(rng.integers(1, 5)))]
+    if case % 2:
+        flags[0][rng.integers(ROWS)] = rng.integers(256)
+    lanes = Lanes(flags, int(rng.choice([200, ROWS])), int(rng.integers(CHUNKS)) if case % 5 == 0 else None)
+    states = [untouched(len(flags)) for _ in range(2)]
+    for step in range(10):
+        lanes.publish(rng)
+        if case % 7 == 0 and step == 5:
+            lanes.observed[0] += 2  # no writer does that
+        fast, plain = (lanes.followed(kernel, state) for kernel, state in zip(KERNELS["follow"], states, strict=True))
+        assert fast[0] == plain[0]
+        if fast[0] == following.DAMAGED:
+            return
+        for one, other in zip((*fast[1:], states[0]), (*plain[1:], states[1]), strict=True):
+            np.testing.assert_array_equal(one, other)
+        if fast[0] != following.DONE:
+            return
+
+
+@pytest.mark.parametrize("kernel", [0, 1])
+@pytest.mark.parametrize("case", range(20))
+def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kernel: int) -> None:
+    rng = np.random.default_rng(case)
+    flags = [episodes_of(rng) for _ in range(3)]
+    lanes, state, parts = Lanes(flags, ROWS), untouched(3), []
+    opened = np.zeros((0, EPISODE_COLUMNS), np.int64)
+    while (state[following.COMMITTED] < ROWS).any():
+        lanes.publish(rng)
+        status, _, ended, opened = lanes.followed(KERNELS["follow"][kernel], state)
+        assert status == following.DONE
+        parts.append(ended.copy())
+    three = np.full(3, 3)
+    stretches = Stretch(np.full(3, ORIGIN), three, np.arange(3), np.zeros(3, np.int64), np.full(3, ROWS), three < 0)
+    whole = scan(np.concatenate(flags), stretches)
+    every = np.concatenate(parts)
+    assert sorted(every.tolist()) == sorted(whole.ended.lines.tolist())
+    np.testing.assert_array_equal(state[following.OPEN_START], whole.open_start)
+    assert opened[:, STEPS].sum() == (ROWS - whole.open_start)[whole.open_start >= 0].sum()
+
+
+def test_more_new_rows_than_there_is_room_for_episodes_are_left() -> None:
+    lanes, state = Lanes([np.full(ROWS, 4 | 1, np.uint8)], ROWS), untouched(1)
+    lanes.committed[:] = lanes.observed[:] = 61
+    for kernel in KERNELS["follow"]:
+        assert lanes.followed(kernel, state)[0] == following.FULL
+        assert (state == untouched(1)).all()
+    lanes.committed[:] = lanes.observed[:] = 59
+    assert len(lanes.followed(follow_plain, state)[2]) == 59

@@ -1,0 +1,55 @@
+"""At which ids samples start: the kernel and its twin write the same, and nothing beside it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from diskreplay.buffers.replay import Since
+from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
+from diskreplay.kernels.table import KERNELS
+from diskreplay.views.episodes import Episodes
+from diskreplay.views.rollouts import Rollouts
+from diskreplay.views.sequences import Sequences
+from diskreplay.views.transitions import Transitions
+from tests.views.fakes import Columns, runs_of
+
+VIEWS = [
+    Transitions(),
+    Transitions(5),
+    Transitions(3, next_fields=("action",)),
+    Transitions(None),
+    Sequences(4, 1),
+    Sequences(5, 4, pad=False),
+    Sequences(9, 2, pad=False),
+    Episodes(),
+    Rollouts(3),
+    Since(Transitions(2), 1 << 36),
+]
+ENDS = [OPEN, TERMINATED, TRUNCATED, TERMINATED | OBSERVATION_ONLY, TRUNCATED | OBSERVATION_ONLY]
+
+episodes_ = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 40), st.integers(1, 60), st.booleans(), st.sampled_from(ENDS)),
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+@given(episodes_, st.integers(0, (5 << 35) + 200))
+def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: Any, frontier: int) -> None:
+    table = Columns.of(
+        [((number << 35) + 3 * start + 1, 3, steps, steps + more, end) for number, start, steps, more, end in episodes]
+    )
+    wanted = list(zip(*(column.tolist() for column in runs_of(view, table, frontier)), strict=True))
+    assert all(count > 0 for _, _, count in wanted)
+    length, step, last, open_rows, observed, since = view.starts
+    for kernel in KERNELS["starts"]:
+        first, stride, count = (np.full(20, -1, np.int64) for _ in range(3))
+        before = np.full(21, 7, np.int64)
+        arguments = length, step, last, open_rows, observed, max(frontier, since), 2
+        end = kernel(table.lines, *arguments, first, stride, count, before)
+        assert list(zip(first[2:end].tolist(), stride[2:end].tolist(), count[2:end].tolist(), strict=True)) == wanted
+        np.testing.assert_array_equal(np.diff(before[2 : end + 1]), count[2:end])
+        assert (first[end:] == -1).all()
+        assert (before[end + 1 :] == 7).all()
