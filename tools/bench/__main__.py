@@ -10,6 +10,7 @@ from tools.bench.harness import LEAST_ROUNDS, RESULTS, Report
 # name -> module below tools.bench
 BENCHES = {
     "append": "append",
+    "online": "online",
     "uniform": "uniform",
     "prioritized": "prioritized",
     "pixels": "pixels",

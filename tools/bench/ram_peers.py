@@ -155,3 +155,66 @@ def cpprb_step(buffer: Any, size: int, beta: float, td_error: Any) -> None:
     """Draw a batch of cpprb's prioritized buffer, and update it."""
     batch = buffer.sample(size, beta=beta)
     buffer.update_priorities(batch["indexes"], td_error)
+
+
+def online(
+    name: str, schema: dr.Schema, size: int, n: int, gamma: float, alpha: float, beta: float
+) -> tuple[Adder, Callable[[], Any]] | None:
+    """Return what appends a step to a fresh buffer, and what draws a batch of it; None where the peer has no such.
+
+    With more than one step, batches are drawn by priorities, and updated.
+    """
+    made: tuple[Adder, Callable[[], Any]] | None = _ONLINE[name](schema, size, n, gamma, alpha, beta)
+    return made
+
+
+def _sb3_online(schema: dr.Schema, size: int, n: int, *_: float) -> Any:
+    if n > 1:
+        return None
+    buffer = _sb3_buffer(schema.obs, 1_000_000)
+    infos = [[{"TimeLimit.truncated": truncated}] for truncated in (False, True)]
+
+    def add(obs: Any, action: int, reward: float, terminated: bool, truncated: bool, next_obs: Any) -> None:
+        ends = np.array([terminated or truncated])
+        buffer.add(obs[None], next_obs[None], np.array([action]), np.array([reward]), ends, infos[truncated])
+
+    return add, lambda: buffer.sample(size)
+
+
+def _cpprb_online(schema: dr.Schema, size: int, n: int, gamma: float, alpha: float, beta: float) -> Any:
+    from cpprb import PrioritizedReplayBuffer, ReplayBuffer
+
+    fields, td_error = _cpprb_fields(schema.obs.shape, schema.obs, schema.action), np.random.default_rng(0).random(size)
+    if n == 1:
+        buffer = ReplayBuffer(1_000_000, fields)
+    else:
+        steps = {"size": n, "gamma": gamma, "rew": "rew", "next": "next_obs"}
+        buffer = PrioritizedReplayBuffer(1_000_000, fields, alpha=alpha, Nstep=steps)
+
+    def add(obs: Any, action: int, reward: float, terminated: bool, truncated: bool, next_obs: Any) -> None:
+        buffer.add(obs=obs, act=action, rew=reward, next_obs=next_obs, done=terminated)
+        if terminated or truncated:
+            buffer.on_episode_end()
+
+    return add, (lambda: buffer.sample(size)) if n == 1 else (lambda: cpprb_step(buffer, size, beta, td_error))
+
+
+def _tianshou_online(schema: dr.Schema, size: int, n: int, gamma: float, alpha: float, beta: float) -> Any:
+    from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer
+
+    buffer = ReplayBuffer(1_000_000) if n == 1 else PrioritizedReplayBuffer(1_000_000, alpha, beta)
+    td_error = np.random.default_rng(0).random(size)
+
+    def add(obs: Any, action: int, reward: float, terminated: bool, truncated: bool, next_obs: Any) -> None:
+        ends = {"terminated": terminated, "truncated": truncated, "done": terminated or truncated}
+        buffer.add(Batch(obs=obs, act=action, rew=reward, obs_next=next_obs, info={}, **ends))
+
+    def step() -> None:
+        _, index = buffer.sample(size)
+        if n > 1:
+            buffer.update_weight(index, td_error)
+
+    return add, step
+
+
+_ONLINE = {SB3: _sb3_online, CPPRB: _cpprb_online, TIANSHOU: _tianshou_online}
