@@ -31,14 +31,14 @@ def share_arguments(rank: Any, world_size: Any) -> tuple[int, int]:
 
 def store_argument(store: Any) -> Any:
     """Return a store, or raise ValueError."""
-    if isinstance(store, type) or not (hasattr(store, "snapshot") and hasattr(store, "refresh")):
+    if isinstance(store, type) or not all(hasattr(store, name) for name in ("snapshot", "refresh", "follow_compiled")):
         raise ValueError(f"store must be a Store or its path, not {store!r}")
     return store
 
 
 def view_argument(view: Any) -> View:
     """Return a view, or raise ValueError."""
-    if isinstance(view, type) or not (hasattr(view, "starts") and hasattr(view, "reader")):
+    if isinstance(view, type) or not all(hasattr(view, name) for name in ("starts", "reader", "item_steps")):
         raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
     checked: View = view
     return checked

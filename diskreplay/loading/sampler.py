@@ -111,30 +111,38 @@ class Sampler:
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         view_argument(view), distribution_argument(distribution)
-        self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
-        self._store = self._own_store or store_argument(store)
-        self._store.follow_compiled()
-        self._fields = fields
-        self._refresh = bool(refresh)
-        self._lock = lock_of_one_process(self)
-        self._destination = Destination(torch.device("cpu" if device is None else device), 2 + self._prefetch, debug)
-        self._statistics = Statistics()
-        self._closed = False
+        device = torch.device("cpu" if device is None else device)
         if limiter is not None:
             limiter.check_batch(self._batch_size * (view_argument(view).item_steps or 1))
-        self._limiter = None if limiter is None else limiter.attach(self._store)
-        self._paid = 0
         self._view = view_argument(view)
-        self._delivery = self._delivery_of(view)
-        self._planner = Planner(
-            self._store,
-            view,
-            distribution_argument(distribution),
-            seed=seed,
-            where=where,
-            rank=rank,
-            world_size=world_size,
-        )
+        self._fields = fields
+        self._refresh = bool(refresh)
+        self._statistics = Statistics()
+        self._closed = False
+        self._paid = 0
+        self._destination = Destination(device, 2 + self._prefetch, debug)
+        self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
+        self._steps_when_closed: int | None = None
+        # An empty store is false.
+        self._store = store_argument(store) if self._own_store is None else self._own_store
+        try:
+            self._store.follow_compiled()
+            self._lock = lock_of_one_process(self)
+            self._limiter = None if limiter is None else limiter.attach(self._store)
+            self._delivery = self._delivery_of(view)
+            self._planner = Planner(
+                self._store,
+                view,
+                distribution_argument(distribution),
+                seed=seed,
+                where=where,
+                rank=rank,
+                world_size=world_size,
+            )
+        except BaseException:
+            if self._own_store is not None:
+                self._own_store.close()
+            raise
         _logger.info("%s", self)
 
     def _delivery_of(self, view: View) -> Delivery:
@@ -399,16 +407,20 @@ class Sampler:
         """Return what the sampler has done so far.
 
         `batches` and `steps` of the environment delivered (a window of 20 is 20); `steps_per_second` since the first
-        batch was asked for; `replay_ratio`, steps delivered per step that is in the store now. Where time went:
-        `seconds_planning` (drawing ids, and waiting for a limiter), `seconds_waiting` for batches that are made ahead,
-        `seconds_elsewhere` between the calls: the trainer's own. In whichever thread: `seconds_reading` (waiting for
-        the disk), `seconds_gathering` (copying rows) and `seconds_copying` to a device that is no CUDA device.
+        batch was asked for; `replay_ratio`, steps delivered per step that is in the store now, or was when `close`
+        closed it. Where time went: `seconds_planning` (drawing ids, and waiting for a limiter), `seconds_waiting` for
+        batches that are made ahead, `seconds_elsewhere` between the calls: the trainer's own. In whichever thread:
+        `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows) and `seconds_copying` to a device
+        that is no CUDA device.
         """
         with self._lock:
-            return self._statistics.report(len(self._store.snapshot), self._delivery.seconds())
+            steps = self._steps_when_closed
+            if steps is None:
+                steps = len(self._store.snapshot)
+            return self._statistics.report(steps, self._delivery.seconds())
 
     def close(self) -> None:
-        """End the threads and let go of memory. Batches stay valid; the store stays open."""
+        """End the threads and let go of memory. Batches stay valid; a store that was given stays open."""
         if isinstance(self._lock, ForeignLock):
             return  # a forked child has none of it
         with self._lock:
@@ -417,6 +429,8 @@ class Sampler:
             self._delivery.close()
             self._destination.ring.clear()
             if self._own_store is not None:
+                if self._steps_when_closed is None:
+                    self._steps_when_closed = len(self._own_store)
                 self._own_store.close()
 
     def __enter__(self) -> Self:

@@ -240,8 +240,39 @@ def test_a_path_is_opened_and_closed_with_the_sampler(tmp_store: Path) -> None:
             assert sampler.sample().action.tolist() == [7, 7]
         with pytest.raises(dr.ReplayError):
             sampler._store.refresh()
+        sampler.close()
+        found = sampler.stats()
+        assert (found["batches"], found["steps"], found["replay_ratio"]) == (1, 2, 2.0)
     with pytest.raises(dr.StoreNotFound):
         dr.Sampler(tmp_store / "nowhere", dr.Transitions())
     for wrong in (dr.Store, None, 3):
         with pytest.raises(ValueError, match="^store must be a Store or its path, not "):
             dr.Sampler(wrong, dr.Transitions())
+
+
+def test_a_path_may_be_that_of_an_empty_store(tmp_store: Path) -> None:
+    schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
+    with dr.create(tmp_store, schema) as store, dr.Sampler(tmp_store, dr.Transitions(), batch_size=2) as sampler:
+        with pytest.raises(dr.NotEnoughData):
+            sampler.sample()
+        with store.writer() as writer:
+            writer.append(0.0, 7, 1.0, True)
+        assert sampler.sample().action.tolist() == [7, 7]
+
+
+def test_a_path_is_closed_again_where_its_sampler_cannot_be_made(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dr.create(tmp_store, dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))):
+        pass
+    closed = []
+    monkeypatch.setattr(dr.Store, "close", lambda store: closed.append(store.path))
+    with pytest.raises(ValueError, match="fields names 'nothing'"):
+        dr.Sampler(tmp_store, dr.Transitions(), fields=["nothing"])
+    with pytest.raises(dr.ReadOnlyError):
+        dr.Sampler(tmp_store, dr.Transitions(), limiter=dr.RateLimiter(1.0, 1, 500))
+    taken, owner = dr.Sweep(), dr.Uniform()
+    taken.claim(owner)
+    with pytest.raises(ValueError, match="another sampler"):
+        dr.Sampler(tmp_store, dr.Transitions(), taken)
+    assert closed == [tmp_store] * 3

@@ -26,6 +26,16 @@ def snapshot_of(lengths: list[int], schema: dr.Schema = FLAT_SCHEMA, **kwargs: A
     )
 
 
+class Nearly:
+    """Something with these attributes, and so nearly an argument."""
+
+    def __init__(self, *names: str) -> None:
+        self.__dict__.update(dict.fromkeys(names))
+
+    def __repr__(self) -> str:
+        return "nearly"
+
+
 @pytest.fixture
 def store() -> Store:
     return Store(snapshot_of([5, 30, 12]))
@@ -43,11 +53,14 @@ def store() -> Store:
         ({"where": 3}, "where must be a function of an episode, not 3"),
         ({"distribution": "uniform"}, "distribution must be one such as Uniform(), not 'uniform'"),
         ({"view": 5}, "view must be a view such as Transitions(), not 5"),
+        # Most of a view, and most of a store: they would do without the rest until it is asked for.
+        ({"view": Nearly("starts", "reader")}, "view must be a view such as Transitions(), not nearly"),
+        ({"store": Nearly("snapshot", "refresh")}, "store must be a Store or its path, not nearly"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(store: Store, arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Sampler(store, **{"view": Transitions(), **arguments})
+        Sampler(**{"store": store, "view": Transitions(), **arguments})
 
 
 def test_a_batch_holds_what_the_steps_of_its_index_are(store: Store) -> None:
