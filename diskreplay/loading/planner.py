@@ -17,6 +17,7 @@ from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.share import draw_batches, draw_share
+from diskreplay.sampling.sweep import Sweep
 from diskreplay.store.episodes import Episode
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.views.base import Block, View, offsets
@@ -41,6 +42,10 @@ class Plan:
     entropy: int | None = None
     gathered: Any = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it was drawn as."""
+        return {**self.draw._asdict(), "entropy": self.entropy}
+
 
 class Planner:
     """Draws batches from a store. Not thread-safe: one sampler, under its lock."""
@@ -61,7 +66,7 @@ class Planner:
         self._where = None if where is None else _asking(where)
         self._share = rank, world_size
         self.queue: deque[Plan] = deque()
-        self._refused: dict[int, Plan] = {}  # of other sizes than those drawn ahead
+        self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
         self._priorities: Prioritized | None = None
         self._cursors: dict[str, RolloutCursor] = {}
         self._saved_cursors: dict[str, Any] = {}  # of views that were not set since
@@ -175,12 +180,27 @@ class Planner:
         """Draw one batch of another size than those that are drawn ahead, or return the one that was refused."""
         return self._refused.pop(size, None) or self.draw(size, refresh)
 
-    def refused(self, plan: Plan, *, apart: bool) -> None:
-        """Take back a plan that may not be delivered yet: it is the next one of its size."""
+    def draw_again(self, plan: Plan, size: int) -> Plan:
+        """Draw a batch in place of one of which segments are gone; what is left of one of a `Sweep` stays in it."""
+        self.failed()
+        if self.cursor is not None or not isinstance(self.distribution, Sweep):
+            return self.draw(size, refresh=True)
+        snapshot = self._follow_store(refresh=True)
+        left = plan.draw.ids[self.population.contains(plan.draw.ids)]
+        if not len(left):
+            return self.draw(size, refresh=False)
+        more = draw_share(self.distribution, self.population, size - len(left), self.rng, *self._share)
+        return Plan(snapshot, more._replace(ids=np.concatenate([left, more.ids])), plan.entropy)
+
+    def refused(self, plan: Plan, apart: int | None) -> None:
+        """Take back a plan that was not delivered yet: it is the next one of its size.
+
+        `apart` is the size that `draw_apart` was asked for, which may be more than it has ids; None: it is of `next`.
+        """
         if self.cursor is not None:
             self.failed()
-        elif apart:
-            self._refused[len(plan.draw.ids)] = plan
+        elif apart is not None:
+            self._refused[apart] = plan
         else:
             self.queue.appendleft(plan)
 
@@ -203,7 +223,8 @@ class Planner:
             "state": self.distribution.state_dict() if hasattr(self.distribution, "state_dict") else None,
             "priorities": None if kept is None else {"arguments": kept.arguments, "state": kept.state_dict()},
             "cursors": self._saved_cursors | cursors,
-            "plans": [{**plan.draw._asdict(), "entropy": plan.entropy} for plan in self.queue],
+            "plans": [plan.state_dict() for plan in self.queue],
+            "refused": [{"asked": asked, **plan.state_dict()} for asked, plan in self._refused.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], refresh: bool) -> None:
@@ -226,6 +247,7 @@ class Planner:
         population = Population(self._view, Admission(self._where))
         population.restore(saved.order)
         queue = self._plan_again(saved.plans, population, cursor)
+        refused = {asked: self._plan_again([plan], population, None) for asked, plan in saved.refused.items()}
         load_distribution(self.distribution, saved.state)
         # Nothing below raises.
         self._priorities = self.distribution if isinstance(self.distribution, Prioritized) else saved.priorities
@@ -236,7 +258,7 @@ class Planner:
         if cursor is not None:
             self._cursors[_cursor_key(cursor.view)] = cursor
         self.population, self.queue = population, queue
-        self._refused.clear()
+        self._refused = {asked: plans[0] for asked, plans in refused.items() if plans}
 
     def _plan_again(
         self, plans: Sequence[tuple[Draw, int | None]], population: Population, cursor: RolloutCursor | None

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from diskreplay.errors import RateLimited
 from diskreplay.loading.arguments import (
     check_meaning,
     distribution_argument,
@@ -197,11 +198,13 @@ class Sampler:
         NotEnoughData
             No step is sampleable.
         RateLimited
-            The limiter's timeout passed; nothing was drawn.
+            The limiter's timeout passed; nothing was drawn, or what was is the next batch of this size. One of
+            `Episodes` with more steps than `error_buffer` has room for is dropped, and the message says so.
         StopIteration
             A `Sweep` has given every id as often as it should; `for batch in sampler` ends there.
         ValueError
-            `batch_size` is no positive int; `beta` is given to a distribution without weights.
+            `batch_size` is no positive int; `beta` is given to a distribution without weights. Or the limiter has no
+            timeout, and no room in `error_buffer` for the batch of `Episodes` that was drawn: it is dropped.
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
         with self._lock:
@@ -209,32 +212,44 @@ class Sampler:
             planner = self._planner
             check_meaning(planner.distribution, self._view, batch_size, beta)
             started = perf_counter()
+            apart = size if size != self._batch_size else None
             item_steps = self._view.item_steps
             if planner.cursor is None and item_steps is not None:
                 self._pay(size * item_steps)
-            if size == self._batch_size:
+            if apart is None:
                 plan = planner.next(size, self._prefetch, self._refresh, self._delivery.at_once)
             else:
                 plan = planner.draw_apart(size, self._refresh)
-            if not len(plan.draw.ids):
-                raise StopIteration(f"{planner.distribution} has drawn every id")
-            if item_steps is not None:
-                steps = len(plan.draw.ids) * item_steps
-            else:
-                plan, steps = self._with_steps(plan, size)
-            if planner.cursor is not None or item_steps is None:
+            for attempt in range(ATTEMPTS):
                 try:
-                    self._pay(steps)
-                except BaseException:
-                    planner.refused(plan, apart=size != self._batch_size)
+                    if attempt:
+                        plan = planner.draw_again(plan, size)
+                    if not len(plan.draw.ids):
+                        raise StopIteration(f"{planner.distribution} has drawn every id")
+                    steps = self._count_steps(plan) if item_steps is None else len(plan.draw.ids) * item_steps
+                    if planner.cursor is not None or item_steps is None:
+                        self._pay_for(plan, steps, apart)
+                    planned = perf_counter()
+                    if self._prefetch and apart is None and planner.cursor is None and not attempt:
+                        self._delivery.begin(plan, planner.queue)
+                    weights = planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
+                    batch = self._delivery.batch(plan, weights)
+                except SegmentGone:
+                    continue
+                except Exception:
+                    planner.failed()
                     raise
-            planned = perf_counter()
-            if self._prefetch and size == self._batch_size and planner.cursor is None:
-                self._delivery.begin(plan, planner.queue)
-            batch = self._deliver(plan, size, beta)
-            self._paid = 0
-            self._statistics.count(steps, started, planned, perf_counter())
-            return batch
+                except BaseException:
+                    # An interrupt: the batch was not given, and of some distributions its ids would not come again.
+                    plan.gathered = None
+                    planner.refused(plan, apart)
+                    raise
+                planner.delivered(plan)
+                self._paid = 0
+                self._statistics.count(steps, started, planned, perf_counter())
+                return batch
+            planner.refused(plan, apart)
+            raise SegmentGone("segments were evicted faster than they could be read")
 
     def gather(self, ids: Any) -> Batch:
         """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
@@ -268,30 +283,24 @@ class Sampler:
             self._limiter.draw(steps - self._paid)
             self._paid = steps
 
-    def _with_steps(self, plan: Plan, size: int) -> tuple[Plan, int]:
-        """Return a plan, another one if its segments have gone, and the steps that its batch has."""
-        for _ in range(ATTEMPTS):
-            try:
-                return plan, int(self._delivery.reader.count_steps(plan.snapshot, plan.draw.ids))  # type: ignore[attr-defined]
-            except SegmentGone:
-                plan = self._planner.draw(size, refresh=True)
-        raise SegmentGone("segments were evicted faster than they could be read")
+    def _pay_for(self, plan: Plan, steps: int, apart: int | None) -> None:
+        """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
+        due = steps - self._paid
+        try:
+            self._pay(steps)
+        except Exception as error:
+            fits = self._limiter is None or self._limiter.limiter.fits(due)
+            if type(error) in (RateLimited, ValueError) and not fits and self._planner.cursor is None:
+                raise type(error)(
+                    f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "
+                    "might wait for ever and is dropped: the next call draws another one"
+                ) from error
+            self._planner.refused(plan, apart)
+            raise
 
-    def _deliver(self, plan: Plan, size: int, beta: float | None) -> Batch:
-        for _ in range(ATTEMPTS):
-            try:
-                weights = self._planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
-                batch = self._delivery.batch(plan, weights)
-            except SegmentGone:
-                self._planner.failed()
-                plan = self._planner.draw(size, refresh=True)
-                continue
-            except BaseException:
-                self._planner.failed()
-                raise
-            self._planner.delivered(plan)
-            return batch
-        raise SegmentGone("segments were evicted faster than they could be read")
+    def _count_steps(self, plan: Plan) -> int:
+        """Return how many steps the batch of a plan has, where that depends on its items."""
+        return int(self._delivery.reader.count_steps(plan.snapshot, plan.draw.ids))  # type: ignore[attr-defined]
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
         """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.
@@ -325,8 +334,8 @@ class Sampler:
         """Return the state after the last delivered batch: tensors, numbers and texts, for `torch.save`.
 
         It holds priorities (8 bytes an id, and some numbers an episode), the count that schedules go by, the state of
-        the random numbers, which steps of rollouts and of a `Sweep` were given, and the ids of batches drawn ahead. It
-        does not hold arguments of sampler, view or distribution.
+        the random numbers, which steps of rollouts and of a `Sweep` were given, and the ids of batches drawn ahead, or
+        drawn and refused by a limiter. It does not hold arguments of sampler, view or distribution.
         """
         with self._lock:
             self._check_open()
@@ -342,7 +351,7 @@ class Sampler:
         ------
         ValueError
             It is no sampler's state, or that of a sampler of another store or with another distribution, kind of view
-            or, if batches were drawn ahead, batch size; nothing is changed.
+            or, if batches were drawn ahead or refused, batch size; nothing is changed.
         """
         with self._lock:
             self._check_open()

@@ -18,7 +18,10 @@ _RUBBISH = (AttributeError, IndexError, KeyError, OverflowError, TypeError, Valu
 
 
 class PlannerState(NamedTuple):
-    """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy."""
+    """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy.
+
+    `refused` are those of other sizes than the sampler's that a limiter refused, by the size that was asked for.
+    """
 
     generator: np.random.PCG64
     distribution: str
@@ -29,6 +32,7 @@ class PlannerState(NamedTuple):
     priorities: Prioritized | None
     cursors: dict[str, Any]
     plans: list[tuple[Draw, int | None]]
+    refused: dict[int, tuple[Draw, int | None]]
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
@@ -48,11 +52,10 @@ class PlannerState(NamedTuple):
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
                 priorities.load_state_dict(kept["state"])
-            plans = [
-                (_draw(plan), None if plan["entropy"] is None else int(plan["entropy"])) for plan in state["plans"]
-            ]
+            plans = [_plan(plan) for plan in state["plans"]]
+            refused = {int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])}
             cursors = {str(key): _cursor(cursor) for key, cursor in state["cursors"].items()}
-            return cls(generator, distribution, view, kind, order, state["state"], priorities, cursors, plans)
+            return cls(generator, distribution, view, kind, order, state["state"], priorities, cursors, plans, refused)
         except _RUBBISH as error:
             raise ValueError(f"this is no state of a sampler: {error!r}") from None
 
@@ -79,7 +82,7 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
             raise ValueError(f"counts are {counts}")
     except _RUBBISH as error:
         raise ValueError(f"this is no state of a sampler: {error!r}") from None
-    if counts["batch_size"] != batch_size and state["planner"]["plans"]:
+    if counts["batch_size"] != batch_size and (state["planner"]["plans"] or state["planner"].get("refused")):
         raise ValueError(
             f"this state holds batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
             f"{batch_size}: give it the same"
@@ -110,6 +113,10 @@ def _cursor(state: Mapping[str, Any]) -> dict[str, Any]:
     if lanes.ndim != 1 or lanes.shape != next_ids.shape or (np.diff(lanes) <= 0).any():
         raise ValueError("lanes of rollouts must be in order, with one of next_ids each")
     return {"lanes": lanes, "next_ids": next_ids}
+
+
+def _plan(plan: Mapping[str, Any]) -> tuple[Draw, int | None]:
+    return _draw(plan), None if plan["entropy"] is None else int(plan["entropy"])
 
 
 def _draw(plan: Mapping[str, Any]) -> Draw:

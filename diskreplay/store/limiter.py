@@ -88,14 +88,21 @@ class RateLimiter:
             `timeout` is None and `error_buffer` is less than half of the batch's steps and `samples_per_insert`
             together.
         """
-        # The bounds are 2 * error_buffer apart. Inserting stops less than one insert below the upper one, and there a
-        # batch must fit above the lower one.
-        least = (steps + self.samples_per_insert) / 2
-        if self.timeout is None and self.error_buffer < least:
+        if self.timeout is None and not self.fits(steps):
             raise ValueError(
                 f"error_buffer is {self.error_buffer:g}: with batches of {steps} steps and samples_per_insert "
-                f"{self.samples_per_insert:g} both sides could wait for each other; it must be at least {least:g}"
+                f"{self.samples_per_insert:g} both sides could wait for each other; it must be at least "
+                f"{self._least_buffer(steps):g}"
             )
+
+    def fits(self, steps: int) -> bool:
+        """Tell whether a batch of so many steps may be drawn sooner or later, as long as writers go on."""
+        return self.error_buffer >= self._least_buffer(steps)
+
+    def _least_buffer(self, steps: int) -> float:
+        # The bounds are 2 * error_buffer apart. Inserting stops less than one insert below the upper one, and there a
+        # batch must fit above the lower one.
+        return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
         """Tell whether a step may be inserted."""

@@ -129,3 +129,100 @@ def test_windows_and_episodes_count_as_the_steps_they_have(store: Any, view: Any
         assert sampler.sample(batch_size=9).index.tolist() == apart
     sampler._limiter = None
     assert sampler.sample().index.tolist() == following
+
+
+def append_episodes(store: Any, lengths: list[int]) -> None:
+    with store.writer() as writer:
+        for length in lengths:
+            for t in range(length):
+                writer.append(0.0, t, 1.0, t == length - 1, next_obs=0.0)
+    store.refresh()
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(None, ValueError), (0.0, dr.RateLimited)])
+@pytest.mark.parametrize("size", [None, 1])
+def test_a_batch_that_never_fits_is_named_and_dropped(store: Any, timeout: Any, error: Any, size: int | None) -> None:
+    append_episodes(store, [5, 5, 40, 5, 5])
+    limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=10, timeout=timeout)
+    other = dr.Sampler(store, dr.Transitions(), batch_size=1, seed=0, limiter=limiter)
+    for _ in range(31):  # inserted - drawn is kept above 1 - 10: 40 steps are 2 too many from now on
+        other.sample()
+    sampler = dr.Sampler(store, dr.Episodes(), dr.Sweep(passes=1), batch_size=2 if size else 1, seed=0, limiter=limiter)
+    long = store.episodes[2].ids[0]
+    given, refused = [], []
+    for _ in range(5):
+        try:
+            given += sampler.sample(size).index.tolist()
+        except error as found:
+            refused.append(str(found))
+    assert len(refused) == 1
+    assert refused[0].endswith(
+        f". The batch that was drawn, 1 items from id {long} on, might wait for ever and is dropped: the next call "
+        "draws another one"
+    )
+    assert sorted(given) == [e.ids[0] for e in store.episodes if e.ids[0] != long]
+    with pytest.raises(StopIteration):
+        sampler.sample(size)
+
+
+def refused_sampler(store: Any, distribution: Any, **kwargs: Any) -> Any:
+    """Return a sampler of episodes after its limiter has refused batches of 3 and of 9."""
+    limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=50, timeout=0.0)
+    sampler = dr.Sampler(store, dr.Episodes(), distribution, batch_size=3, seed=0, limiter=limiter, **kwargs)
+    sampler._limiter._slots[0] += 1000
+    for size in (9, None):
+        with pytest.raises(dr.RateLimited):
+            sampler.sample(size)
+    return sampler
+
+
+def test_a_refused_batch_of_a_sweep_that_ends_is_not_lost(store: Any) -> None:
+    append_episodes(store, [5] * 7)
+    limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=50, timeout=0.0)
+    sampler = dr.Sampler(store, dr.Episodes(), dr.Sweep(passes=1), batch_size=3, seed=0, limiter=limiter)
+    sampler._limiter._slots[0] += 1000
+    for _ in range(2):
+        with pytest.raises(dr.RateLimited):
+            sampler.sample(9)
+    sampler._limiter = None
+    assert sorted(sampler.sample(9).index.tolist()) == [e.ids[0] for e in store.episodes]
+    with pytest.raises(StopIteration):
+        sampler.sample(9)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("distribution", [dr.Uniform, dr.Sweep, dr.Prioritized])
+def test_refused_batches_are_saved_and_go_on_to_the_bit(store: Any, prefetch: int, distribution: Any) -> None:
+    append_episodes(store, [5, 3, 4] * 4)
+    one = refused_sampler(store, distribution(), prefetch=prefetch)
+    one.save("run")
+    others = [dr.Sampler(store, dr.Episodes(), distribution(), batch_size=3, seed=i, prefetch=prefetch) for i in (8, 9)]
+    others[0].load("run")
+    others[1].load_state_dict(one.state_dict())
+    for again in (others[0].state_dict(), others[1].state_dict()):
+        assert repr(again) == repr(one.state_dict())
+    one._limiter = None
+    for size in (9, None, 9, None, None):
+        expected = one.sample(size)
+        for other in others:
+            got = other.sample(size)
+            assert got.index.tolist() == expected.index.tolist()
+            assert got.weight.tolist() == expected.weight.tolist()
+    assert store.verify(deep=True) == []
+
+
+def test_a_state_with_refused_batches_needs_the_batch_size_and_its_ids(store: Any) -> None:
+    append_episodes(store, [5] * 12)
+    state = refused_sampler(store, dr.Sweep(passes=1)).state_dict()
+    state["planner"]["plans"] = []
+    with pytest.raises(ValueError, match="batch_size=3, and the sampler's is 9"):
+        dr.Sampler(store, dr.Episodes(), dr.Sweep(passes=1), batch_size=9).load_state_dict(state)
+    state["planner"]["refused"][0]["ids"][4] = 1 << 60  # one that is gone: then another batch is drawn
+    sampler = dr.Sampler(store, dr.Episodes(), dr.Sweep(passes=1), batch_size=3)
+    sampler.load_state_dict(state)
+    with pytest.raises(StopIteration):
+        sampler.sample(9)
+    for wrong in (3, [{}], [{**state["planner"]["refused"][0], "asked": "x"}]):
+        state["planner"]["refused"] = wrong
+        with pytest.raises(ValueError, match="this is no state of a sampler"):
+            sampler.load_state_dict(state)

@@ -3,6 +3,7 @@
 import gc
 import re
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,78 @@ def test_a_batch_whose_segment_is_gone_is_drawn_again() -> None:
     store = Store(gone, [gone, gone, left])
     assert len(Sampler(store, Transitions(), batch_size=5, refresh=False).sample()) == 5
     assert store.snapshot is left
+
+
+def test_a_batch_that_is_drawn_again_counts_the_steps_that_it_has() -> None:
+    store = Store(snapshot_of([4]), [snapshot_of([9])])
+    sampler = Sampler(store, dr.Episodes(), batch_size=3, refresh=False)
+    reader: Any = sampler._delivery.reader
+    fill = reader.fill
+
+    def gone_at_first(*args: Any) -> None:
+        reader.fill = fill
+        raise SegmentGone("gone")
+
+    reader.fill = gone_at_first
+    assert sampler.sample().obs.shape[:2] == (3, 9)
+    assert sampler.stats()["steps"] == 27
+
+
+@pytest.mark.parametrize("view", [dr.Episodes(), Transitions()])
+def test_a_sweep_that_has_nothing_left_after_an_eviction_ends(view: Any) -> None:
+    segments = snapshot_of([4]).segments
+    store = Store(Vanishing(FLAT_SCHEMA, segments), [Snapshot(FLAT_SCHEMA, [None, *snapshot_of([1]).segments])])
+    sampler = Sampler(store, view, dr.Sweep(passes=1), batch_size=50, refresh=False)
+    with pytest.raises(StopIteration):
+        sampler.sample()
+    assert sampler.stats()["batches"] == 0
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_sweep_gives_what_is_left_of_a_batch_whose_segment_is_gone(prefetch: int, size: int | None) -> None:
+    two = [*snapshot_of([5]).segments, *snapshot_of([6]).segments]
+    left = Snapshot(FLAT_SCHEMA, [None, two[1]])
+    store = Store(Vanishing(FLAT_SCHEMA, two), [left] * 9)
+    sampler = Sampler(store, Transitions(), dr.Sweep(passes=1), batch_size=3, refresh=False, prefetch=prefetch, seed=1)
+    given = []
+    with suppress(StopIteration):
+        while True:
+            given.append(sampler.sample(size).index.tolist())
+    assert sorted(step for ids in given for step in ids) == sorted(left.model)
+    assert all(given)
+    if not prefetch:  # else a batch behind the first may have been full already
+        assert {len(ids) for ids in given} == {size or 3}
+
+
+@pytest.mark.parametrize("at", ["count_steps", "fill"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("size", [None, 4])
+def test_an_interrupt_loses_no_id_of_a_sweep(at: str, prefetch: int, size: int | None) -> None:
+    snapshot = snapshot_of([3] * 11)
+    view = dr.Episodes() if at == "count_steps" else Transitions()
+    sampler = Sampler(Store(snapshot), view, dr.Sweep(passes=1), batch_size=2, prefetch=prefetch, seed=0)
+    reader, method = sampler._delivery.reader, getattr(sampler._delivery.reader, at)
+    calls = []
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) in (2, 3):
+            raise KeyboardInterrupt
+        return method(*args)
+
+    setattr(reader, at, interrupted)
+    given, interrupts = [], 0
+    while True:
+        try:
+            given += sampler.sample(size).index.tolist()
+        except KeyboardInterrupt:
+            interrupts += 1
+        except StopIteration:
+            break
+    assert interrupts == 2
+    assert len(given) == (11 if at == "count_steps" else 33) == len(set(given))
+    assert sampler.stats()["steps"] == 33
 
 
 def test_gather_of_an_id_whose_segment_is_gone_is_an_invalid_index() -> None:
