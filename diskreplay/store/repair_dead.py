@@ -2,8 +2,9 @@
 
 import time
 from contextlib import suppress
+from functools import partial
 
-from diskreplay.errors import FormatError
+from diskreplay.errors import FormatError, StorageFull
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock, is_locked, try_lock
 from diskreplay.format.quarantine import QUARANTINE
@@ -39,7 +40,8 @@ class DeadWriters(RepairTools):
         # Of what another process has sealed and retention taken out meanwhile, there was nothing to be read.
         unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
-            retention, sealer = Retention(root, root.counters(writable=True)), Sealer(root, lambda: None)
+            retention = Retention(root, root.counters(writable=True))
+            sealer = Sealer(root, partial(_count_sealed, retention))
             with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
                 while dead := retention.dead_segments():
                     for info, lock in dead:
@@ -137,3 +139,9 @@ class DeadWriters(RepairTools):
                     sealer.submit(info, lock)
                 else:
                     lock.release()
+
+
+def _count_sealed(retention: Retention) -> None:
+    """Let readers know; repair does not fail for want of that, as they look by themselves once a second."""
+    with suppress(FormatError, StorageFull):
+        retention.count_sealed()

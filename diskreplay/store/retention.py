@@ -47,6 +47,8 @@ _AT_ONCE = 64
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
 # A segment that is being deleted: its number, and what the counter of steps evicted becomes.
 _REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
+# Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
+_HINT_TIMEOUT_S = 1.0
 
 
 class Retention:
@@ -115,10 +117,15 @@ class Retention:
 
     def after_sealing(self) -> None:
         """Let readers know that segments were sealed, and remove segments that have to leave."""
-        with self._locked():
+        self.count_sealed()
+        self.enforce()
+
+    def count_sealed(self) -> None:
+        """Let readers know that segments were sealed. A hint: where another keeps the lock, they look by themselves."""
+        lock_path = self._root.lock_path
+        with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.mend()
             self._counters.set(layout.SEALED, int(self._counters.read()[layout.SEALED]) + 1)
-        self.enforce()
 
     def enforce(self) -> None:
         """Remove segments that have to leave; nothing else has to succeed first."""

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.cli.main import main
-from diskreplay.format import durable, limiters, states
+from diskreplay.format import durable, layout, limiters, states
+from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import held_lock, is_held, is_locked, try_lock
 from diskreplay.store import retention
 from diskreplay.testing.crash import in_child
@@ -261,3 +263,20 @@ def test_an_append_that_finds_the_store_locked_writes_nothing_and_may_be_repeate
         assert found == [serial for serial in range(40) for _ in range(envs or 1)]
         assert store.verify(deep=True) == []
         assert {segment["state"] for segment in store.info()["segments"]} == {"sealed"}
+
+
+def test_sealing_does_not_wait_for_the_store_lock_to_tell_readers(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer()
+        one(writer, 0)
+        holder = Holder(tmp_store)
+        begun = time.monotonic()
+        writer.close()
+        assert time.monotonic() - begun < 30  # readers look once a second, and a minute is the most for other calls
+        holder.end()
+        assert [segment["state"] for segment in store.info()["segments"]] == ["sealed"]
+        assert StoreCounters(str(tmp_store / "counters/c.0")).read()[layout.SEALED] == 0
+        one(writer := store.writer(), 1)
+        writer.close()
+        assert StoreCounters(str(tmp_store / "counters/c.0")).read()[layout.SEALED] == 1
+        assert store.verify(deep=True) == []

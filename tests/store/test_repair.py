@@ -158,7 +158,7 @@ def test_what_is_in_quarantine_already_is_not_replaced(store_path):
     assert texts == ["one", "two", "three"]
 
 
-def test_a_dead_writers_segment_is_sealed(tmp_store):
+def test_a_dead_writers_segment_is_sealed_and_readers_learn_of_it(tmp_store, monkeypatch):
     dr.create(tmp_store, serial_schema(), chunk_bytes=4096).close()
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS, str(tmp_store), "0"], stdout=subprocess.PIPE, cwd=REPOSITORY
@@ -168,7 +168,12 @@ def test_a_dead_writers_segment_is_sealed(tmp_store):
         child.send_signal(signal.SIGKILL)
     assert verify(tmp_store) == []
     (would,) = repair(tmp_store, dry_run=True).actions
-    (did,) = repair(tmp_store).actions
+    monkeypatch.setattr("diskreplay.store.index._PATIENCE_S", 1e9)  # readers learn of it from the counter alone
+    with dr.open(tmp_store) as reader:
+        (did,) = repair(tmp_store).actions
+        assert not reader.snapshot.sealed.any()
+        reader.refresh()
+        assert reader.snapshot.sealed.all()
     assert (would.what, did.what) == ("sealed", "sealed")
     assert did.where == would.where == "segments/00000000"
     assert len(serials(tmp_store)) >= 20
