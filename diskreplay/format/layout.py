@@ -26,6 +26,7 @@ LIMITERS = "limiters"
 SEGMENTS = "segments"
 SAMPLERS = "samplers"
 DONE = "done"
+TIME = "time"  # when each row was published: nanoseconds by the clock of the boot
 COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"

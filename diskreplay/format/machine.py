@@ -63,6 +63,41 @@ class BootTime(NamedTuple):
         return cls(str(machine), str(boot), float(seconds))
 
 
+# The clock that nobody can set, with the time that the machine was suspended where the system has that.
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def clock_ns() -> int:
+    """Return nanoseconds since this machine booted: the time of rows."""
+    return time.clock_gettime_ns(CLOCK)
+
+
+class Clock(NamedTuple):
+    """What makes wall time of the times of rows: the boot they count from, and nanoseconds from the epoch to that."""
+
+    boot: str
+    wall: int
+
+
+# 146 years: what lies beyond is damage, and the sum of two stays within 64 bits.
+MOST_NS = 1 << 62
+
+
+def read_clock(boot: str, value: Any) -> Clock:
+    """Return what a segment of that boot says in ``clock``, or raise KeyError, TypeError or ValueError."""
+    wall = value["wall"]
+    if not isinstance(wall, int) or isinstance(wall, bool):
+        raise TypeError(f"clock has the wall time {wall!r:.40}")
+    if abs(wall) > MOST_NS:
+        raise ValueError(f"clock has the wall time {wall}")
+    return Clock(boot, wall)
+
+
+def this_clock() -> Clock:
+    """Return the clock of this boot, as the wall clock stands now."""
+    return Clock(boot_id(), time.time_ns() - clock_ns())
+
+
 def boot_time() -> BootTime:
     """Return this moment."""
     return BootTime(machine_id(), boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))

@@ -26,6 +26,7 @@ from diskreplay.format.layout import (
     METADATA,
     OBSERVED,
     ROWS_WIDTH,
+    TIME,
     chunk_key,
 )
 from diskreplay.format.mapping import open_regular
@@ -39,9 +40,9 @@ _BLANK = "00000000"
 
 
 def array_leaves(schema: Schema) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shape and dtype of one row of every array with rows: the schema's fields and ``done``."""
+    """Return shape and dtype of one row of every array with rows: the schema's fields, ``done``, ``time``."""
     leaves = {path: (field.shape, field.dtype.name) for path, field in schema.leaves.items()}
-    return {**leaves, DONE: ((), "uint8")}
+    return {**leaves, DONE: ((), "uint8"), TIME: ((), "int64")}
 
 
 def make_templates(schema: Schema) -> dict[str, Document]:
@@ -99,7 +100,7 @@ def _documents(memory: Any) -> dict[str, Document]:
 
 @dataclass(frozen=True, slots=True)
 class RowArray:
-    """An array with rows, as every segment of a store has it: a field of the schema, or ``done``."""
+    """An array with rows, as every segment of a store has it: a field of the schema, ``done`` or ``time``."""
 
     path: str
     shape: tuple[int, ...]
@@ -140,7 +141,7 @@ class Blueprint:
             if path
         }
         fields = {path: (field.shape, field.dtype, field.row_bytes) for path, field in schema.leaves.items()}
-        fields[DONE] = ((), np.dtype("uint8"), 1)
+        fields[DONE], fields[TIME] = ((), np.dtype("uint8"), 1), ((), np.dtype("int64"), 8)
         self.arrays = {path: RowArray(path, *field, self._texts[path]) for path, field in fields.items()}
         self.counters = [path for path, text in self._texts.items() if path not in self.arrays and _SHAPE in text]
         self.paths = list(self._texts)

@@ -23,6 +23,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums, Sums, block_bytes, known_sums, parse, sealed_chunks
+from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.lost import Lost
@@ -30,6 +31,7 @@ from diskreplay.format.mapping import open_regular
 from diskreplay.format.quarantine import QUARANTINE, move_aside
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.times import repeat_times, time_bounds
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
@@ -90,6 +92,8 @@ class _Build:
             if name.rpartition("/")[0] in self._paths:
                 self._copy_small(name)
         write_file(f"{self._folder}/{layout.COMMITTED}/{layout.LOCK}")
+        rows = read_lane_counter(f"{self._folder}/{layout.COMMITTED}", len(info.lanes))
+        least = 0 if info.times is None else info.times[0]
         blocks = BlockSums()
         known = known_sums(info, self._arrays)
         for chunk in sealed_chunks(info, self._arrays):
@@ -101,6 +105,8 @@ class _Build:
                 self._copy(chunk.name, fd, _rest(skipped, chunk.nbytes))
                 if chunk.leaf == layout.DONE:
                     self._put_flags(fd, chunk.number)
+                elif chunk.leaf == layout.TIME:
+                    repeat_times(self._folder, chunk.number, info.chunk_rows[layout.TIME], rows, skipped, least)
                 self._sums[chunk.name] = blocks.add(array, chunk.number, fd)
                 os.fchmod(fd, os.fstat(fd).st_mode & ~_WRITE_BITS)  # as sealed chunks are
             finally:
@@ -111,11 +117,13 @@ class _Build:
         ranges = sorted(
             (first * lanes + lane, stop - first) for lane, rows in self._damage.lost.items() for first, stop in rows
         )
+        lost = Lost(tuple(ranges), self._damage.steps_lost)
         rebuilt = dataclasses.replace(
             info,
             inode=os.stat(f"{self._folder}/{layout.COMMITTED}/c.0").st_ino,
             checksums=self._sums,
-            lost=Lost(tuple(ranges), self._damage.steps_lost),
+            lost=lost,
+            times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost),
         )
         for name in (layout.METADATA, layout.DOCUMENT_COPY):
             write_file(f"{self._folder}/{name}", self._blueprint.segment_document(rebuilt.attributes()))

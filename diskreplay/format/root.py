@@ -163,8 +163,8 @@ class Root:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of one step in all its fields, ``done`` included."""
-        return 1 + sum(field.row_bytes for field in self.schema.leaves.values())
+        """Bytes of one step in all its fields, ``done`` and ``time`` included."""
+        return 1 + 8 + sum(field.row_bytes for field in self.schema.leaves.values())
 
 
 def create_root(

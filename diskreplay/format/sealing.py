@@ -30,7 +30,7 @@ from diskreplay.format.durable import (
     write_file,
 )
 from diskreplay.format.file_systems import is_shared
-from diskreplay.format.machine import boot_id, boot_time, machine_id
+from diskreplay.format.machine import boot_id, boot_time, clock_ns, machine_id
 from diskreplay.format.mapping import next_data, open_regular, refuse_links
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
@@ -43,6 +43,7 @@ from diskreplay.format.segment import (
     unfinished_chunk_path,
     write_rows,
 )
+from diskreplay.format.times import time_bounds
 from diskreplay.format.trust import map_trusted, shows_live_rows
 from diskreplay.format.unproven import forget_claims, settle_unproven
 
@@ -62,6 +63,7 @@ class _Settled:
     is_live: bool  # whether its memory is trusted
     checksums: dict[str, int]
     steps: int = 0
+    times: tuple[int, int] | None = None
     blocks: BlockSums = field(default_factory=BlockSums)
     unproven_steps: int = 0
 
@@ -149,6 +151,7 @@ def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -
             if not _says(f"{info.path}/{name}", document):
                 write_atomic(info.path / name, document)
             segment.checksums[name] = crc32c(document)
+    segment.times = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
     segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
     return segment
 
@@ -172,6 +175,7 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
         checksums=segment.checksums,
         sealed_at=round(time.time(), 3),
         sealed_clock=boot_time(),
+        times=segment.times,
         claimed=segment.claimed,
         unproven_steps=segment.unproven_steps,
     )
@@ -198,13 +202,15 @@ def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
 
 def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:
     """Make the observation at ``row`` the final one of a cut episode; a dead writer may have torn the other fields."""
+    flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
+    # Only what is live comes here: this is the clock of the rows before.
+    known = {layout.DONE: bytes([flags]), layout.TIME: clock_ns().to_bytes(8, "little")}
     for leaf in root.blueprint.arrays:
         if leaf == "obs" or leaf.startswith("obs/"):
             continue
         chunk, at = divmod(row, info.chunk_rows[leaf])
         nbytes = row_bytes(root, leaf)
-        flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
-        data = bytes([flags]) if leaf == layout.DONE else bytes(nbytes)
+        data = known.get(leaf, bytes(nbytes))
         fd = open_protected(chunk_path(root, info, leaf, chunk))
         try:
             os.pwrite(fd, data, (lane * info.chunk_rows[leaf] + at) * nbytes)

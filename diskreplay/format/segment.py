@@ -18,7 +18,7 @@ from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import Lock, overwrite, storage_error, try_lock, write_atomic, write_file
 from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
-from diskreplay.format.machine import BootTime, boot_id, machine_id
+from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id, read_clock, this_clock
 from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written
@@ -49,12 +49,14 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
+    clock: Clock  # of its boot, also where that has no meaning any more and `boot` is empty
     created: str
     sealed: bool
     steps: int | None
     checksums: dict[str, int]
     sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
     sealed_clock: BootTime | None = None
+    times: tuple[int, int] | None = None  # the least and the greatest of its rows; None: not sealed, or no rows
     # Where sealing found more rows than the marks prove: how many of each lane the counters had claimed.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
@@ -83,7 +85,8 @@ class SegmentInfo:
         sealed: dict[str, Any] = {}
         if self.sealed:
             times = {"sealed_at": self.sealed_at, "sealed_clock": self.sealed_clock and list(self.sealed_clock)}
-            sealed = {"steps": self.steps, **times, "checksums": self.checksums}
+            bounds = None if self.times is None else list(self.times)
+            sealed = {"steps": self.steps, **times, "times": bounds, "checksums": self.checksums}
         if self.claimed is not None:
             sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
         return {
@@ -97,6 +100,7 @@ class SegmentInfo:
             "boot_id": self.boot,
             "inode": self.inode,
             "volume": list(self.volume),
+            "clock": {"wall": self.clock.wall},
             "created": self.created,
             "sealed": self.sealed,
             **sealed,
@@ -175,6 +179,7 @@ def draft_segment(root: Root, building: str, writer: int, lanes: Sequence[int], 
             boot=boot_id(),
             inode=counter_inode(building),
             volume=volume_of(building),
+            clock=this_clock(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             sealed=False,
             steps=None,
@@ -341,7 +346,7 @@ def _as_copied(root: Root, info: SegmentInfo) -> SegmentInfo:
             return info
     except FileNotFoundError:
         return info  # a counter is missing: whoever reads it says so
-    return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, boot="")
+    return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, times=None, boot="")
 
 
 def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> SegmentInfo:
@@ -372,16 +377,27 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         boot=str(attributes["boot_id"]),
         inode=_whole(attributes["inode"]),
         volume=Volume(*map(_whole, attributes["volume"])),
+        clock=read_clock(str(attributes["boot_id"]), attributes["clock"]),
         created=str(attributes["created"]),
         sealed=sealed,
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
         sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
+        times=_parse_times(attributes["times"]) if sealed else None,
         claimed=parse_claimed(attributes, len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
         lost=parse_lost(attributes, len(lanes)),
     )
+
+
+def _parse_times(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    first, last = map(_whole, value)
+    if not first <= last <= MOST_NS:
+        raise ValueError(f"times are {first} to {last}")
+    return first, last
 
 
 def _whole(value: Any) -> int:

@@ -1,12 +1,14 @@
 """Where the next rows of lanes go: worked out once for many rows, so that a step is only writing."""
 
 from collections.abc import Sequence
+from time import clock_gettime_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.format.machine import CLOCK
 
 Ints = NDArray[np.int64]
 
@@ -20,7 +22,7 @@ class Stretch:
     It ends with the next `reserve` that has anything to do, and with `close`.
     """
 
-    __slots__ = ("_committed", "_count", "_done", "_obs", "_observed", "_segment", "_targets", "last", "start")
+    __slots__ = ("_committed", "_count", "_done", "_obs", "_observed", "_segment", "_targets", "_time", "last", "start")
 
     def __init__(self, segment: Any, row: int, limit: int) -> None:
         self._segment, self.start = segment, row
@@ -29,6 +31,9 @@ class Stretch:
         self.last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         targets = {leaf: target for leaf, (target, _) in parts.items() if not leaf.startswith("episode/")}
         self._done = targets.pop(layout.DONE)
+        time = targets.pop(layout.TIME)
+        # Python's own numbers go into memory in half of numpy's time.
+        self._time = time.data if isinstance(time, np.ndarray) else time
         self._targets = list(targets.values())
         self._count = len(self._targets)
         self._obs = [target for leaf, target in targets.items() if leaf == "obs" or leaf.startswith("obs/")]
@@ -43,6 +48,7 @@ class Stretch:
         for i in range(known, self._count):
             targets[i][at] = items[i]
         self._done[at] = 0
+        self._time[at] = clock_gettime_ns(CLOCK)
         if following is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = following[i]

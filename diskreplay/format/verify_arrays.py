@@ -121,9 +121,9 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
     return f"has {length} rows, and its chunks {covered}" if length < covered else None
 
 
-def check_chunks(segment: Segment, present: dict[str, set[int]]) -> bool:
-    """Check that every chunk with rows is there and has its size, and no other; tell whether that holds for `done`."""
-    files, longest, good = segment.files, segment.longest, False
+def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
+    """Check that every chunk with rows is there and has its size, and no other; return the arrays of which it is so."""
+    files, longest, good = segment.files, segment.longest, set()
     for path, chunks in present.items():
         before = len(files.problems)
         array, rows = segment.plan.arrays[path], segment.attributes.chunk_rows[path]
@@ -144,8 +144,8 @@ def check_chunks(segment: Segment, present: dict[str, set[int]]) -> bool:
                 files.report("unexpected", name, f"lies behind the {longest} rows of a sealed segment")
                 continue
             _check_size(files, name, nbytes)
-        if path == layout.DONE:
-            good = len(files.problems) == before
+        if len(files.problems) == before:
+            good.add(path)
     return good
 
 

@@ -27,6 +27,7 @@ from diskreplay.format.volume import Volume, volume_of
 
 _SECTOR = 512  # what a disk writes as a whole
 _BLOCK_BYTES = 1 << 20
+_MOST_NS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Attributes:
     lost: tuple[tuple[int, int], ...]
     steps_lost: int
     writer: int
+    times: tuple[int, int] | None = None
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
 
@@ -131,6 +133,7 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         raise ValueError(f"sealed_at is {given['sealed_at']!r:.40}")
     if given["sealed"] and not _is_boot_time(given.get("sealed_clock")):
         raise ValueError(f"sealed_clock is {given['sealed_clock']!r:.40}")
+    _check_clock(given)
     for name in ("machine_id", "boot_id", "created"):
         if not isinstance(given[name], str):
             raise ValueError(f"{name} is {given[name]!r:.40}")
@@ -151,6 +154,7 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         unproven_steps=unproven,
         sealed=given["sealed"],
         steps=given["steps"] if given["sealed"] else 0,
+        times=tuple(given["times"]) if given["sealed"] and given["times"] is not None else None,
         checksums=checksums,
         lost=_parse_lost(given, len(lanes)),
         steps_lost=given.get("steps_lost", 0),
@@ -175,6 +179,18 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or (given["sealed"] and steps > given["steps"]):
         raise ValueError(f"steps_lost is {steps!r:.40}")
     return tuple((position, rows) for position, rows in ranges)
+
+
+def _check_clock(given: Any) -> None:
+    """Check what a segment says of the times of its rows: where the epoch is on their clock, and which there are."""
+    wall = given["clock"]["wall"]
+    if not isinstance(wall, int) or isinstance(wall, bool) or abs(wall) > _MOST_NS:
+        raise ValueError(f"clock is {given['clock']!r:.60}")
+    if not given["sealed"] or (times := given["times"]) is None:
+        return
+    in_order = isinstance(times, list) and len(times) == 2 and all(map(is_whole, times)) and times[0] <= times[1]
+    if not in_order or times[1] > _MOST_NS:
+        raise ValueError(f"times is {times!r:.60}")
 
 
 def _is_boot_time(value: Any) -> bool:
@@ -219,7 +235,7 @@ def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: 
     log = files.path(f"{folder}/{layout.DURABLE}/{layout.MARKS}")
     if not missing or not (writable or (os.path.lexists(log) and os.lstat(log).st_size)):
         return found
-    return replace(found, sealed=False, in_place=False, steps=0, checksums={}, claimed=(), unproven_steps=0)
+    return replace(found, sealed=False, in_place=False, steps=0, checksums={}, times=None, claimed=(), unproven_steps=0)
 
 
 def _checksum(path: str) -> int:

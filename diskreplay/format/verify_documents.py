@@ -53,7 +53,12 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
     """Return what the segments of a store with this schema have."""
     arrays = {path: Array(field.shape, field.dtype.name) for path, field in schema.leaves.items()}
     groups = {"/".join(parts[:i]) for path in arrays if (parts := path.split("/")) for i in range(1, len(parts))}
-    return Plan({**arrays, layout.DONE: Array((), "uint8")}, tuple(sorted(groups)), templates, store)
+    return Plan(
+        {**arrays, layout.DONE: Array((), "uint8"), layout.TIME: Array((), "int64")},
+        tuple(sorted(groups)),
+        templates,
+        store,
+    )
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:

@@ -19,6 +19,7 @@ KINDS = (
     "checksum",
     "counters",
     "flags",
+    "times",
     "hidden",
     "unexpected",
     "unproven",
@@ -36,9 +37,9 @@ class Problem:
         ``"missing"`` (a file or folder), ``"type"`` (a link, or a folder where a file must be), ``"size"`` (of a
         file), ``"unreadable"`` (the system refuses), ``"metadata"`` (a document that says what cannot be),
         ``"checksum"`` (bytes that are not those that were sealed), ``"counters"``, ``"flags"`` (no sequence of
-        episodes), ``"hidden"`` (an eviction by hand of what is no episode), ``"unexpected"`` (what has no place),
-        ``"quarantine"`` (steps that repair or a recovery has set aside) or ``"unproven"`` (steps that do not count, as
-        nothing proves that they are whole).
+        episodes), ``"times"`` (a row that was published before the one in front of it), ``"hidden"`` (an eviction by
+        hand of what is no episode), ``"unexpected"`` (what has no place), ``"quarantine"`` (steps that repair or a
+        recovery has set aside) or ``"unproven"`` (steps that do not count, as nothing proves that they are whole).
     where : str
         The file or folder, relative to the store.
     detail : str

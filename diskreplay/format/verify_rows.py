@@ -1,7 +1,8 @@
-"""The rows of a segment: whether they are episodes, with as many steps as it says, and those evicted by hand."""
+"""The rows of a segment: whether they are episodes, with the steps and times it says, and those evicted by hand."""
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ def check_flags(segment: Segment) -> None:
     files, rows = segment.files, segment.rows
     last = np.full(segment.attributes.lanes, START, np.uint8)
     steps = 0
-    for lane, first, flags in _blocks(segment):
+    for lane, first, flags in _blocks(segment, layout.DONE):
         lanes = slice(lane, lane + len(flags))
         counted = np.clip(rows[lanes] - first, 0, flags.shape[1])
         if wrong := first_wrong(flags, last[lanes], counted):
@@ -40,14 +41,45 @@ def check_flags(segment: Segment) -> None:
         )
 
 
-def _blocks(segment: Segment) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """Yield lane and row of the first flag, and flags of some lanes, in order of rows: a bounded number at a time."""
-    per_chunk, longest = segment.attributes.chunk_rows[layout.DONE], segment.longest
-    width = min(per_chunk, _BLOCK_BYTES)
-    together = max(1, _BLOCK_BYTES // per_chunk)
+def check_times(segment: Segment) -> None:
+    """Check that no lane has a time before that of the row in front, and the bounds that a sealed segment says."""
+    attributes, files = segment.attributes, segment.files
+    last = np.zeros(attributes.lanes, np.int64)
+    found: list[int] = []
+    for lane, first, times in _blocks(segment, layout.TIME):
+        lanes = slice(lane, lane + len(times))
+        counted = np.clip(segment.rows[lanes] - first, 0, times.shape[1])
+        counts = np.arange(times.shape[1]) < counted[:, None]
+        falls = (times < np.concatenate([last[lanes, None], times[:, :-1]], axis=1)) & counts
+        if falls.any():
+            one, row = (int(i[0]) for i in np.nonzero(falls))
+            at = f"lane {lane + one}, row {first + row}"
+            files.report("times", segment.inside(layout.TIME), f"{at}: its time is before that of the row in front")
+            return
+        some = np.flatnonzero(counted)
+        last[lane + some] = times[some, counted[some] - 1]
+        for position, count in attributes.lost:
+            row, one = divmod(position, attributes.lanes)
+            if lane <= one < lane + len(times):
+                counts[one - lane, max(0, row - first) : max(0, row + count - first)] = False
+        if counts.any():
+            found += [int(times[counts].min()), int(times[counts].max())]
+    bounds = (min(found), max(found)) if found else None
+    if attributes.sealed and attributes.times != bounds:
+        detail = f"says that the times of its rows are {attributes.times}, and they are {bounds}"
+        files.report("counters", segment.inside(layout.METADATA), detail)
+
+
+def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Yield lane and row of the first value, and values of some lanes, in order of rows: a bounded number at a time."""
+    per_chunk, longest = segment.attributes.chunk_rows[path], segment.longest
+    dtype = np.dtype(segment.plan.arrays[path].dtype)
+    at_once = _BLOCK_BYTES // dtype.itemsize
+    width = min(per_chunk, at_once)
+    together = max(1, at_once // per_chunk)
     for chunk in range(-(-longest // per_chunk)):
-        where = segment.inside(f"{layout.DONE}/{layout.chunk_key(chunk, 0)}")
-        fd = segment.files.open(where, segment.attributes.lanes * per_chunk)
+        where = segment.inside(f"{path}/{layout.chunk_key(chunk, 0)}")
+        fd = segment.files.open(where, segment.attributes.lanes * per_chunk * dtype.itemsize)
         if fd is None:
             return
         try:
@@ -56,10 +88,11 @@ def _blocks(segment: Segment) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
                 most = int(segment.rows[lane : lane + lanes].max())
                 for start in range(0, min(per_chunk, most - chunk * per_chunk), width):
                     count = min(width, most - chunk * per_chunk - start) if lanes == 1 else width
-                    data = read_at(fd, lanes * count, lane * per_chunk + start)
-                    if len(data) < lanes * count:
+                    nbytes = lanes * count * dtype.itemsize
+                    data = read_at(fd, nbytes, (lane * per_chunk + start) * dtype.itemsize)
+                    if len(data) < nbytes:
                         return  # cut off just now; its size was right a moment ago
-                    yield lane, chunk * per_chunk + start, np.frombuffer(data, np.uint8).reshape(lanes, count)
+                    yield lane, chunk * per_chunk + start, np.frombuffer(data, dtype).reshape(lanes, count)
         except OSError as error:
             segment.files.report("unreadable", where, reason(error))
         finally:

@@ -19,7 +19,7 @@ from diskreplay.format.verify_attributes import (
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
 from diskreplay.format.verify_marks import Rows, count_unproven, proven_rows
-from diskreplay.format.verify_rows import check_flags, check_hidden
+from diskreplay.format.verify_rows import check_flags, check_hidden, check_times
 from diskreplay.format.verify_sums import check_sums
 
 # A segment that changes is looked at again before anything is said of it.
@@ -82,7 +82,10 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
         _report_unproven(files, where, attributes.unproven_steps, attributes.writer)
     segment = Segment(files, where, plan, attributes, counters)
     present = check_folders(segment)
-    if check_chunks(segment, present):
+    whole = check_chunks(segment, present)
+    if layout.TIME in whole:
+        check_times(segment)
+    if layout.DONE in whole:
         check_flags(segment)
         check_hidden(segment, hidden)
     if attributes.sealed:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
+from diskreplay.format.layout import TIME
 from diskreplay.ids import CUT, EPISODE_VALUES, OPEN, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.store.snapshot import Snapshot
 
@@ -87,6 +88,19 @@ class Episode:
     def reward(self) -> NDArray[Any]:
         """Rewards, ``(T,)``."""
         return self._snapshot.rows("reward", self._first, self._steps)
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """When each step was published, ``(T,)`` float64 in seconds since the epoch.
+
+        They never fall, and can be compared across all episodes that were written in the same boot of a machine: they
+        go by a clock that nobody sets.
+        """
+        tables = self._snapshot.tables
+        times = self._snapshot.rows(TIME, self._first, self._steps)
+        info = tables.infos[self.segment - self._snapshot.origin]
+        assert info is not None  # or its rows were not there
+        return (times + tables.clocks.wall(info.clock.boot)) / 1e9
 
     @property
     def total_reward(self) -> float:

@@ -67,7 +67,7 @@ def is_of_rows(info: SegmentInfo | None, plan: Plan, name: str, problem: Problem
     """Whether something wrong with a segment may follow from damaged rows; ``name`` is the file's below the segment."""
     if info is None or not info.sealed:
         return False
-    if (problem.kind, name) in (("flags", layout.DONE), ("counters", layout.METADATA)):
+    if (problem.kind, name) in (("flags", layout.DONE), ("times", layout.TIME), ("counters", layout.METADATA)):
         return True
     folder, _, file = name.rpartition("/")
     in_array = folder in plan.arrays and file.startswith("c.") and problem.kind in _OF_A_FILE

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import StorageFull
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.machine import clock_ns
 from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
@@ -52,10 +53,16 @@ class Recorder:
         self._sealer = sealer
         self.explain = root.explain
         self._warned = False
+        self._now = 0
         self.lanes: list[Any] = [Lane(i) for i in range(lanes)]
         self.rolling = OpenSegments(
             root, counters, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None)
         )
+
+    def take_time(self) -> int:
+        """Read the clock for all rows that the call in progress publishes; those of `go_on` read their own."""
+        self._now = clock_ns()
+        return self._now
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +149,7 @@ class Recorder:
         flags = 0 if lane.open else FIRST | (CUT if lane.continues else 0)
         flags |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
         columns = segment.columns
+        columns[layout.TIME].put(at, row, self._now)
         for i in range(0 if lane.pending is None else self.obs_count, len(items)):
             columns[self.columns[i]].put(at, row, items[i])
         if following is None:
@@ -181,6 +189,7 @@ class Recorder:
         if obs is not None:
             for leaf, item in zip(self._obs_columns, obs, strict=True):
                 segment.columns[leaf].put(at, row, item)
+        segment.columns[layout.TIME].put(at, row, self._now)
         segment.columns[layout.DONE].put(at, row, flags | self._put_episode(segment, at, row, episode))
 
     def _put_episode(self, segment: SegmentWriter, at: int, row: int, episode: EpisodeItems | None) -> int:
@@ -203,6 +212,7 @@ class Recorder:
     ) -> None:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
         steps = len(values[0])
+        now = self.take_time()
         self.cut(lane, None, None, marked=True)
         ended = terminated or truncated
         marker = final_obs is None and not ended
@@ -218,6 +228,7 @@ class Recorder:
         for leaf, value in zip(self.columns, values, strict=True):
             segment.columns[leaf].put_block(at, row, value)
         segment.columns[layout.DONE].put_block(at, row, flags)
+        segment.columns[layout.TIME].put_block(at, row, np.full(steps, now))
         if rows > steps:
             end = (END_MARKER if marker else OBSERVATION_ONLY) | (0 if ended else TRUNCATED | CUT)
             self._put_final(segment, at, row + steps, final_obs, end, episode)
@@ -309,6 +320,7 @@ class Recorder:
 
     def close(self) -> None:
         """Cut what is open and hand every segment over to be sealed."""
+        self.take_time()
         full: StorageFull | None = None
         try:
             for lane in self.lanes:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import note_change
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
-from diskreplay.format.segment import SegmentInfo, chunk_path, read_segment
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, read_segment
 from diskreplay.format.trust import place_of, shows_live_rows
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.format.verify_flags import START, first_wrong
@@ -36,6 +36,8 @@ class Salvage(NamedTuple):
 
 def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Salvage]:
     """Take the unproven steps of each segment as far as its flags are a sequence of episodes; yield what was taken.
+
+    Rows whose time is before that of the row in front of them never got to the disk whole, and end that as well.
 
     Their bytes may be torn all the same: that is why they do not count by themselves. Segments of living writers are
     left alone.
@@ -80,19 +82,25 @@ def _counted_rows(root: Root, info: SegmentInfo) -> Ints:
 
 
 def _whole_rows(root: Root, info: SegmentInfo, lane: int, first: int, stop: int) -> int:
-    """Return up to which row the flags of a lane are a sequence of episodes; they are up to ``first``."""
-    flags = _flags(root, info, lane, max(0, first - 1), stop)
+    """Return up to which row a lane's flags are a sequence of episodes and its times rise; they are up to ``first``."""
+    flags = _rows(root, info, layout.DONE, lane, max(0, first - 1), stop)
     before = np.array([START], np.uint8) if first == 0 else flags[:1]
     rows = flags[None, min(first, 1) :]
     wrong = first_wrong(rows, before, np.array([rows.shape[1]]))
-    return stop if wrong is None else first + wrong[1]
+    stop = stop if wrong is None else first + wrong[1]
+    times = _rows(root, info, layout.TIME, lane, max(0, first - 1), stop)
+    times = times if first else np.append(1, times)  # a clock is past 0
+    falls = np.flatnonzero(np.diff(times) < 0)
+    return first + int(falls[0]) if len(falls) else stop
 
 
-def _flags(root: Root, info: SegmentInfo, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
-    lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
-    parts = [np.zeros(0, np.uint8)]
+def _rows(root: Root, info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
+    """Return the rows ``[first, stop)`` of a lane, of flags or times."""
+    lanes, per_chunk, array = len(info.lanes), info.chunk_rows[leaf], root.blueprint.arrays[leaf]
+    parts = [np.zeros(0, array.dtype)]
     for chunk in range(first // per_chunk, -(-stop // per_chunk)):
-        block = map_file(chunk_path(root, info, layout.DONE, chunk), lanes * per_chunk).array("u1", (lanes, per_chunk))
+        mapping = map_file(chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf))
+        block = mapping.array(array.dtype, (lanes, per_chunk))
         parts.append(block[lane, max(0, first - chunk * per_chunk) : min(per_chunk, stop - chunk * per_chunk)])
     return np.concatenate(parts)
 

@@ -23,6 +23,7 @@ from diskreplay.format.mapping import (
 from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
+from diskreplay.store.clocks import Clocks
 from diskreplay.store.forks import each_of, told_of_forks
 
 # Of all stores of this process together: the kernel allows 65,530, and the trainer has others.
@@ -48,12 +49,11 @@ class LeafTable:
 
     def __init__(self, tables: "Tables", leaf: str) -> None:
         root = tables.root
-        field = root.schema.leaves.get(leaf)
         # No cycle: old tables, and what only they keep mapped, go with the last snapshot and not with the collector.
         self._tables: Tables = weakref.proxy(tables)
         self.leaf = leaf
-        self.dtype = np.dtype("u1") if field is None else field.dtype
-        self.shape: tuple[int, ...] = () if field is None else field.shape
+        array = root.blueprint.arrays[leaf]
+        self.dtype, self.shape = array.dtype, array.shape
         self.row_bytes = row_bytes(root, leaf)
         self.wide = self.row_bytes >= WIDE_ROW
         self.first_chunk = np.zeros(0, np.int64)
@@ -216,8 +216,9 @@ class Tables:
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
     """
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, clocks: Clocks | None = None) -> None:
         self.root = root
+        self.clocks = clocks or Clocks()
         self.lock = threading.RLock()
         self._used = 0
         _alive.add(self)
@@ -253,6 +254,7 @@ class Tables:
         """Add segments in the order of their numbers; None where one was evicted already."""
         with self.lock:
             self.infos.extend(infos)
+            self.clocks.add(infos)
             for table in self.leaves.values():
                 table.add_slots(infos)
 
@@ -263,7 +265,7 @@ class Tables:
 
     def without(self, slots: list[int]) -> "Tables":
         """Return tables in which these slots are empty; everything else stays mapped."""
-        new = Tables(self.root)
+        new = Tables(self.root, self.clocks)
         with self.lock:
             new.infos = list(self.infos)
             for slot in slots:

@@ -140,6 +140,7 @@ class VectorSteps:
         self._every: Ints = np.arange(count)
         self._lanes = LaneArrays(count)
         self._no_flags = np.zeros(count, np.uint8)
+        self._times: Ints = np.zeros(count, np.int64)
         self._rest = recorder.columns[recorder.obs_count :]
         recorder.lanes[:] = [Lane(i) if self._one_by_one else _ArrayLane(i, self._lanes) for i in range(count)]
 
@@ -151,6 +152,7 @@ class VectorSteps:
         StorageFull
             There is no room; no lane's step was written.
         """
+        self._times.fill(self._recorder.take_time())
         self._make_room(step)
         if self._one_by_one:
             self._commit_one_by_one(step)
@@ -242,7 +244,7 @@ class VectorSteps:
         values = {
             leaf: value[chosen] for leaf, value in zip(self._rest, step.values[recorder.obs_count :], strict=True)
         }
-        values[layout.DONE] = flags
+        values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
         if step.following is None:
             if len(ends):
                 flags[ends] |= self._put_episodes(segment, last, rows[ends], step)
@@ -291,7 +293,7 @@ class VectorSteps:
             leaf: np.zeros((len(lanes), *value.shape[1:]), value.dtype)
             for leaf, value in zip(self._rest, step.values[self._recorder.obs_count :], strict=True)
         }
-        values[layout.DONE] = flags
+        values[layout.DONE], values[layout.TIME] = flags, self._times[: len(lanes)]
         segment.put_lanes(lanes, rows, values)
 
     def _put_episodes(self, segment: SegmentWriter, lanes: Ints, rows: Ints, step: Step) -> int:

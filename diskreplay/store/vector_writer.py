@@ -126,6 +126,7 @@ class VectorWriter(_BaseWriter):
         values = self._cast_episodes(episode)
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
         with self._recording(inserts=False):
+            self._recorder.take_time()
             for i in np.flatnonzero(chosen).tolist():
                 self._recorder.end(
                     self._recorder.lanes[i],

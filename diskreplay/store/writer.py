@@ -356,6 +356,7 @@ class Writer(_BaseWriter):
     ) -> None:
         recorder = self._recorder
         lane = recorder.lanes[0]
+        recorder.take_time()
         recorder.prepare(lane, items, terminated or truncated or following is not None)
         recorder.commit(lane, items, following, terminated, truncated, finals)
 
@@ -388,6 +389,7 @@ class Writer(_BaseWriter):
         final = None if final_obs is None else self._obs_items(final_obs)
         values = self._cast_episode(episode)
         with self._recording(inserts=False):
+            self._recorder.take_time()
             self._recorder.end(self._recorder.lanes[0], final, values)
         self._after_step(True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,8 @@ from diskreplay.ids import POSITION_BITS
 from diskreplay.testing.model import ModelEpisode, ModelStore
 from diskreplay.testing.nested import Flat, flat
 from diskreplay.testing.reference import transition
+
+_CLOCK_SLACK_S = 5.0
 
 COMPUTED = ("reward", "discount")
 """Fields of a transition that are rounded sums or powers: equal to one unit in the last place of float32."""
@@ -49,8 +52,23 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
         ids.update(zip(serials, real[last].ids.tolist(), strict=True))
     _equal("len(store)", len(store), len(model))
+    check_times(real.values())
     _equal("distinct ids", len(set(ids.values())), len(model))
     return ids
+
+
+def check_times(episodes: Iterable[Any]) -> None:
+    """Check that the times of each lane never fall, from one episode to the next, and that none is of the future."""
+    last: dict[tuple[int, int], float] = {}
+    for episode in sorted(episodes, key=lambda episode: int(episode.ids[0])):
+        times, lane = episode.times, (episode.segment, episode.lane)
+        _equal("times: dtype and shape", (times.dtype, times.shape), (np.dtype(np.float64), (len(episode),)))
+        if np.any(np.diff(times, prepend=last.get(lane, 0.0)) < 0):
+            raise AssertionError(f"times of lane {lane} fall in {episode}")
+        last[lane] = times[-1]
+    # By the wall clock, which may be set while a store is written.
+    if last and max(last.values()) > time.time() + _CLOCK_SLACK_S:
+        raise AssertionError(f"a step was published at {max(last.values())}, which is still to come")
 
 
 def check_episode(real: Any, expected: ModelEpisode) -> None:

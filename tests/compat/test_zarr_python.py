@@ -121,7 +121,10 @@ def test_zarr_finds_the_groups_and_arrays_of_the_format_and_no_others(tmp_store)
         "segments",
         "samplers",
         segment,
-        *(f"{segment}/{name}" for name in ("obs", "action", "reward", "done", "committed", "observed", "durable")),
+        *(
+            f"{segment}/{name}"
+            for name in ("obs", "action", "reward", "done", "time", "committed", "observed", "durable")
+        ),
         *(f"{segment}/{name}" for name in ("extra", "extra/serial", "episode", "episode/seed")),
     }
 

@@ -162,7 +162,7 @@ def fill(folder: Path, kind: str, pages: int, tell: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_disk_that_fills_up_loses_nothing_and_the_writer_goes_on(small_disk: Path, kind: str) -> None:
     was_full = []
-    for pages in range(0, 260, 51):
+    for pages in range(0, 320, 51):
         workloads.create(small_disk / "store").close()
         # In a process of its own: where a hole is read on a full disk, it ends by SIGBUS.
         *told, last = in_child(partial(fill, small_disk, kind, pages)).told

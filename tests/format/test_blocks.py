@@ -107,7 +107,7 @@ def test_a_sealed_segment_has_the_checksum_of_every_block(tmp_store, lanes, segm
     for segment in sorted((Path(tmp_store) / "segments").glob("0*")):
         checksums = json.loads((segment / "zarr.json").read_bytes())["attributes"]["checksums"]
         expected = []
-        arrays = {"action": 8, "done": 1, "extra/serial": 8, "obs/image": 7056, "obs/state": 12, "reward": 4}
+        arrays = {"action": 8, "done": 1, "extra/serial": 8, "obs/image": 7056, "obs/state": 12, "reward": 4, "time": 8}
         for leaf in sorted(arrays):
             chunks = sorted((segment / leaf).glob("c.*"), key=lambda path: int(path.name.split(".")[2]))
             length = 56448 if leaf == "obs/image" else 512 * arrays[leaf]

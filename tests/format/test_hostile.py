@@ -330,7 +330,7 @@ def test_a_segment_that_claims_more_steps_than_can_be_counted_is_set_aside(origi
     read_all(tmp_store, "a")
 
 
-TINY = dr.Schema(dr.Field((), "uint8"), dr.Field((), "uint8"), extra={"serial": dr.Field((), "int32")})
+TINY = dr.Schema(dr.Field((), "uint8"), dr.Field((), "uint8"))
 
 
 def swell(path, rows, sealed, first_flag):
@@ -338,7 +338,7 @@ def swell(path, rows, sealed, first_flag):
     segment = path / "segments/00000000"
     document = json.loads((segment / "zarr.json").read_bytes())
     attributes = document["attributes"]
-    for leaf, nbytes in (("obs", 1), ("action", 1), ("reward", 4), ("extra/serial", 4), ("done", 1)):
+    for leaf, nbytes in (("obs", 1), ("action", 1), ("reward", 4), ("done", 1), ("time", 8)):
         per_chunk = attributes["chunk_rows"][leaf] = min(rows, (1 << 32) // nbytes)
         for chunk in range(rows // per_chunk):
             with open(segment / leaf / f"c.0.{chunk}", "ab") as file:
@@ -361,7 +361,7 @@ def swell(path, rows, sealed, first_flag):
 def test_holes_take_neither_memory_nor_time(tmp_store, sealed, flag, message, mode):
     """A few blocks on disk that claim to be billions of rows."""
     with dr.create(tmp_store, TINY, max_age_s=1e9) as store, store.writer() as writer:
-        writer.append_episode([1] * 6, [0] * 5, [0.0] * 5, terminated=False, serial=range(5))
+        writer.append_episode([1] * 6, [0] * 5, [0.0] * 5, terminated=False)
     swell(tmp_store, 1 << 31, sealed, flag)
     lengths = []
 
@@ -391,8 +391,7 @@ def test_a_long_episode_in_a_sparse_copy_is_read_as_it_is(tmp_store, tmp_path):
         for lane in (1, 0):
             for steps in lengths[lane:]:
                 obs, action, reward = np.ones(steps + 1, "u1"), np.zeros(steps, "u1"), np.zeros(steps, "f4")
-                serial = np.arange(steps, dtype=np.int32)
-                writer.append_episode(lane, obs, action, reward, terminated=steps != 64, serial=serial)
+                writer.append_episode(lane, obs, action, reward, terminated=steps != 64)
         whole = store.uuid
     subprocess.run(["cp", "-a", "--sparse=always", str(tmp_store), str(tmp_path / "sparse")], check=True)
     (chunk, *_) = (tmp_path / "sparse").glob("segments/00000000/done/c.0.0")

@@ -236,7 +236,7 @@ def test_keys_that_cannot_name_a_folder_are_refused(key):
 
 
 @pytest.mark.parametrize(
-    "name", ["obs", "next_obs", "next_action", "weight", "done", "ret", "lane", "mask", "loss_mask", "self"]
+    "name", ["obs", "next_obs", "next_action", "weight", "done", "ret", "lane", "mask", "loss_mask", "self", "time"]
 )
 def test_names_that_an_append_or_a_batch_has_are_refused_for_extras(name):
     with pytest.raises(SchemaError, match=f"extra: the name '{name}' is taken"):
@@ -247,8 +247,9 @@ def test_collectors_may_store_values_and_indices_of_episodes():
     Schema(F32, F32, extra={"value": F32, "log_prob": F32}, episode={"index": Field((), "int64")})
     with pytest.raises(SchemaError, match="'x' is a name of both"):
         Schema(F32, F32, extra={"x": F32}, episode={"x": F32})
-    with pytest.raises(SchemaError, match="taken"):
-        Schema(F32, F32, episode={"obs": F32})
+    for name in ("obs", "done", "time"):
+        with pytest.raises(SchemaError, match=f"episode: the name '{name}' is taken"):
+            Schema(F32, F32, episode={name: F32})
 
 
 @pytest.mark.parametrize("reward", [Field((1,), "float32"), Field((), "bool"), "float32", {"a": F32}])

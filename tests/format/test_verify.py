@@ -348,6 +348,24 @@ DAMAGE = {
     ),
     "lanes that are none": (with_attributes(SEGMENT, lanes=[]), "metadata", f"{SEGMENT}/zarr.json"),
     "steps that are not there": (with_attributes(SEGMENT, steps=5), "counters", f"{SEGMENT}/zarr.json"),
+    "other times than its rows have": (
+        with_attributes(SEGMENT, times=[1, 2]),
+        "counters",
+        f"{SEGMENT}/zarr.json",
+    ),
+    "times of no order": (with_attributes(SEGMENT, times=[2, 1]), "metadata", f"{SEGMENT}/zarr.json"),
+    "times that are none": (with_attributes(SEGMENT, times=[0.0, 1e300]), "metadata", f"{SEGMENT}/zarr.json"),
+    "a clock that is none": (with_attributes(SEGMENT, clock={"wall": "now"}), "metadata", f"{SEGMENT}/zarr.json"),
+    "a clock of the far future": (
+        with_attributes(SEGMENT, clock={"wall": 1 << 63}),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
+    ),
+    "a time that falls": (
+        lambda path: replace_bytes(path / SEGMENT / "time/c.0.0", 8, bytes(8)),
+        "times",
+        f"{SEGMENT}/time",
+    ),
     "checksums elsewhere": (
         with_attributes(SEGMENT, checksums={"../../zarr.json": 1}),
         "metadata",

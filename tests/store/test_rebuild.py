@@ -81,7 +81,7 @@ def frame(kind, serial):
 
 
 def row_bytes(kind):
-    return {"obs": kind.side**2, "action": 8, "reward": 4, "done": 1, "extra/serial": 8, "episode/seed": 8}
+    return {"obs": kind.side**2, "action": 8, "reward": 4, "done": 1, "extra/serial": 8, "episode/seed": 8, "time": 8}
 
 
 def write_one(store, kind):

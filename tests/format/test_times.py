@@ -1,0 +1,138 @@
+import time
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.errors import FormatError
+from diskreplay.format import layout, machine
+from diskreplay.format.lost import NOTHING_LOST, Lost
+from diskreplay.format.root import read_root
+from diskreplay.format.segment import read_segment
+from diskreplay.format.times import repeat_times, time_bounds
+from tests.format.test_verify import reseal
+from tests.testing.support import append_numbered, serial_schema
+
+SEGMENT = "segments/00000000"
+
+
+def write_times(folder, lanes, per_chunk):
+    """Chunk files of times, of lanes of different lengths."""
+    rows = np.array([len(lane) for lane in lanes])
+    (folder / "time").mkdir(parents=True)
+    for chunk in range(-(-int(rows.max()) // per_chunk)):
+        block = np.zeros((len(lanes), per_chunk), "<i8")
+        for i, lane in enumerate(lanes):
+            part = lane[chunk * per_chunk : (chunk + 1) * per_chunk]
+            block[i, : len(part)] = part
+        block.tofile(folder / "time" / layout.chunk_key(chunk, 0))
+    return rows
+
+
+def read_times(folder, rows, per_chunk):
+    chunks = range(-(-int(rows.max()) // per_chunk))
+    blocks = [np.fromfile(folder / "time" / layout.chunk_key(k, 0), "<i8").reshape(len(rows), -1) for k in chunks]
+    return [lane[:count].tolist() for lane, count in zip(np.concatenate(blocks, axis=1), rows, strict=True)]
+
+
+def test_bounds_are_those_of_the_first_and_last_rows_that_count(tmp_path):
+    lanes = [[5, 6, 7, 8, 9], [], [4, 4, 20]]
+    rows = write_times(tmp_path, lanes, 2)
+    assert time_bounds(str(tmp_path), 2, rows, NOTHING_LOST) == (4, 20)
+    # Row 0 and 1 of lane 2, then row 2 of it.
+    assert time_bounds(str(tmp_path), 2, rows, Lost(((2, 2),), 2)) == (5, 20)
+    assert time_bounds(str(tmp_path), 2, rows, Lost(((2, 2), (8, 1)), 3)) == (5, 9)
+    assert time_bounds(str(tmp_path), 2, rows, Lost(((0, 5), (2, 3)), 8)) is None
+    assert time_bounds(str(tmp_path), 2, np.zeros(3, np.int64), NOTHING_LOST) is None
+
+
+@pytest.mark.parametrize("per_chunk", [1, 2, 4, 8])
+def test_rows_that_are_zeros_repeat_the_time_before_and_never_fall(tmp_path, per_chunk):
+    rng = np.random.default_rng(per_chunk)
+    for trial in range(40):
+        lanes = [np.sort(rng.integers(3, 99, rng.integers(0, 12))).tolist() for _ in range(3)]
+        if not any(lanes):
+            continue
+        kept = [rng.random(len(lane)) < 0.5 for lane in lanes]
+        zeroed = [[t if k else 0 for t, k in zip(*pair, strict=True)] for pair in zip(lanes, kept, strict=True)]
+        folder = tmp_path / str(trial)
+        rows = write_times(folder, zeroed, per_chunk)
+        for chunk in range(-(-int(rows.max()) // per_chunk)):
+            items = [
+                lane * per_chunk + row
+                for lane in range(3)
+                for row in range(per_chunk)
+                if chunk * per_chunk + row >= rows[lane] or not kept[lane][chunk * per_chunk + row]
+            ]
+            skipped = [(8 * i, 8 * i + 8) for i in items]
+            repeat_times(str(folder), chunk, per_chunk, rows, skipped, 3)
+        expected = [
+            [max([3, *(t for t, k in zip(lane[: i + 1], keep, strict=False) if k)]) for i in range(len(lane))]
+            for lane, keep in zip(lanes, kept, strict=True)
+        ]
+        assert read_times(folder, rows, per_chunk) == expected
+
+
+def test_a_segment_says_how_its_clock_stands_to_wall_time(tmp_store):
+    before = time.time_ns() - machine.clock_ns()
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(5))
+        live = read_segment(read_root(tmp_store), 0)
+        assert live.times is None
+    info = read_segment(read_root(tmp_store), 0)
+    assert info.clock == live.clock
+    assert info.clock.boot == info.boot == machine.boot_id()
+    assert abs(info.clock.wall - before) < 1e9
+    assert info.attributes()["clock"] == {"wall": info.clock.wall}
+    (rows,) = np.fromfile(f"{tmp_store}/{SEGMENT}/committed/c.0", "<i8")
+    times = np.fromfile(f"{tmp_store}/{SEGMENT}/time/c.0.0", "<i8")
+    assert info.times == (times[0], times[rows - 1])
+    assert (np.diff(times[:rows]) >= 0).all()
+    assert not times[rows:].any()
+
+
+def test_a_sealed_segment_without_rows_has_no_times(tmp_store):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(5))
+        with store.writer() as other, pytest.raises(dr.SchemaError):
+            other.append(None, 0, 0.0, False, serial=0)
+    info = read_segment(read_root(tmp_store), 0)
+    assert info.times is not None
+    reseal(tmp_store / SEGMENT / "zarr.json", lambda attributes: attributes.update(times=None))
+    assert read_segment(read_root(tmp_store), 0).times is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"times": [2, 1]},
+        {"times": [-1, 1]},
+        {"times": [1]},
+        {"times": [1, 1 << 63]},
+        {"times": [1.0, 2.0]},
+        {"times": [True, 2]},
+        {"times": 5},
+        {"clock": None},
+        {"clock": {}},
+        {"clock": {"wall": None}},
+        {"clock": {"wall": 1.5}},
+        {"clock": {"wall": True}},
+        {"clock": {"wall": 1 << 63}},
+        {"clock": {"wall": -(10**40)}},
+    ],
+)
+def test_hostile_times_and_clocks_are_refused(tmp_store, change):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(5))
+    reseal(tmp_store / SEGMENT / "zarr.json", lambda attributes: attributes.update(change))
+    with pytest.raises(FormatError, match="unusable attributes"):
+        read_segment(read_root(tmp_store), 0)
+
+
+@pytest.mark.parametrize("name", ["times", "clock"])
+def test_a_segment_without_them_is_refused(tmp_store, name):
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(5))
+    reseal(tmp_store / SEGMENT / "zarr.json", lambda attributes: attributes.pop(name))
+    with pytest.raises(FormatError, match=f"unusable attributes .KeyError.*{name}"):
+        read_segment(read_root(tmp_store), 0)
