@@ -72,12 +72,12 @@ def _emit(ended: Ints, found: Ints, segment: int, width: int, start: int, steps:
 
 
 @jit.kernel(
-    "int", "int", "ints2", "ints", "ints", "ints", "int", "out_ints2", "out_ints2", "out_ints",
+    "int", "int", "ints2", *["ints"] * 4, "int", "out_ints2", "out_ints2", "out_ints",
     inner=True, inlined=True,
 )  # fmt: skip
 def _follow_lane(
-    which: int, growing: Ints, first_chunk: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints,
-    found: Ints,
+    which: int, growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints,
+    ended: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Take in what one lane has published."""
     # Unsigned indices, because numba tests a signed one for being negative.
@@ -85,30 +85,31 @@ def _follow_lane(
     at, slot, lane = np.uint64(growing[PLACE, column]), np.uint64(growing[SLOT, column]), growing[LANE, column]
     observed = load_shared(growing[OBSERVED_AT, column])
     stop = load_shared(growing[COMMITTED_AT, column])
-    row = lanes[COMMITTED, at]
+    row, over = lanes[COMMITTED, at], found[ENDED]
     if stop < row or observed > stop + 1:
         return DAMAGED
     observed = max(observed, stop)
     if stop > row:
         if stop > growing[CHECKED, column]:
             return UNCHECKED
-        if found[ENDED] + stop - row >= ended.shape[0]:
+        if over + stop - row >= ended.shape[0]:
             return FULL
-        width, bits, chunks = growing[LANES, column], shift[slot], first_chunk[slot]
+        width, bits, first = growing[LANES, column], shift[slot], first_chunk[slot]
         for chunk in range(row >> bits, ((stop - 1) >> bits) + 1):
-            if chunks + chunk >= bases.size or bases[np.uint64(chunks + chunk)] == 0:
+            if chunk >= chunks[slot] or bases[np.uint64(first + chunk)] == 0:
                 return UNCHECKED
         segment, mask = ((np.int64(slot) + origin) << POSITION_BITS) + lane, (1 << bits) - 1
         start, before = lanes[OPEN_START, at], lanes[OPEN_END, at] & CONTINUES
         previous = lanes[OPEN_END, at] & EPISODE_VALUES  # of the flags of the row before
         while row < stop:
-            address = bases[np.uint64(chunks + (row >> bits))] + (lane << bits) + (row & mask)
+            address = bases[np.uint64(first + (row >> bits))] + (lane << bits) + (row & mask)
             inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD and (row & mask) + WORD <= mask + 1
             if inside and load_int(address) == 0:  # the middle of an episode
                 row, previous = row + WORD, 0
                 continue
             flags = np.int64(load_byte(address))
             if flags & ~KNOWN_FLAGS:
+                found[ENDED] = over
                 return DAMAGED
             if start >= 0 and flags & NO_STEP:
                 end = previous & LAST_STEP | flags & BEHIND_LAST | before
@@ -121,6 +122,7 @@ def _follow_lane(
                     start = -1
                 if start < 0:
                     if flags & (FIRST | NO_STEP) != FIRST:
+                        found[ENDED] = over
                         return DAMAGED
                     start, before = row, CONTINUES if flags & CUT else 0
                 previous = flags
@@ -138,20 +140,20 @@ def _follow_lane(
 
 
 @jit.kernel(
-    "int", "ints2", "ints", "ints", "ints", "int", "out_ints2", "out_ints2", "out_ints2", "out_ints"
+    "int", "ints2", *["ints"] * 4, "int", "out_ints2", "out_ints2", "out_ints2", "out_ints"
 )  # fmt: skip
 def follow(
-    growing: Ints, first_chunk: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints,
-    found: Ints,
+    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints,
+    opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Take in what lanes have published, from column found[LEFT] of `growing` down; see `DONE` for the result.
 
-    `first_chunk`, `shift` and `bases` are those of the table of `done`. The last lanes come first: where a lane has
-    moved on to a newer segment, what it left is read after it left. Ended episodes go to `ended`, from line
+    `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`. The last lanes come first: where a
+    lane has moved on to a newer segment, what it left is read after it left. Ended episodes go to `ended`, from line
     found[ENDED] on, and when all is done and something has changed, the open ones to `opened`.
     """
     for which in range(found[LEFT], -1, -1):
-        status = _follow_lane(which, growing, first_chunk, shift, bases, origin, lanes, ended, found)
+        status = _follow_lane(which, growing, first_chunk, chunks, shift, bases, origin, lanes, ended, found)
         if status != DONE:
             found[LEFT] = which
             return status

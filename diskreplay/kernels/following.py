@@ -48,8 +48,8 @@ BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES
 
 
 def follow_plain(
-    growing: Ints, first_chunk: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints,
-    found: Ints,
+    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints,
+    opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
     for which in range(int(found[LEFT]), -1, -1):
@@ -65,7 +65,7 @@ def follow_plain(
                 return UNCHECKED
             if found[ENDED] + stop - row >= ended.shape[0]:
                 return FULL
-            flags = _new_flags(column, row, stop, first_chunk, shift, bases)
+            flags = _new_flags(column, row, stop, first_chunk, chunks, shift, bases)
             if flags is None:
                 return UNCHECKED
             episodes = _split(flags, row, start, so_far)
@@ -94,16 +94,17 @@ def follow_plain(
 
 
 def _new_flags(
-    column: list[int], row: int, stop: int, first_chunk: Ints, shift: Ints, bases: Ints
+    column: list[int], row: int, stop: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints
 ) -> NDArray[np.uint8] | None:
     """Return the flags of rows of a lane, None where they are not mapped."""
     parts, bits = [], int(shift[column[SLOT]])
     while row < stop:
-        chunk, inside = first_chunk[column[SLOT]] + (row >> bits), row & ((1 << bits) - 1)
-        if chunk >= len(bases) or bases[chunk] == 0:
+        chunk, inside = row >> bits, row & ((1 << bits) - 1)
+        base = int(bases[first_chunk[column[SLOT]] + chunk]) if chunk < chunks[column[SLOT]] else 0
+        if base == 0:
             return None
         count = min((1 << bits) - inside, stop - row)
-        parts.append(ctypes.string_at(int(bases[chunk]) + (column[LANE] << bits) + inside, count))
+        parts.append(ctypes.string_at(base + (column[LANE] << bits) + inside, count))
         row += count
     return np.frombuffer(b"".join(parts), np.uint8)
 

@@ -131,7 +131,7 @@ class Index:
             changed = changed or bool((words != self._words).any())
             if changed:
                 arrived = self._follow_counters(words, is_rearranged)
-        steps = self._log.steps + self._live.open_steps
+        steps, self._lost = self._log.steps + self._live.open_steps, 0
         if changed or time.monotonic() >= self._look_again_at:
             changed |= self._take_newly_sealed()
         changed = self._live.follow(
@@ -139,7 +139,6 @@ class Index:
         )
         if changed:
             arrived += self._log.steps + self._live.open_steps - steps + self._lost
-            self._lost = 0
             self.snapshot = self._freeze()
         return arrived
 
