@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from diskreplay.loading.mixed import MixedSampler as MixedSampler
     from diskreplay.loading.sampler import Sampler as Sampler
     from diskreplay.loading.targets import nstep_targets as nstep_targets
+    from diskreplay.loading.warmup import warmup as warmup
     from diskreplay.sampling.mixture import Mixture as Mixture
     from diskreplay.sampling.prioritized import Prioritized as Prioritized
     from diskreplay.sampling.recency import Recency as Recency
@@ -107,6 +108,7 @@ _MODULES = {
     "nstep_experiences": "diskreplay.views.experiences",
     "nstep_targets": "diskreplay.loading.targets",
     "open": "diskreplay.store.opening",
+    "warmup": "diskreplay.loading.warmup",
 }
 
 __all__ = ["__version__", *_MODULES]

@@ -62,6 +62,7 @@ NAMES = {
     "nstep_experiences",
     "nstep_targets",
     "open",
+    "warmup",
 }
 HEAVY = ("gymnasium", "llvmlite", "matplotlib", "numba", "torch", "zarr")
 

@@ -1,0 +1,70 @@
+"""Compile beforehand what a sampler needs."""
+
+import copy
+import os
+import tempfile
+from contextlib import suppress
+
+import numpy as np
+
+from diskreplay.errors import NotEnoughData
+from diskreplay.format.schema import Schema
+from diskreplay.loading.arguments import distribution_argument, store_argument, view_argument
+from diskreplay.loading.sampler import Sampler
+from diskreplay.sampling.base import Distribution
+from diskreplay.sampling.prioritized import Prioritized
+from diskreplay.store.opening import create, open as open_store
+from diskreplay.store.store import Store
+from diskreplay.store.writer import Writer
+from diskreplay.views.base import View
+
+# Steps of an episode, beside those of a sample: what begins, goes on and ends is all there.
+_MORE = 8
+
+
+def warmup(store: Store | str | os.PathLike[str], view: View, distribution: Distribution | None = None) -> None:
+    """Compile what a sampler of this view and distribution needs, so that its first batch does not wait for that.
+
+    Kernels are kept on disk: after the first time on a machine this takes a fraction of a second. A store of the same
+    schema with one short episode is made in a temporary folder and sampled; the store itself is only asked for its
+    schema, and the distribution is copied. A `value_fn` is called, with an observation of zeros.
+
+    Parameters
+    ----------
+    store : Store or path
+        The store that is going to be sampled.
+    view : View
+        What an id will mean.
+    distribution : Distribution or None
+        Which ids will be drawn; None is `Uniform`.
+
+    Raises
+    ------
+    ValueError
+        The view or the distribution is none.
+    StoreNotFound
+        There is no store at the path.
+    """
+    if isinstance(store, str | os.PathLike):
+        with open_store(store) as opened:
+            warmup(opened, view, distribution)
+        return
+    schema, view = store_argument(store).schema, view_argument(view)
+    distribution = copy.deepcopy(distribution_argument(distribution))
+    with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
+        sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
+        with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):
+            steps = (view.item_steps or 1) + _MORE
+            for step in range(steps):
+                _append(writer, schema, step == steps - 1)
+            for _ in range(2):  # what is new, and what is at rest
+                batch = sampler.sample()
+            if isinstance(distribution, Prioritized):
+                sampler.update_priorities(batch.index, np.ones(len(batch.index)))
+
+
+def _append(writer: Writer, schema: Schema, ends: bool) -> None:
+    zeros = {leaf: np.zeros(field.shape, field.dtype) for leaf, field in schema.step_leaves.items()}
+    extra = schema.unflatten("extra", zeros) if schema.extra else {}
+    obs, action, reward = (schema.unflatten(part, zeros) for part in ("obs", "action", "reward"))
+    writer.append(obs, action, reward, ends, next_obs=obs, **extra)
