@@ -295,16 +295,17 @@ def make_lock(path: os.PathLike[str] | str) -> None:
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
     """Take the lock on a file, made where it is missing, if it is free; else return None."""
     with _taking:
-        fd = _open_lock(path)
+        # Before it is locked: an exception of a signal's handler, here or on the way to the caller, lets it go again.
+        lock = Lock(fd := _open_lock(path))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
+            lock.release()
             return None
         except BaseException:
-            os.close(fd)
+            lock.release()
             raise
-        return Lock(fd)
+        return lock
 
 
 @contextmanager

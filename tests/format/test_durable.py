@@ -89,6 +89,38 @@ def test_a_lock_that_nobody_refers_to_is_free(path):
     assert not is_locked(path)
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_exception_while_a_lock_is_taken_leaves_it_free(path, monkeypatch, moment):
+    """As a signal's handler may raise one between any two instructions."""
+    opened, take = [], fcntl.flock
+
+    def interrupt(fd, how):
+        opened.append(fd)
+        if moment == "after":
+            take(fd, how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", lambda fd, how: interrupt(fd, how) if how & fcntl.LOCK_EX else take(fd, how))
+        with pytest.raises(KeyboardInterrupt):
+            try_lock(path)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+    assert try_lock(path) is not None
+
+
+@pytest.mark.leaks("the descriptor, of which nobody knows when the exception comes")
+def test_an_exception_before_a_lock_is_known_leaves_it_free(path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.weakref, "finalize", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            try_lock(path)
+    assert try_lock(path) is not None
+
+
 def test_any_program_that_uses_flock_sees_it(path):
     lock = try_lock(path)
     with open(path) as file, pytest.raises(BlockingIOError):
