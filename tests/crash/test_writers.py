@@ -32,7 +32,8 @@ def kill(path: Path, kind: str, point: int) -> Any:
 def check_spans(store: Any, told: list[dict[str, Any]], died: bool) -> dict:
     """Check that every step is there that was told, and at most one call's more; the oldest may be evicted."""
     spans = check_coded_store(store)
-    counts = told[-1]["counts"] if told else [0]
+    # Of the first call nothing was told, whatever it published of each lane.
+    counts = told[-1]["counts"] if told else [0] * (1 + max((lane for _, lane in spans), default=0))
     total = 0
     for lane, count in enumerate(counts):
         stop = spans[1, lane].stop if (1, lane) in spans else 0
