@@ -4,11 +4,11 @@ import copy
 import os
 import tempfile
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.format.schema import Schema
 from diskreplay.loading.arguments import distribution_argument, store_argument, view_argument
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Distribution
@@ -63,7 +63,7 @@ def warmup(store: Store | str | os.PathLike[str], view: View, distribution: Dist
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))
 
 
-def _append(writer: Writer, schema: Schema, ends: bool) -> None:
+def _append(writer: Writer, schema: Any, ends: bool) -> None:
     zeros = {leaf: np.zeros(field.shape, field.dtype) for leaf, field in schema.step_leaves.items()}
     extra = schema.unflatten("extra", zeros) if schema.extra else {}
     obs, action, reward = (schema.unflatten(part, zeros) for part in ("obs", "action", "reward"))
