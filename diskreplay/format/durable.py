@@ -295,7 +295,7 @@ def make_lock(path: os.PathLike[str] | str) -> None:
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
     """Take the lock on a file, made where it is missing, if it is free; else return None."""
     with _taking:
-        # Before it is locked: an exception of a signal's handler, here or on the way to the caller, lets it go again.
+        # Before it is locked: then an exception of a signal's handler, here or on the way to the caller, releases it.
         lock = Lock(fd := _open_lock(path))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -63,8 +63,8 @@ class BootTime(NamedTuple):
         return cls(str(machine), str(boot), float(seconds))
 
 
-# The clock that nobody can set, with the time that the machine was suspended where the system has that.
-CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# It cannot be set, and goes on while the machine is suspended.
+CLOCK = time.CLOCK_BOOTTIME
 
 
 def clock_ns() -> int:
@@ -78,19 +78,19 @@ class Clock(NamedTuple):
     boot: str
     wall: int
 
+    @classmethod
+    def read(cls, boot: str, value: Any) -> Self:
+        """Return what a segment of that boot says in ``clock``, or raise KeyError, TypeError or ValueError."""
+        wall = value["wall"]
+        if not isinstance(wall, int) or isinstance(wall, bool):
+            raise TypeError(f"clock has the wall time {wall!r:.40}")
+        if abs(wall) > MOST_NS:
+            raise ValueError(f"clock has the wall time {wall}")
+        return cls(boot, wall)
+
 
 # 146 years: what lies beyond is damage, and the sum of two stays within 64 bits.
 MOST_NS = 1 << 62
-
-
-def read_clock(boot: str, value: Any) -> Clock:
-    """Return what a segment of that boot says in ``clock``, or raise KeyError, TypeError or ValueError."""
-    wall = value["wall"]
-    if not isinstance(wall, int) or isinstance(wall, bool):
-        raise TypeError(f"clock has the wall time {wall!r:.40}")
-    if abs(wall) > MOST_NS:
-        raise ValueError(f"clock has the wall time {wall}")
-    return Clock(boot, wall)
 
 
 def this_clock() -> Clock:
@@ -100,7 +100,7 @@ def this_clock() -> Clock:
 
 def boot_time() -> BootTime:
     """Return this moment."""
-    return BootTime(machine_id(), boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))
+    return BootTime(machine_id(), boot_id(), round(time.clock_gettime(CLOCK), 3))
 
 
 def is_clock_synchronized() -> bool:

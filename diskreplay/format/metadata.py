@@ -38,11 +38,14 @@ _MAX_BYTES = 64 << 20
 _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 
+# Arrays with rows that are no fields of the schema: one number a row.
+_OWN_ARRAYS: dict[str, np.dtype[Any]] = {DONE: np.dtype("uint8"), TIME: np.dtype("int64")}
+
 
 def array_leaves(schema: Schema) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shape and dtype of one row of every array with rows: the schema's fields, ``done``, ``time``."""
     leaves = {path: (field.shape, field.dtype.name) for path, field in schema.leaves.items()}
-    return {**leaves, DONE: ((), "uint8"), TIME: ((), "int64")}
+    return leaves | {path: ((), dtype.name) for path, dtype in _OWN_ARRAYS.items()}
 
 
 def make_templates(schema: Schema) -> dict[str, Document]:
@@ -141,7 +144,7 @@ class Blueprint:
             if path
         }
         fields = {path: (field.shape, field.dtype, field.row_bytes) for path, field in schema.leaves.items()}
-        fields[DONE], fields[TIME] = ((), np.dtype("uint8"), 1), ((), np.dtype("int64"), 8)
+        fields |= {path: ((), dtype, dtype.itemsize) for path, dtype in _OWN_ARRAYS.items()}
         self.arrays = {path: RowArray(path, *field, self._texts[path]) for path, field in fields.items()}
         self.counters = [path for path, text in self._texts.items() if path not in self.arrays and _SHAPE in text]
         self.paths = list(self._texts)

@@ -164,7 +164,7 @@ class Root:
     @property
     def step_bytes(self) -> int:
         """Bytes of one step in all its fields, ``done`` and ``time`` included."""
-        return 1 + 8 + sum(field.row_bytes for field in self.schema.leaves.values())
+        return sum(array.row_bytes for array in self.blueprint.arrays.values())
 
 
 def create_root(

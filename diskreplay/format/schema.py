@@ -22,8 +22,8 @@ MAX_KEY_BYTES = 200
 # "self" would collide with append's own first argument.
 _TAKEN = frozenset(
     [
-        *("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "episode", "done", "time"),
-        "lane",
+        *("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "episode"),
+        *("done", "time", "lane"),
         *("final_obs", "index", "weight", "discount", "n_steps", "is_first", "loss_mask", "advantage", "ret", "self"),
     ]
 )

@@ -18,7 +18,7 @@ from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import Lock, overwrite, storage_error, try_lock, write_atomic, write_file
 from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
-from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id, read_clock, this_clock
+from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id, this_clock
 from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written
@@ -377,7 +377,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         boot=str(attributes["boot_id"]),
         inode=_whole(attributes["inode"]),
         volume=Volume(*map(_whole, attributes["volume"])),
-        clock=read_clock(str(attributes["boot_id"]), attributes["clock"]),
+        clock=Clock.read(str(attributes["boot_id"]), attributes["clock"]),
         created=str(attributes["created"]),
         sealed=sealed,
         steps=_whole(attributes["steps"]) if sealed else None,
