@@ -138,8 +138,7 @@ class LiveLanes:
             growing, table, ended = self._growing, done(), room(2 * MANY_ROWS)
             found[rows.LEFT] = growing.shape[1] - 1
             opened = np.empty((growing.shape[1], EPISODE_COLUMNS), np.int64)
-            # In this order: what is read later reaches at least as far, and the holder keeps all of it mapped.
-            _held, chunks, first_chunk, bases = table.holder, table.chunks, table.first_chunk, table.bases
+            _held, chunks, first_chunk, bases = table.addresses()
             status = self.kernel(growing, first_chunk, chunks, table.shift, bases, origin, lanes, ended, opened, found)
             if count := int(found[rows.ENDED]):
                 take(count)

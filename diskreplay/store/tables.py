@@ -20,7 +20,6 @@ from diskreplay.format.mapping import (
     refuse_links,
     relieved_by,
 )
-from diskreplay.format.metadata import array_leaves
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
 from diskreplay.store.clocks import Clocks
@@ -138,6 +137,15 @@ class LeafTable:
         first_chunk[slot], counts[slot] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
 
+    def addresses(self) -> tuple[Any, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return ``holder``, ``chunks``, ``first_chunk`` and ``bases`` as of one moment.
+
+        Another thread may be mapping chunks, so the order of reading matters: the holder first, which keeps alive what
+        ``bases`` names; then the length of a slot's chunks, their start, the addresses, against the order in which a
+        table that grows replaces them, so that what is read later reaches at least as far.
+        """
+        return self.holder, self.chunks, self.first_chunk, self.bases
+
     def forget(self) -> None:
         """Let go of every mapping; those in use stay until their user lets go of ``holder``."""
         self.bases, self.holder = np.zeros_like(self.bases), {}
@@ -223,7 +231,7 @@ class Tables:
         self._used = 0
         _alive.add(self)
         self.infos: list[SegmentInfo | None] = []
-        self.leaves = {leaf: LeafTable(self, leaf) for leaf in array_leaves(root.schema)}
+        self.leaves = {leaf: LeafTable(self, leaf) for leaf in root.blueprint.arrays}
 
     def make_room(self, count: int) -> bool:
         """See that so many more chunks can be mapped; tell whether all mappings of these tables had to go for that.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +66,8 @@ class Reader(Protocol):
 
     A reader may have more, which callers ask for by name: ``present(tensors)`` returns the fields of a batch, named by
     ``paths``, as views of the leaves' tensors; ``leaves_for(snapshot, ids)`` returns the leaves of one batch, where
-    they depend on its ids, and `fill` is then given a block of these. That of a view without `item_steps` has
-    ``count_steps(snapshot, ids)``, the steps of the environment that items count for. ``helper``, None at first, is a
-    thread that does half of each large block.
+    they depend on its ids, and `fill` is then given a block of these. ``helper``, None at first, is a thread that does
+    half of each large block.
     """
 
     leaves: Sequence[Leaf]
@@ -80,6 +79,14 @@ class Reader(Protocol):
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
 
 
+class CountingReader(Reader, Protocol):
+    """The reader of a view without `item_steps`."""
+
+    def count_steps(self, snapshot: Any, ids: Ints) -> int:
+        """Return how many steps of the environment the items of these ids count for."""
+
+
+@runtime_checkable
 class View(Protocol):
     """What an id means. Immutable; any thread may use it."""
 
@@ -114,6 +121,9 @@ class LeafTable(Protocol):
 
     def ensure(self, slot: Ints, first_row: Ints, last_row: Ints) -> None:
         """Map every chunk that these rows lie in."""
+
+    def addresses(self) -> tuple[Any, Ints, Ints, Ints]:
+        """Return `holder`, `chunks`, `first_chunk` and `bases` as of one moment."""
 
 
 def select(leaves: list[Leaf], fields: Sequence[str] | None, always: Sequence[str] = ("index", "weight")) -> list[Leaf]:

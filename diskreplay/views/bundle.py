@@ -13,7 +13,7 @@ from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, LeafTable
 from diskreplay.views.halves import SHARED, in_halves
-from diskreplay.views.windows import Windows, addresses, map_rows
+from diskreplay.views.windows import Windows, map_rows
 
 SUMMED = (np.dtype("float32"), np.dtype("float64"))
 """Dtypes of the fields that a bundle can sum."""
@@ -86,7 +86,7 @@ class Bundle:
         """
         if snapshot is not self._snapshot:
             self._follow(snapshot)
-        # Held while raw addresses are in use, and read first: see `addresses`.
+        # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
         held: list[Any] = [table.holder for table in self._tables]
         if any(map(is_not, [table.bases for table in self._tables], self._seen_bases)):
             held.append(self._look())
@@ -133,7 +133,7 @@ class Bundle:
         """Follow tables that have grown; return what keeps their rows mapped."""
         held, self._seen = [], []
         for number, table in enumerate(self._tables):
-            holder, chunks, first_chunk, bases = addresses(table)
+            holder, chunks, first_chunk, bases = table.addresses()
             shift = np.ascontiguousarray(table.shift)
             held.append(holder)
             self._seen.append((first_chunk, chunks, shift, bases))

@@ -9,7 +9,7 @@ import numpy as np
 from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
-from diskreplay.views.windows import Windows, addresses
+from diskreplay.views.windows import Windows
 
 
 class Pages(NamedTuple):
@@ -65,7 +65,7 @@ def _ranges(snapshot: Any, windows: Windows, table: LeafTable, rows: Rows) -> Pa
     real = last >= first
     slot, lane, first, last = windows.slot[real], windows.lane[real], first[real], last[real]
     table.ensure(slot, first, last)
-    held, _, first_chunk, bases = addresses(table)
+    held, _, first_chunk, bases = table.addresses()
     shift = table.shift[slot]
     starts, sizes = [], []
     for further in range(int(((last >> shift) - (first >> shift)).max(initial=-1)) + 1):

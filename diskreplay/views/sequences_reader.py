@@ -13,7 +13,7 @@ from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Leaf, Path
 from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
-from diskreplay.views.windows import ATTEMPTS, Windows, addresses, refuse, refuse_evicted
+from diskreplay.views.windows import ATTEMPTS, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.episodes import Episodes
@@ -228,7 +228,7 @@ def _steps_before(snapshot: Any, windows: Windows, ids: Ints, view: Any) -> Ints
     done = snapshot.leaf("done")
     bad = 0
     for _ in range(ATTEMPTS):
-        _held, chunks, first_chunk, bases = addresses(done)
+        _held, chunks, first_chunk, bases = done.addresses()
         bad = _spans(
             windows.slot, windows.lane, windows.row, first_chunk, chunks, done.shift, snapshot.lanes, bases,
             before, flags,

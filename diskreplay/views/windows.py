@@ -42,7 +42,7 @@ class Windows:
         return bad
 
     def _scan(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
-        _held, chunks, first_chunk, bases = addresses(done)
+        _held, chunks, first_chunk, bases = done.addresses()
         place: int = chosen("scan")(
             ids, n, stack, whole, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
             snapshot.committed, snapshot.observed, snapshot.sealed,
@@ -96,23 +96,13 @@ class Windows:
         end: int,
     ) -> int:
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
-        _held, chunks, first_chunk, bases = addresses(table)
+        _held, chunks, first_chunk, bases = table.addresses()
         place: int = chosen("gather")(
             self.slot[first:end], self.lane[first:end], row[first:end], self.floor[first:end], stop[first:end],
             offset, length, first_chunk, chunks, table.shift, lanes, bases, table.row_bytes,
             out.nbytes >= STREAMED, out[first:end],
         )  # fmt: skip
         return place if place < 0 else first + place
-
-
-def addresses(table: LeafTable) -> tuple[Any, Ints, Ints, Ints]:
-    """Return a table's holder, chunks, first_chunk and bases as of one moment.
-
-    Another thread may be mapping chunks, so the order of reading matters: the holder first, which keeps alive what
-    `bases` names; then the length of a slot's chunks, their start, the addresses, against the order in which a table
-    that grows replaces them, so that what is read later reaches at least as far.
-    """
-    return table.holder, table.chunks, table.first_chunk, table.bases
 
 
 def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) -> bool:

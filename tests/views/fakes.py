@@ -71,6 +71,9 @@ class Table:
             self.holder.append(block)
         self.bases = np.zeros(len(self.holder), np.int64)
 
+    def addresses(self):
+        return self.holder, self.chunks, self.first_chunk, self.bases
+
     def ensure(self, slot: np.ndarray, first_row: np.ndarray, last_row: np.ndarray) -> None:
         self.ensured += 1
         for s, first, last in zip(slot.tolist(), first_row.tolist(), last_row.tolist(), strict=True):
