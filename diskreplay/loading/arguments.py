@@ -1,7 +1,7 @@
 """Arguments of samplers, in their plain form or refused."""
 
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +12,21 @@ from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.views.base import View
 from diskreplay.views.rollouts import Rollouts
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """What a sampler needs of a store: a `Store`, or what stands in for one in a test."""
+
+    @property
+    def snapshot(self) -> Any:
+        """What was found by the last refresh."""
+
+    def refresh(self) -> Any:
+        """Look for new steps."""
+
+    def follow_compiled(self) -> None:
+        """Follow what is written with compiled code from now on."""
 
 
 def int_argument(name: str, value: Any, least: int) -> int:
@@ -31,17 +46,16 @@ def share_arguments(rank: Any, world_size: Any) -> tuple[int, int]:
 
 def store_argument(store: Any) -> Any:
     """Return a store, or raise ValueError."""
-    if isinstance(store, type) or not all(hasattr(store, name) for name in ("snapshot", "refresh", "follow_compiled")):
+    if isinstance(store, type) or not isinstance(store, Sampled):
         raise ValueError(f"store must be a Store or its path, not {store!r}")
     return store
 
 
 def view_argument(view: Any) -> View:
     """Return a view, or raise ValueError."""
-    if isinstance(view, type) or not all(hasattr(view, name) for name in ("starts", "reader", "item_steps")):
+    if isinstance(view, type) or not isinstance(view, View):
         raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
-    checked: View = view
-    return checked
+    return view
 
 
 def distribution_argument(distribution: Any) -> Distribution:

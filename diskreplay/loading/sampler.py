@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -31,7 +31,7 @@ from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.store.states import load_state, save_state
 from diskreplay.store.store import Store
-from diskreplay.views.base import View
+from diskreplay.views.base import CountingReader, View
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
@@ -111,11 +111,10 @@ class Sampler:
         rank, world_size = share_arguments(rank, world_size)
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
-        view_argument(view), distribution_argument(distribution)
+        self._view, distribution = view_argument(view), distribution_argument(distribution)
         device = torch.device("cpu" if device is None else device)
         if limiter is not None:
-            limiter.check_batch(self._batch_size * (view_argument(view).item_steps or 1))
-        self._view = view_argument(view)
+            limiter.check_batch(self._batch_size * (view.item_steps or 1))
         self._fields = fields
         self._refresh = bool(refresh)
         self._statistics = Statistics()
@@ -134,7 +133,7 @@ class Sampler:
             self._planner = Planner(
                 self._store,
                 view,
-                distribution_argument(distribution),
+                distribution,
                 seed=seed,
                 where=where,
                 rank=rank,
@@ -220,36 +219,42 @@ class Sampler:
                 plan = planner.next(size, self._prefetch, self._refresh, self._delivery.at_once)
             else:
                 plan = planner.draw_apart(size, self._refresh)
-            for attempt in range(ATTEMPTS):
-                try:
-                    if attempt:
-                        plan = planner.draw_again(plan, size)
-                    if not len(plan.draw.ids):
-                        raise StopIteration(f"{planner.distribution} has drawn every id")
-                    steps = self._count_steps(plan) if item_steps is None else len(plan.draw.ids) * item_steps
-                    if planner.cursor is not None or item_steps is None:
-                        self._pay_for(plan, steps, apart)
-                    planned = perf_counter()
-                    if self._prefetch and apart is None and planner.cursor is None and not attempt:
-                        self._delivery.begin(plan, planner.queue)
-                    weights = planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
-                    batch = self._delivery.batch(plan, weights)
-                except SegmentGone:
-                    continue
-                except Exception:
-                    planner.failed()
-                    raise
-                except BaseException:
-                    # An interrupt: the batch was not given, and of some distributions its ids would not come again.
-                    plan.gathered = None
-                    planner.refused(plan, apart)
-                    raise
-                planner.delivered(plan)
-                self._paid = 0
-                self._statistics.count(steps, started, planned, perf_counter())
-                return batch
-            planner.refused(plan, apart)
-            raise SegmentGone("segments were evicted faster than they could be read")
+            return self._deliver(plan, size, apart, beta, started)
+
+    def _deliver(self, plan: Plan, size: int, apart: int | None, beta: float | None, started: float) -> Batch:
+        """Pay for the batch of a plan and gather it, another one if its segments have gone."""
+        planner, item_steps = self._planner, self._view.item_steps
+        for attempt in range(ATTEMPTS):
+            try:
+                if attempt:
+                    plan = planner.draw_again(plan, size)
+                if not len(plan.draw.ids):
+                    raise StopIteration(f"{planner.distribution} has drawn every id")
+                steps = self._count_steps(plan)
+                if planner.cursor is not None or item_steps is None:
+                    self._pay_for(plan, steps, apart)
+                planned = perf_counter()
+                if self._prefetch and apart is None and planner.cursor is None and not attempt:
+                    self._delivery.begin(plan, planner.queue)
+                weights = planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
+                batch = self._delivery.batch(plan, weights)
+            except SegmentGone:
+                continue
+            except Exception:
+                # Not taken back: a row that is damaged would be read again by every call. Rollouts plan anew.
+                planner.failed()
+                raise
+            except BaseException:
+                # An interrupt: the batch was not given, and of some distributions its ids would not come again.
+                plan.gathered = None
+                planner.refused(plan, apart)
+                raise
+            planner.delivered(plan)
+            self._paid = 0
+            self._statistics.count(steps, started, planned, perf_counter())
+            return batch
+        planner.refused(plan, apart)
+        raise SegmentGone("segments were evicted faster than they could be read")
 
     def gather(self, ids: Any) -> Batch:
         """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
@@ -285,12 +290,13 @@ class Sampler:
 
     def _pay_for(self, plan: Plan, steps: int, apart: int | None) -> None:
         """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
-        due = steps - self._paid
+        limiter, due = self._limiter, steps - self._paid
         try:
             self._pay(steps)
         except Exception as error:
-            fits = self._limiter is None or self._limiter.limiter.fits(due)
-            if type(error) in (RateLimited, ValueError) and not fits and self._planner.cursor is None:
+            # Those very types: what a damaged store raises is a ValueError, too.
+            is_refusal = type(error) in (RateLimited, ValueError) and self._planner.cursor is None
+            if is_refusal and limiter is not None and not limiter.limiter.fits(due):
                 raise type(error)(
                     f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "
                     "might wait for ever and is dropped: the next call draws another one"
@@ -299,8 +305,10 @@ class Sampler:
             raise
 
     def _count_steps(self, plan: Plan) -> int:
-        """Return how many steps the batch of a plan has, where that depends on its items."""
-        return int(self._delivery.reader.count_steps(plan.snapshot, plan.draw.ids))  # type: ignore[attr-defined]
+        """Return how many steps of the environment the batch of a plan has."""
+        if (item_steps := self._view.item_steps) is not None:
+            return len(plan.draw.ids) * item_steps
+        return cast(CountingReader, self._delivery.reader).count_steps(plan.snapshot, plan.draw.ids)
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
         """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.
@@ -429,7 +437,7 @@ class Sampler:
             return self._statistics.report(steps, self._delivery.seconds())
 
     def close(self) -> None:
-        """End the threads and let go of memory. Batches stay valid; a store that was given stays open."""
+        """End the threads and release memory. Batches stay valid; the store stays open, unless a path named it."""
         if isinstance(self._lock, ForeignLock):
             return  # a forked child has none of it
         with self._lock:

@@ -4,7 +4,6 @@ import copy
 import os
 import tempfile
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ def warmup(store: Store | str | os.PathLike[str], view: View, distribution: Dist
     Raises
     ------
     ValueError
-        The view or the distribution is none.
+        The view or the distribution is invalid.
     StoreNotFound
         There is no store at the path.
     """
@@ -56,14 +55,16 @@ def warmup(store: Store | str | os.PathLike[str], view: View, distribution: Dist
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):
             steps = (view.item_steps or 1) + _MORE
             for step in range(steps):
-                _append(writer, schema, step == steps - 1)
+                _append(trial, writer, step == steps - 1)
             for _ in range(2):  # what is new, and what is at rest
                 batch = sampler.sample()
             if isinstance(distribution, Prioritized):
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))
 
 
-def _append(writer: Writer, schema: Any, ends: bool) -> None:
+def _append(store: Store, writer: Writer, ends: bool) -> None:
+    """Append a step of zeros."""
+    schema = store.schema
     zeros = {leaf: np.zeros(field.shape, field.dtype) for leaf, field in schema.step_leaves.items()}
     extra = schema.unflatten("extra", zeros) if schema.extra else {}
     obs, action, reward = (schema.unflatten(part, zeros) for part in ("obs", "action", "reward"))
