@@ -32,15 +32,16 @@ CONTINUES = FIRST
 OPEN = 128
 
 # Columns of an `EpisodeTable`.
-FIRST_ID, STRIDE, STEPS, OBS_ROWS, END = range(5)
-EPISODE_COLUMNS = 5
+FIRST_ID, STRIDE, STEPS, OBS_ROWS, END, TIME = range(6)
+EPISODE_COLUMNS = 6
 
 
 class EpisodeTable:
-    """Episodes, a line each: (n, 5) int64.
+    """Episodes, a line each: (n, 6) int64.
 
     ``first`` is the id of the first step and ``stride`` the distance of the ids of two successive ones, ``steps`` and
-    ``obs_rows`` count steps and the observations that exist, ``end`` holds bits. These are views of ``lines``.
+    ``obs_rows`` count steps and the observations that exist, ``end`` holds bits, ``time`` says when the first step was
+    published, in nanoseconds since the epoch: 0 in a store whose steps leave by no order. These are views of ``lines``.
     """
 
     __slots__ = ("lines",)
@@ -50,8 +51,8 @@ class EpisodeTable:
 
     @classmethod
     def of(cls, *columns: Any) -> "EpisodeTable":
-        """Return the episodes of five columns, in the order above."""
-        lines = np.empty((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
+        """Return the episodes of these columns, in the order above; those that are not given are 0."""
+        lines = np.zeros((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
         for number, column in enumerate(columns):
             lines[:, number] = column
         return cls(lines)
@@ -93,6 +94,11 @@ class EpisodeTable:
     def end(self) -> Ints:
         """Bits that say how each ended."""
         return self.lines[:, END]
+
+    @property
+    def time(self) -> Ints:
+        """When the first steps were published, or 0."""
+        return self.lines[:, TIME]
 
 
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

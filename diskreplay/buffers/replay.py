@@ -19,7 +19,6 @@ from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
 from diskreplay.sampling.schedule import Linear
 from diskreplay.store.casting import as_flag
-from diskreplay.store.snapshot import hidden_steps
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writer import Writer
 from diskreplay.views.base import Starts, View
@@ -296,7 +295,7 @@ class _Order:
     def __init__(self, snapshot: Any, mark: int) -> None:
         self.snapshot, self.mark = snapshot, mark
         episodes = snapshot.episodes
-        hidden = hidden_steps(episodes, mark)
+        hidden = np.clip(-((episodes.first - mark) // episodes.stride), 0, episodes.steps)
         self._first, self._stride = episodes.first + hidden * episodes.stride, episodes.stride
         self._before = np.concatenate([[0], np.cumsum(episodes.steps - hidden)])
         self.size = int(self._before[-1])

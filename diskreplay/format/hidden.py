@@ -76,7 +76,7 @@ class HiddenEntries:
         return entries
 
 
-def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], frontier: int) -> None:
+def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
     """Append entries and publish them together. The caller holds the store lock.
 
     Parameters
@@ -85,8 +85,9 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
         Those of the store; the counters are writable.
     episodes : sequence of (int, int)
         The id of the first step and the number of steps of each.
-    frontier : int
-        Steps with a lower id are hidden already, by the capacity. They stay so, though fewer are left to count.
+    hidden_before : int
+        Steps that were published before this time are hidden already, by the capacity. They stay so, though fewer are
+        left to count.
 
     Raises
     ------
@@ -108,9 +109,9 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
     except OSError as error:
         raise storage_error(error, folder) from error
     path = root.counters_folder / "c.0"
-    if frontier > counters.peek(layout.FRONTIER):
+    if hidden_before > counters.peek(layout.FRONTIER):
         # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
-        counters.set(layout.FRONTIER, min(frontier, layout.MOST_COUNTED))
+        counters.set(layout.FRONTIER, min(hidden_before, layout.MOST_COUNTED))
         sync_file(path)
     counters.set(layout.HIDDEN_ENTRIES, stop)
     sync_file(path)

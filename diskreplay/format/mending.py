@@ -180,9 +180,8 @@ def _choose(values: list[int], others: list[int], numbers: list[int], aside: Seq
             choice = max((v for v in able if v <= hidden), default=0)
         else:
             # The lower horizon and frontier keep more; the other words are not used.
-            shift = {layout.HORIZON: 0, layout.FRONTIER: layout.POSITION_BITS}.get(word)
-            possible = [] if shift is None else [v for v in able if v <= chosen[layout.NEXT_SEGMENT] << shift]
-            choice = min(possible, default=0)
+            most = layout.MOST_COUNTED if word in (layout.HORIZON, layout.FRONTIER) else -1
+            choice = min((v for v in able if v <= most), default=0)
         chosen.append(choice)
     return chosen
 

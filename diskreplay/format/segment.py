@@ -18,7 +18,7 @@ from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import Lock, overwrite, storage_error, try_lock, write_atomic, write_file
 from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
-from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id, this_clock
+from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
 from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
 from diskreplay.format.unwritten import NeverWritten, is_never_written
@@ -80,6 +80,16 @@ class SegmentInfo:
         """The lock its writer holds while it lives."""
         return f"{self.path}/{layout.COMMITTED}/{layout.LOCK}"
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """When the first and the last row came, in nanoseconds since the epoch; zeros where it is not known."""
+        first, last = (max(0, time + self.clock.wall) for time in self.times or (-self.clock.wall,) * 2)
+        return first, last
+
+    def came_before(self, time: int) -> bool:
+        """Whether it is sealed, and all of it came before a time, in nanoseconds since the epoch."""
+        return self.sealed and self.bounds[1] < time
+
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json."""
         sealed: dict[str, Any] = {}
@@ -121,7 +131,7 @@ def counter_inode(path: str) -> int:
 
 
 def build_segment(
-    root: Root, number: int, writer: int | None, lanes: Sequence[int], size: Size
+    root: Root, number: int, writer: int | None, lanes: Sequence[int], size: Size, clock: Clock
 ) -> tuple[SegmentInfo, Lock]:
     """Make segment ``number`` beside the counters, lock it, and rename it in when it is complete.
 
@@ -135,7 +145,7 @@ def build_segment(
     building = f"{root.counters_folder}/new-{layout.segment_name(number)}"
     # A writer that died here left one; under the store lock nobody else can be building.
     shutil.rmtree(building, ignore_errors=True)
-    info, lock = draft_segment(root, building, number if writer is None else writer, lanes, size)
+    info, lock = draft_segment(root, building, number if writer is None else writer, lanes, size, clock)
     try:
         return place_segment(root, info, number), lock
     except BaseException:
@@ -143,7 +153,9 @@ def build_segment(
         raise
 
 
-def draft_segment(root: Root, building: str, writer: int, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
+def draft_segment(
+    root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock
+) -> tuple[SegmentInfo, Lock]:
     """Make a segment that has no number yet, in the folder ``building``, which is made, beside the counters.
 
     It is locked before anything else: a draft whose lock is free is one of a process that died.
@@ -179,7 +191,7 @@ def draft_segment(root: Root, building: str, writer: int, lanes: Sequence[int], 
             boot=boot_id(),
             inode=counter_inode(building),
             volume=volume_of(building),
-            clock=this_clock(),
+            clock=clock,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             sealed=False,
             steps=None,
@@ -304,8 +316,8 @@ def chunk_nbytes(root: Root, info: SegmentInfo, leaf: str) -> int:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_segment(root: Root, number: int) -> SegmentInfo:
-    """Read and check a segment's attributes.
+def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentInfo:
+    """Read and check a segment's attributes; ``path`` is its folder where that is not its place.
 
     Raises
     ------
@@ -316,7 +328,7 @@ def read_segment(root: Root, number: int) -> SegmentInfo:
     FormatError
         It is damaged or hostile.
     """
-    path = root.segment_path(number)
+    path = path or root.segment_path(number)
     if os.path.islink(path):
         raise FormatError(f"{path} is a symbolic link; a store has none, restore the folder itself")
     document_path = f"{path}/{layout.METADATA}"

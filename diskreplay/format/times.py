@@ -9,6 +9,9 @@ from diskreplay.format import layout
 from diskreplay.format.lost import Lost
 from diskreplay.format.machine import MOST_NS
 from diskreplay.format.mapping import open_regular
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.trust import map_trusted
 
 _ITEM = 8
 
@@ -35,6 +38,40 @@ def time_bounds(folder: str, per_chunk: int, rows: NDArray[np.int64], lost: Lost
     times = _read(folder, per_chunk, len(rows), np.concatenate([lanes, lanes]), ends)
     # Clipped: a document with other numbers would be refused, and with it rows that may be whole.
     return int(times.min().clip(0, MOST_NS)), int(times.max().clip(0, MOST_NS))
+
+
+def last_time(root: Root, info: SegmentInfo) -> int:
+    """Return when the last row of a segment came, in nanoseconds since the epoch; 0 where it has none.
+
+    Raises
+    ------
+    FormatError, OSError
+        A file of it is damaged or gone.
+    """
+    if info.sealed:
+        return info.bounds[1]
+    rows = map_trusted(root, info)[1].copy()
+    bounds = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
+    return 0 if bounds is None else bounds[1] + info.clock.wall
+
+
+def count_until(root: Root, info: SegmentInfo, time: int) -> int:
+    """Count the rows of a segment that came no later than a time, by the clock of its boot.
+
+    Raises
+    ------
+    FormatError, OSError
+        A file of it is damaged or gone.
+    """
+    rows = map_trusted(root, info)[1].copy()
+    first, stop = np.zeros_like(rows), rows
+    while len(lanes := np.flatnonzero(first < stop)):
+        middle = (first + stop)[lanes] // 2
+        times = _read(str(info.path), info.chunk_rows[layout.TIME], len(rows), lanes, middle)
+        is_older = times <= time
+        first[lanes[is_older]] = middle[is_older] + 1
+        stop[lanes[~is_older]] = middle[~is_older]
+    return int(first.sum())
 
 
 def _read(

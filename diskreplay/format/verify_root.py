@@ -203,14 +203,7 @@ def read_words(files: Files) -> Words | None:
     first, following = int(values[layout.FIRST_LIVE]), int(values[layout.NEXT_SEGMENT])
     unused = values[layout.SEALED + 1 :]
     possible = (values >= 0) & (values <= layout.MOST_COUNTED)
-    hidden_from = int(values[layout.FRONTIER]) >> layout.POSITION_BITS
-    if (
-        not possible.all()
-        or first > following
-        or following > layout.MAX_SEGMENTS
-        or hidden_from > following
-        or unused.any()
-    ):
+    if not possible.all() or first > following or following > layout.MAX_SEGMENTS or unused.any():
         files.report("counters", COUNTERS_FILE, f"holds impossible counters {values.tolist()}")
         return None
     return Words(following, int(values[layout.HIDDEN_ENTRIES]))

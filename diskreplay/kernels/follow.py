@@ -21,6 +21,7 @@ from diskreplay.ids import (
     POSITION_BITS,
     STEPS,
     STRIDE,
+    TIME,
     TRUNCATED,
 )
 from diskreplay.kernels import jit
@@ -28,6 +29,7 @@ from diskreplay.kernels.following import (
     BEHIND_LAST,
     CHANGED,
     CHECKED,
+    CLOCK,
     COMMITTED,
     COMMITTED_AT,
     DAMAGED,
@@ -44,6 +46,7 @@ from diskreplay.kernels.following import (
     OPEN_END,
     OPEN_START,
     OPEN_STEPS,
+    OPEN_TIME,
     OPENED,
     PLACE,
     SLOT,
@@ -57,8 +60,10 @@ if jit.COMPILED:
     from diskreplay.kernels.jit import load_byte, load_int, load_shared
 
 
-@jit.kernel("none", "out_ints2", "out_ints", "int", "int", "int", "int", "int", "int", inner=True)
-def _emit(ended: Ints, found: Ints, segment: int, width: int, start: int, steps: int, final: int, end: int) -> None:
+@jit.kernel("none", "out_ints2", "out_ints", *["int"] * 7, inner=True)
+def _emit(
+    ended: Ints, found: Ints, segment: int, width: int, start: int, steps: int, final: int, end: int, time: int
+) -> None:
     """Write an ended episode; one that nothing ended was cut by its writer."""
     if end & ENDS == 0:
         end |= TRUNCATED | CUT
@@ -68,16 +73,26 @@ def _emit(ended: Ints, found: Ints, segment: int, width: int, start: int, steps:
     ended[at, STEPS] = steps
     ended[at, OBS_ROWS] = steps + final
     ended[at, END] = end
+    ended[at, TIME] = time
     found[ENDED] = at + 1
 
 
+@jit.kernel("int", "int", "int", "int", *["ints"] * 4, inner=True)
+def _are_mapped(slot: int, first: int, last: int, start: Ints, chunks: Ints, shift: Ints, bases: Ints) -> int:
+    """Tell whether the chunks of two rows of a segment, and those between them, have addresses."""
+    bits = shift[slot]
+    for chunk in range(first >> bits, (last >> bits) + 1):
+        if chunk >= chunks[slot] or bases[np.uint64(start[slot] + chunk)] == 0:
+            return 0
+    return 1
+
+
 @jit.kernel(
-    "int", "int", "ints2", *["ints"] * 4, "int", "out_ints2", "out_ints2", "out_ints",
-    inner=True, inlined=True,
+    "int", "int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints", inner=True, inlined=True
 )  # fmt: skip
 def _follow_lane(
-    which: int, growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints,
-    ended: Ints, found: Ints,
+    which: int, growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints,
+    time_chunks: Ints, time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Take in what one lane has published."""
     # Unsigned indices, because numba tests a signed one for being negative.
@@ -94,13 +109,14 @@ def _follow_lane(
             return UNCHECKED
         if over + stop - row >= ended.shape[0]:
             return FULL
+        if not _are_mapped(slot, row, stop - 1, first_chunk, chunks, shift, bases):
+            return UNCHECKED
+        if times.size and not _are_mapped(slot, row, stop - 1, first_times, time_chunks, time_shift, times):
+            return UNCHECKED
         width, bits, first = growing[LANES, column], shift[slot], first_chunk[slot]
-        for chunk in range(row >> bits, ((stop - 1) >> bits) + 1):
-            if chunk >= chunks[slot] or bases[np.uint64(first + chunk)] == 0:
-                return UNCHECKED
         segment, mask = ((np.int64(slot) + origin) << POSITION_BITS) + lane, (1 << bits) - 1
         start, before = lanes[OPEN_START, at], lanes[OPEN_END, at] & CONTINUES
-        previous = lanes[OPEN_END, at] & EPISODE_VALUES  # of the flags of the row before
+        previous, time = lanes[OPEN_END, at] & EPISODE_VALUES, lanes[OPEN_TIME, at]  # flags of the row before
         while row < stop:
             address = bases[np.uint64(first + (row >> bits))] + (lane << bits) + (row & mask)
             inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD and (row & mask) + WORD <= mask + 1
@@ -114,23 +130,28 @@ def _follow_lane(
             if start >= 0 and flags & NO_STEP:
                 end = previous & LAST_STEP | flags & BEHIND_LAST | before
                 final = 1 if flags & OBSERVATION_ONLY else 0
-                _emit(ended, found, segment, width, start, row - start, final, end)
+                _emit(ended, found, segment, width, start, row - start, final, end, time)
                 start = -1
             else:
                 if start >= 0 and (flags & FIRST or previous & ENDS):
-                    _emit(ended, found, segment, width, start, row - start, 0, previous & LAST_STEP | before)
+                    _emit(ended, found, segment, width, start, row - start, 0, previous & LAST_STEP | before, time)
                     start = -1
                 if start < 0:
                     if flags & (FIRST | NO_STEP) != FIRST:
                         found[ENDED] = over
                         return DAMAGED
                     start, before = row, CONTINUES if flags & CUT else 0
+                    if times.size:
+                        bits_of_times = time_shift[slot]
+                        block = times[np.uint64(first_times[slot] + (row >> bits_of_times))]
+                        inside_block = (lane << bits_of_times) + (row & ((1 << bits_of_times) - 1))
+                        time = load_int(block + 8 * inside_block) + growing[CLOCK, column]
                 previous = flags
             row += 1
         if start >= 0 and previous & ENDS:
-            _emit(ended, found, segment, width, start, stop - start, 0, previous & LAST_STEP | before)
+            _emit(ended, found, segment, width, start, stop - start, 0, previous & LAST_STEP | before, time)
             start = -1
-        lanes[OPEN_START, at], lanes[OPEN_END, at] = start, OPEN
+        lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
         if start >= 0:
             lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
     elif observed == lanes[OBSERVED, at]:
@@ -139,21 +160,23 @@ def _follow_lane(
     return DONE
 
 
-@jit.kernel(
-    "int", "ints2", *["ints"] * 4, "int", "out_ints2", "out_ints2", "out_ints2", "out_ints"
-)  # fmt: skip
+@jit.kernel("int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints2", "out_ints")
 def follow(
-    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints,
-    opened: Ints, found: Ints,
+    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
+    time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Take in what lanes have published, from column found[LEFT] of `growing` down; see `DONE` for the result.
 
-    `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`. The last lanes come first: where a
-    lane has moved on to a newer segment, what it left is read after it left. Ended episodes go to `ended`, from line
-    found[ENDED] on, and when all is done and something has changed, the open ones to `opened`.
+    `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`, the next four those of `time`; with
+    no `times` no time is read. The last lanes come first: where a lane has moved on to a newer segment, what it left is
+    read after it left. Ended episodes go to `ended`, from line found[ENDED] on, and when all is done and something has
+    changed, the open ones to `opened`.
     """
     for which in range(found[LEFT], -1, -1):
-        status = _follow_lane(which, growing, first_chunk, chunks, shift, bases, origin, lanes, ended, found)
+        status = _follow_lane(
+            which, growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin,
+            lanes, ended, found,
+        )  # fmt: skip
         if status != DONE:
             found[LEFT] = which
             return status
@@ -168,7 +191,7 @@ def follow(
                 continue
             segment = ((growing[SLOT, which] + origin) << POSITION_BITS) + growing[LANE, which]
             opened[count, FIRST_ID], opened[count, STRIDE], opened[count, STEPS] = segment + start * width, width, steps
-            opened[count, OBS_ROWS] = lanes[OBSERVED, at] - start
+            opened[count, OBS_ROWS], opened[count, TIME] = lanes[OBSERVED, at] - start, lanes[OPEN_TIME, at]
             opened[count, END] = lanes[OPEN_END, at] & ~EPISODE_VALUES
             count, total = count + 1, total + steps
         found[OPENED], found[OPEN_STEPS] = count, total

@@ -1,6 +1,7 @@
 """How lanes that grow are followed: the tables of `follow`, and its plain twin, which a store uses without numba."""
 
 import ctypes
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +24,19 @@ from diskreplay.ids import (
 Ints = NDArray[np.int64]
 
 # Rows of `growing`, one column a lane that may grow: its place among all lanes, segment, lane, and lanes of the
-# segment; the addresses of its two counters; up to which row its chunks were found whole.
-PLACE, SLOT, LANE, LANES, OBSERVED_AT, COMMITTED_AT, CHECKED = range(7)
-GROWING_ROWS = 7
+# segment; the addresses of its two counters; up to which row its chunks were found whole; what is added to a time of
+# its rows to make it one since the epoch.
+PLACE, SLOT, LANE, LANES, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK = range(8)
+GROWING_ROWS = 8
 
 # Rows of `lanes`, one column a lane: rows that are complete, and those whose observation is there; the first row of the
-# open episode or -1, and the bits of its end so far.
-COMMITTED, OBSERVED, OPEN_START, OPEN_END = range(4)
-LANE_ROWS = 4
+# open episode or -1, the bits of its end so far, and when its first step was published.
+COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
+LANE_ROWS = 5
+
+# Of an array in the tables of a store: where the chunks of each segment begin in `bases`, how many have room there, the
+# binary logarithm of their rows, and the address of each chunk, 0 where it is not mapped. With no `bases`, times are 0.
+Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 # What `found` holds: how many lines of `ended` are filled, whether anything changed, the open episodes, their steps,
 # and, where a lane has to be attended to, its column in `growing`.
@@ -48,14 +54,14 @@ BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES
 
 
 def follow_plain(
-    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, origin: int, lanes: Ints, ended: Ints,
-    opened: Ints, found: Ints,
+    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
+    time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
     for which in range(int(found[LEFT]), -1, -1):
         column = growing[:, which].tolist()
         observed, stop = (ctypes.c_int64.from_address(column[at]).value for at in (OBSERVED_AT, COMMITTED_AT))
-        row, seen, start, so_far = lanes[:, column[PLACE]].tolist()
+        row, seen, start, so_far, time = lanes[:, column[PLACE]].tolist()
         found[LEFT] = which
         if stop < row or observed > stop + 1:
             return DAMAGED
@@ -65,48 +71,55 @@ def follow_plain(
                 return UNCHECKED
             if found[ENDED] + stop - row >= ended.shape[0]:
                 return FULL
-            flags = _new_flags(column, row, stop, first_chunk, chunks, shift, bases)
-            if flags is None:
+            flags = _new_values(column, row, stop, (first_chunk, chunks, shift, bases), np.uint8)
+            new_times: NDArray[Any] | None = np.zeros(stop - row, np.int64)
+            if len(times):
+                new_times = _new_values(column, row, stop, (first_times, time_chunks, time_shift, times), np.int64)
+            if flags is None or new_times is None:
                 return UNCHECKED
             episodes = _split(flags, row, start, so_far)
             if episodes is None:
                 return DAMAGED
+            published = np.append(new_times + (column[CLOCK] if len(times) else 0), time)
             *over, (start, so_far) = episodes
             base = ((column[SLOT] + origin) << POSITION_BITS) + column[LANE]
             for first, steps, final, end in over:
-                ended[found[ENDED]] = base + first * column[LANES], column[LANES], steps, steps + final, end
+                # Behind all others is the time of an episode that was open before.
+                line = base + first * column[LANES], column[LANES], steps, steps + final, end
+                ended[found[ENDED]] = *line, published[max(first - row, -1)]
                 found[ENDED] += 1
+            if start >= row or len(over):
+                time = published[start - row if start >= 0 else max(over[-1][0] - row, -1)]
         elif observed == seen:
             continue
-        lanes[:, column[PLACE]] = stop, observed, start, so_far
+        lanes[:, column[PLACE]] = stop, observed, start, so_far, time
         found[CHANGED] = 1
     found[LEFT] = -1
     if found[CHANGED]:
         place, slot, lane, width = growing[[PLACE, SLOT, LANE, LANES]]
-        committed, observed, start, end = lanes[:, place]
+        committed, observed, start, end, time = lanes[:, place]
         some = (start >= 0) & (committed > start)
         first = ((slot + origin) << POSITION_BITS) + lane + start * width
         count = found[OPENED] = np.count_nonzero(some)
-        columns = first, width, committed - start, observed - start, end & ~EPISODE_VALUES
+        columns = first, width, committed - start, observed - start, end & ~EPISODE_VALUES, time
         opened[:count] = np.stack(columns, axis=1)[some]
         found[OPEN_STEPS] = opened[:count, STEPS].sum()
     return DONE
 
 
-def _new_flags(
-    column: list[int], row: int, stop: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints
-) -> NDArray[np.uint8] | None:
-    """Return the flags of rows of a lane, None where they are not mapped."""
-    parts, bits = [], int(shift[column[SLOT]])
+def _new_values(column: list[int], row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
+    """Return what an array has in rows of a lane, None where they are not mapped."""
+    (first_chunk, chunks, shift, bases), slot = table, column[SLOT]
+    parts, bits, size = [], int(shift[slot]), np.dtype(dtype).itemsize
     while row < stop:
         chunk, inside = row >> bits, row & ((1 << bits) - 1)
-        base = int(bases[first_chunk[column[SLOT]] + chunk]) if chunk < chunks[column[SLOT]] else 0
-        if base == 0:
+        if chunk >= chunks[slot] or bases[first_chunk[slot] + chunk] == 0:
             return None
         count = min((1 << bits) - inside, stop - row)
-        parts.append(ctypes.string_at(base + (column[LANE] << bits) + inside, count))
+        at = int(bases[first_chunk[slot] + chunk]) + ((column[LANE] << bits) + inside) * size
+        parts.append(ctypes.string_at(at, count * size))
         row += count
-    return np.frombuffer(b"".join(parts), np.uint8)
+    return np.frombuffer(b"".join(parts), dtype)
 
 
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:

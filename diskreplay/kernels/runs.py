@@ -1,6 +1,6 @@
 """Ids in arithmetic runs: the form in which views hand their ids to distributions. Plain numpy, no compiled code."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,30 +16,85 @@ class IdRuns(NamedTuple):
     count: NDArray[np.int64]  # type: ignore[assignment]  # nobody counts the elements of this tuple
 
 
-def after_frontier(runs: IdRuns, frontier: int) -> IdRuns:
-    """Drop from each run the ids below `frontier`; a run that lies below it whole keeps its place with count 0."""
-    first, stride, count = runs
-    if len(first) == 1:  # a fifth of the time: it is asked at each refresh of a store with a capacity
-        start, step, ids = int(first[0]), int(stride[0]), int(count[0])
-        if (below := min(max(-((start - frontier) // step), 0), ids)) == 0:
-            return runs
-        return IdRuns(np.array([start + below * step]), stride, np.array([ids - below]))
-    if not len(first) or frontier <= int(first.min()):
-        return runs
-    hidden = np.clip(-((first - frontier) // stride), 0, count)
-    return IdRuns(first + hidden * stride, stride, count - hidden)
+class TimedRuns(NamedTuple):
+    """`IdRuns`, and when the episode that each is of began: nanoseconds since the epoch, or 0."""
+
+    first: NDArray[np.int64]
+    stride: NDArray[np.int64]
+    count: NDArray[np.int64]  # type: ignore[assignment]
+    time: NDArray[np.int64]
 
 
-def keep(runs: IdRuns, where: NDArray[np.bool_]) -> IdRuns:
+Runs = TypeVar("Runs", IdRuns, TimedRuns)
+
+
+class Visible(NamedTuple):
+    """What is hidden: the number of the first segment, each one's lanes and their place, each lane's oldest row left.
+
+    Nothing is hidden of an episode that began at `reached` or later.
+    """
+
+    reached: int
+    origin: int
+    lanes: NDArray[np.int64]
+    lane_base: NDArray[np.int64]
+    oldest: NDArray[np.int64]
+
+
+NEVER = int(np.iinfo(np.int64).max)
+"""An id that there is none above, and a time after all others."""
+
+ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
+
+
+def least_ids(
+    ids: NDArray[np.int64],
+    origin: int,
+    lanes: NDArray[np.int64],
+    lane_base: NDArray[np.int64],
+    oldest: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
+    slot, position = (ids >> POSITION_BITS) - origin, ids & POSITION_MASK
+    known = (slot >= 0) & (slot < len(lanes))
+    if not known.any():
+        return np.full(len(ids), NEVER)
+    slot = np.where(known, slot, 0)
+    width = np.maximum(lanes[slot], 1)
+    known &= lanes[slot] > 0
+    row, lane = np.divmod(position, width)
+    place = np.where(known, lane_base[slot] + lane, 0)
+    return np.where(known, ids + (np.where(known, oldest[place], 0) - row) * width, NEVER)
+
+
+def without_hidden(runs: Runs, least: Any) -> Runs:
+    """Take from each run the ids below `least`; one that lies below it whole keeps its place with count 0."""
+    hidden = np.clip(-((runs.first - least) // runs.stride), 0, runs.count)
+    return runs._replace(first=runs.first + hidden * runs.stride, count=runs.count - hidden)
+
+
+def clip_plain(
+    origin: int,
+    lanes: NDArray[np.int64],
+    lane_base: NDArray[np.int64],
+    oldest: NDArray[np.int64],
+    first: NDArray[np.int64],
+    stride: NDArray[np.int64],
+    count: NDArray[np.int64],
+) -> None:
+    """Do what the kernel `clip` does."""
+    runs = IdRuns(first.copy(), stride, count.copy())
+    first[:], _, count[:] = without_hidden(runs, least_ids(runs.first, origin, lanes, lane_base, oldest))
+
+
+def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
     """Select the runs at which `where` is true."""
-    if where.all():
-        return runs
-    return IdRuns(runs.first[where], runs.stride[where], runs.count[where])
+    return runs if where.all() else type(runs)(*(column[where] for column in runs))
 
 
-def joined(parts: list[IdRuns]) -> IdRuns:
+def joined(parts: list[Runs]) -> Runs:
     """Concatenate several sets of runs."""
-    return IdRuns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return type(parts[0])(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -89,24 +144,31 @@ def starts_plain(
     last: int,
     open_rows: int,
     observed: int,
-    frontier: int,
+    since: int,
+    reached: int,
+    origin: int,
+    lanes: NDArray[np.int64],
+    lane_base: NDArray[np.int64],
+    oldest: NDArray[np.int64],
     at: int,
     first: NDArray[np.int64],
     stride: NDArray[np.int64],
     count: NDArray[np.int64],
+    time: NDArray[np.int64],
     before: NDArray[np.int64],
 ) -> int:
     """Do what the kernel `starts` does."""
-    runs = starting_runs(Starts(length, step, last, open_rows, bool(observed), frontier), EpisodeTable(lines))
+    starts = Starts(length, step, last, open_rows, bool(observed), since)
+    runs = starting_runs(starts, EpisodeTable(lines), Visible(reached, origin, lanes, lane_base, oldest))
     end = at + len(runs.first)
-    first[at:end], stride[at:end], count[at:end] = runs
+    first[at:end], stride[at:end], count[at:end], time[at:end] = runs
     before[at + 1 : end + 1] = before[at] + np.cumsum(runs.count)
     return end
 
 
-def starting_runs(starts: Starts, episodes: EpisodeTable) -> IdRuns:
+def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL_VISIBLE) -> TimedRuns:
     """Return the ids at which samples of these episodes start: one run an episode, or two with MOVED_BACK."""
-    first, stride, steps, obs_rows, end = episodes.lines.T
+    first, stride, steps, obs_rows, end, time = episodes.lines.T
     is_open = (end & OPEN) != 0
     beyond = np.where(starts.observed, obs_rows, steps) - starts.open_rows
     of_open = np.where((beyond >= 0) & (starts.open_rows > 0), beyond // starts.step + 1, 0)
@@ -123,9 +185,10 @@ def starting_runs(starts: Starts, episodes: EpisodeTable) -> IdRuns:
     if starts.last != ALL_STEPS:
         of_ended = np.where(total > 0, of_ended, 0)
     back = ~is_open & (missing > 0) & (missing % starts.step != 0) & (starts.last == MOVED_BACK)
-    regular = IdRuns(first, stride * starts.step, np.where(is_open, of_open, of_ended))
-    moved = IdRuns(first + missing * stride, stride, back.astype(np.int64))
+    regular = TimedRuns(first, stride * starts.step, np.where(is_open, of_open, of_ended), time)
+    moved = TimedRuns(first + missing * stride, stride, back.astype(np.int64), time)
     # The one behind the other, episode by episode.
-    both = IdRuns(*(np.stack(columns, axis=1).reshape(-1) for columns in zip(regular, moved, strict=True)))
-    runs = after_frontier(both, starts.since)
+    both = TimedRuns(*(np.stack(columns, axis=1).reshape(-1) for columns in zip(regular, moved, strict=True)))
+    least = np.where(both.time < visible.reached, least_ids(both.first, *visible[1:]), starts.since)
+    runs = without_hidden(both, np.maximum(least, starts.since))
     return keep(runs, runs.count > 0)

@@ -42,7 +42,7 @@ def _all_zero(address: int, count: int) -> int:
 
 
 @jit.kernel(
-    "int", "ints", "int", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "bools",
+    "int", "ints", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "ints", "bools",
     "ints", "ints", "ints", "ints", "out_ints2", "out_bytes",
 )  # fmt: skip
 def scan(
@@ -51,7 +51,7 @@ def scan(
     stack: int,
     whole: int,
     origin: int,
-    frontier: int,
+    oldest: Ints,
     lanes: Ints,
     lane_base: Ints,
     committed: Ints,
@@ -74,7 +74,7 @@ def scan(
     located = 0
     while located < ids.size:
         slot = (ids[located] >> POSITION_BITS) - origin
-        if ids[located] < frontier or slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
+        if slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
             break
         position = ids[located] & POSITION_MASK
         row, lane = position, 0
@@ -82,7 +82,8 @@ def scan(
             row = position // lanes[slot]
             lane = position - row * lanes[slot]
         c = first_chunk[slot] + (row >> shift[slot])
-        if row >= committed[lane_base[slot] + lane] or c < 0 or c >= bases.size:
+        place = lane_base[slot] + lane
+        if row < oldest[place] or row >= committed[place] or c < 0 or c >= bases.size:
             break
         prefetch(bases[c] + (lane << shift[slot]) + (row & ((1 << shift[slot]) - 1)))
         windows[SLOT, located], windows[LANE, located], windows[ROW, located] = slot, lane, row
@@ -101,9 +102,7 @@ def scan(
         if flags & NO_STEP:
             return i
 
-        kept = 0
-        if stack > 1 and ids[i] >> POSITION_BITS == frontier >> POSITION_BITS:
-            kept = ((frontier & POSITION_MASK) - lane + lanes[slot] - 1) // lanes[slot]
+        kept = oldest[lane_base[slot] + lane] if stack > 1 else 0
         floor, at_floor = row, flags
         while floor > kept and row - floor < stack - 1 and not at_floor & FIRST:
             floor -= 1
@@ -180,7 +179,7 @@ def scan_plain(
     stack: int,
     whole: int,
     origin: int,
-    frontier: int,
+    oldest: Ints,
     lanes: Ints,
     lane_base: Ints,
     committed: Ints,
@@ -196,23 +195,23 @@ def scan_plain(
     """Do what `scan` does: find the whole episode around each step first, then cut the window out of it."""
     for i, step_id in enumerate(ids.tolist()):
         slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
-        if step_id < frontier or not 0 <= slot < len(lanes) or lanes[slot] <= 0:
+        if not 0 <= slot < len(lanes) or lanes[slot] <= 0:
             return i
         row, lane = divmod(position, int(lanes[slot]))
+        kept = int(oldest[lane_base[slot] + lane])
+        if row < kept:
+            return i
         stop, seen = int(committed[lane_base[slot] + lane]), int(observed[lane_base[slot] + lane])
-        same_segment = frontier >> POSITION_BITS == step_id >> POSITION_BITS
-        hidden = (frontier & POSITION_MASK) if same_segment else 0
-        kept = sum(1 for r in range(min(row, hidden)) if r * int(lanes[slot]) + lane < hidden)
-        oldest, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
+        first, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
         flags: dict[int, int] = {}
-        for r in range(oldest, max(newest, row + 1)):
+        for r in range(first, max(newest, row + 1)):
             address = row_address(slot, lane, r, first_chunk, chunks, shift, lanes, bases, 1)
             if r < stop and address:
                 flags[r] = ctypes.string_at(address, 1)[0]
         if row not in flags or flags[row] & NO_STEP:
             return i
         floor = row
-        while floor > oldest and not flags[floor] & FIRST:
+        while floor > first and not flags[floor] & FIRST:
             floor -= 1
             if floor not in flags:
                 return i

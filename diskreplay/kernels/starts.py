@@ -2,23 +2,55 @@
 
 import numpy as np
 
-from diskreplay.ids import END, FIRST_ID, OBS_ROWS, OBSERVATION_ONLY, OPEN, STEPS, STRIDE, TERMINATED, Ints
+from diskreplay.ids import (
+    END,
+    FIRST_ID,
+    OBS_ROWS,
+    OBSERVATION_ONLY,
+    OPEN,
+    POSITION_BITS,
+    POSITION_MASK,
+    STEPS,
+    STRIDE,
+    TERMINATED,
+    TIME,
+    Ints,
+)
 from diskreplay.kernels import jit
-from diskreplay.kernels.runs import ALL_STEPS, FIRST_ONLY, MOVED_BACK, starts_plain as starts_plain
+from diskreplay.kernels.runs import (
+    ALL_STEPS,
+    FIRST_ONLY,
+    MOVED_BACK,
+    NEVER,
+    clip_plain as clip_plain,
+    starts_plain as starts_plain,
+)
+
+
+@jit.kernel("int", "int", "int", "ints", "ints", "ints", inner=True)
+def _least_id(step_id: int, origin: int, lanes: Ints, lane_base: Ints, oldest: Ints) -> int:
+    """Return the least id of a step's lane that is not hidden."""
+    slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
+    if slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
+        return NEVER
+    width = lanes[slot]
+    row = position // width
+    return step_id + (oldest[lane_base[slot] + position - row * width] - row) * width
 
 
 @jit.kernel(
-    "int", "ints2", "int", "int", "int", "int", "int", "int", "int", "out_ints", "out_ints", "out_ints", "out_ints",
-    checked=False,
+    "int", "ints2", *["int"] * 8, *["ints"] * 3, "int", *["out_ints"] * 5, checked=False
 )  # fmt: skip
 def starts(
-    lines: Ints, length: int, step: int, last: int, open_rows: int, observed: int, frontier: int, at: int,
-    first: Ints, stride: Ints, count: Ints, before: Ints,
+    lines: Ints, length: int, step: int, last: int, open_rows: int, observed: int, since: int, reached: int,
+    origin: int, lanes: Ints, lane_base: Ints, oldest: Ints, at: int,
+    first: Ints, stride: Ints, count: Ints, time: Ints, before: Ints,
 ) -> int:  # fmt: skip
-    """Write the ids at which samples of episodes start, none below `frontier`; `runs.Starts` says which they are.
+    """Write the ids at which samples of episodes start; `runs.Starts` says which they are.
 
-    Runs are written from place `at` on, two an episode at most; the place behind the last one is returned. `before` has
-    one number more, of the ids that come before each run.
+    None is below `since`, and none is hidden: `oldest` has the first row of each lane that is not, of those episodes
+    that began before `reached`. Runs are written from place `at` on, two an episode at most; the place behind the last
+    one is returned. `before` has one number more, of the ids that come before each run.
     """
     for i in range(lines.shape[0]):
         steps, end = lines[i, STEPS], lines[i, END]
@@ -41,16 +73,31 @@ def starts(
                             back = missing
                         else:
                             ids += 1
-        begin, apart = lines[i, FIRST_ID], lines[i, STRIDE]
+        begin, apart, least = lines[i, FIRST_ID], lines[i, STRIDE], np.int64(since)
+        if lines[i, TIME] < reached:
+            least = max(least, _least_id(begin, origin, lanes, lane_base, oldest))
         moved = begin + back * apart
         apart *= step
-        if begin < frontier:
-            hidden = min((frontier - begin + apart - 1) // apart, ids)
+        if begin < least:
+            hidden = min((least - begin + apart - 1) // apart, ids)
             begin, ids = begin + hidden * apart, ids - hidden
         if ids > 0:
             first[at], stride[at], count[at], before[at + 1] = begin, apart, ids, before[at] + ids
+            time[at] = lines[i, TIME]
             at += 1
-        if back >= 0 and moved >= frontier:
+        if back >= 0 and moved >= least:
             first[at], stride[at], count[at], before[at + 1] = moved, lines[i, STRIDE], 1, before[at] + 1
+            time[at] = lines[i, TIME]
             at += 1
     return int(at)
+
+
+@jit.kernel("none", "int", *["ints"] * 3, "out_ints", "ints", "out_ints", checked=False)
+def clip(origin: int, lanes: Ints, lane_base: Ints, oldest: Ints, first: Ints, stride: Ints, count: Ints) -> None:
+    """Take from runs of ids those that are hidden."""
+    for i in range(first.size):
+        least = _least_id(first[i], origin, lanes, lane_base, oldest)
+        if first[i] < least:
+            hidden = min((least - first[i] + stride[i] - 1) // stride[i], count[i])
+            first[i] += hidden * stride[i]
+            count[i] -= hidden

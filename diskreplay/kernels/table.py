@@ -14,11 +14,13 @@ Kernel = Callable[..., Any]
 # name -> module; the twin is there too, as name_plain
 _MODULES = {
     "advise": "advice",
+    "clip": "starts",
     "count_newer": "recency",
     "draw": "prioritized",
     "follow": "follow",
     "gae": "gae",
     "gather": "gather",
+    "hide_oldest": "oldest",
     "locate": "extents",
     "newest": "recency",
     "nstep": "nstep",

@@ -191,7 +191,7 @@ def _sum(
 
 
 @jit.kernel(
-    "int", "ints", "int", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "bools",
+    "int", "ints", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "ints", "bools",
     "ints", "ints", "ints", "ints", "out_ints2", "out_bytes",
     "ints2", "out_ints2", "float", "floats", "ints", "ints", "int",
 )  # fmt: skip
@@ -201,7 +201,7 @@ def transitions(
     stack: int,
     whole: int,
     origin: int,
-    frontier: int,
+    oldest: Ints,
     lanes: Ints,
     lane_base: Ints,
     committed: Ints,
@@ -227,7 +227,7 @@ def transitions(
     (leaves, items). ``streamed``: wide rows are copied past the caches.
     """
     bad = _scan(
-        ids, n, stack, whole, origin, frontier, lanes, lane_base, committed, observed, sealed,
+        ids, n, stack, whole, origin, oldest, lanes, lane_base, committed, observed, sealed,
         first_chunk, chunks, shift, bases, windows, ends,
     )  # fmt: skip
     if bad >= 0:
@@ -272,7 +272,7 @@ def transitions_plain(
     stack: int,
     whole: int,
     origin: int,
-    frontier: int,
+    oldest: Ints,
     lanes: Ints,
     lane_base: Ints,
     committed: Ints,
@@ -294,7 +294,7 @@ def transitions_plain(
 ) -> int:
     """Do what `transitions` does with the plain kernels, leaf after leaf."""
     bad = scan_plain(
-        ids, n, stack, whole, origin, frontier, lanes, lane_base, committed, observed, sealed,
+        ids, n, stack, whole, origin, oldest, lanes, lane_base, committed, observed, sealed,
         first_chunk, chunks, shift, bases, windows, ends,
     )  # fmt: skip
     if bad >= 0:

@@ -146,8 +146,8 @@ class RolloutCursor:
 
     def _take(self, look: _Look) -> Grid:
         usable = usable_steps(look.episodes, self.view)
-        frontier, num_steps = look.snapshot.frontier, self.view.num_steps
-        return oldest(look.episodes, usable, look.growing, self._planned, frontier, num_steps)
+        least, num_steps = look.snapshot.least_ids(look.episodes.first), self.view.num_steps
+        return oldest(look.episodes, usable, look.growing, self._planned, least, num_steps)
 
     def _looked(self) -> _Look:
         for _ in range(ATTEMPTS):
@@ -170,7 +170,7 @@ class RolloutCursor:
         still_open = self._mine(self._admission.admit(snapshot, snapshot.open))
         ended = self._ended.with_others(new)
         last = ended.first + (ended.steps - 1) * ended.stride
-        self._ended = ended.select(last >= np.maximum(self._seen.of(ended.key), snapshot.frontier))
+        self._ended = ended.select(last >= np.maximum(self._seen.of(ended.key), snapshot.least_ids(last)))
         self._read = len(snapshot.log)
         lanes = np.unique(self._lanes.key[self._lanes.key >= 0])
         lanes, growing = (keys[self._is_mine(keys)] for keys in (lanes, self._lanes.growing(snapshot)))

@@ -30,7 +30,7 @@ class Admission:
             return episodes
         last = episodes.first + (episodes.steps - 1) * episodes.stride
         admitted = np.zeros(len(episodes), bool)
-        for i in np.flatnonzero(last >= snapshot.frontier):
+        for i in np.flatnonzero(last >= snapshot.least_ids(last)):
             first = int(episodes.first[i])
             if first not in self._ended:
                 admitted[i] = self._ask(snapshot, first)

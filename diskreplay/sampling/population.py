@@ -2,8 +2,8 @@
 
 Its runs lie in one growing block of arrays, in three regions:
 
-    [0, main)      ended episodes, sorted by id; the first `hidden` of them are below the frontier, at least in part
-    [main, ended)  ended episodes found since, refresh by refresh, those of one sorted by id
+    [0, main)      ended episodes in the order in which they began; of the first `hidden` of them some is hidden
+    [main, ended)  ended episodes found since, refresh by refresh, those of one in order
     [ended, end)   open episodes, and what is left of the partly hidden ones; written anew by each refresh
 
 so a refresh costs what is new, and a search among cumulative counts finds the id at a position. When the second region
@@ -18,7 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import EpisodeTable
-from diskreplay.kernels.runs import IdRuns, Starts, after_frontier, joined, keep, lane_keys, starting_runs
+from diskreplay.kernels.runs import (
+    ALL_VISIBLE,
+    NEVER,
+    IdRuns,
+    Starts,
+    TimedRuns,
+    Visible,
+    joined,
+    keep,
+    lane_keys,
+    least_ids,
+    starting_runs,
+    without_hidden,
+)
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.admission import Admission
 
@@ -39,14 +52,14 @@ class Mark(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The runs of ended episodes in the order of their positions; `partly` are those that the frontier cuts through."""
+    """The runs of ended episodes in the order of their positions; of those in `partly` some may be hidden."""
 
-    main: IdRuns
-    ended: IdRuns
-    partly: IdRuns
+    main: TimedRuns
+    ended: TimedRuns
+    partly: TimedRuns
 
     def state_dict(self) -> dict[str, Any]:
-        """Return first ids, strides and counts of all runs, (3, n) int64, and how many are of each region."""
+        """Return first ids, strides, counts and times of all runs, (4, n) int64, and how many are of each region."""
         return {"runs": np.stack(joined(list(self))), "regions": [len(runs.first) for runs in self]}
 
     @classmethod
@@ -59,19 +72,19 @@ class Order(NamedTuple):
             It is none.
         """
         runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
-        good = min(main, ended, partly) >= 0 and runs.shape == (3, main + ended + partly)
-        if not good or (runs[0] < 0).any() or (runs[1:] < 1).any():
+        good = min(main, ended, partly) >= 0 and runs.shape == (4, main + ended + partly)
+        if not good or (runs[[0, 3]] < 0).any() or (runs[1:3] < 1).any():
             raise ValueError("the order of ids contradicts itself")
-        return cls(*(IdRuns(*part) for part in np.split(runs, [main, main + ended], axis=1)))
+        return cls(*(TimedRuns(*part) for part in np.split(runs, [main, main + ended], axis=1)))
 
 
 class Changes(NamedTuple):
     """What a follower has to look at.
 
     `runs` hold the ids that came; the last `loose` of them are all that may change without being new, and replace what
-    was loose before. The first `left` of these are what the frontier has left of runs that were there before. `reached`
-    are runs that the frontier has reached since, as they were; what is left of them is loose. `whole`: `runs` are all
-    there are, whatever was before.
+    was loose before. The first `left` of these are what is left of runs that were there before and are hidden in part.
+    `reached` are runs of which some may have been hidden since, as they were; what is left of them is loose. `whole`:
+    `runs` are all there are, whatever was before.
     """
 
     mark: Mark
@@ -109,7 +122,7 @@ class Population:
     size : int
         Ids that can be drawn.
     epoch : int
-        Changes when positions of older ids change other than by the frontier: after a sort or a fresh start.
+        Changes when positions of older ids change but by those that leave: after a sort or a fresh start.
     version : int
         Changes with every refresh that brings another snapshot.
     """
@@ -130,8 +143,8 @@ class Population:
         self._main = self._ended = self._end = self._hidden = 0
         self._seen = 0  # episodes of the log that are in
         self._partly = _NO_RUNS
-        self._oldest_new = _NEVER  # lowest id of the second region
-        self._frontier = 0
+        self._oldest_new = NEVER  # when the first episode of the second region began
+        self._visible = ALL_VISIBLE
         self._main_index: tuple[Ints, Ints] | None = None
         self._rest_index: tuple[Ints, Ints] | None = None
         self._rewrites = 0  # of the second region
@@ -154,8 +167,9 @@ class Population:
         # The predicate of `where` may raise: ask it before anything changes.
         ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
         still_open = self._admission.admit(snapshot, snapshot.open)
-        if ended is not None or snapshot.frontier != self._frontier:
-            self._frontier, self._seen = snapshot.frontier, seen
+        hides, self._visible = snapshot.oldest is not self._visible.oldest, snapshot.visible
+        if ended is not None or hides:
+            self._seen = seen
             if ended is not None:
                 self._take_in(ended)
             self._hide()
@@ -173,7 +187,7 @@ class Population:
         if self._snapshot is None:
             return self._restored or Order(_NO_RUNS, _NO_RUNS, _NO_RUNS)
         regions = self._block.slice(self._hidden, self._main), self._block.slice(self._main, self._ended)
-        return Order(*(IdRuns(*(column.copy() for column in runs)) for runs in (*regions, self._partly)))
+        return Order(*(TimedRuns(*(column.copy() for column in runs)) for runs in (*regions, self._partly)))
 
     def restore(self, order: Order) -> None:
         """Start afresh at the next refresh, with what is still there in this order."""
@@ -183,30 +197,22 @@ class Population:
     def _take_in(self, ended: EpisodeTable) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
         if self._restored is not None and self._snapshot is None:
-            self._append(self._take_over(self._restored, starting_runs(self._bounds, ended)))
+            self._append(self._take_over(self._restored, starting_runs(self._starts, ended, self._visible)))
             return
         start, self._ended = self._ended, self._write_starts(self._ended, ended)
         self._block.sort(start, self._ended)
         if self._ended > start:
-            self._oldest_new = min(self._oldest_new, int(self._block.runs.first[start]))
-
-    @property
-    def _bounds(self) -> Starts:
-        return self._starts._replace(since=max(self._starts.since, self._frontier))
+            self._oldest_new = min(self._oldest_new, int(self._block.runs.time[start]))
 
     def _write_starts(self, at: int, episodes: EpisodeTable) -> int:
         """Put the runs of these episodes into the block from a place on, and return where they end."""
         block, lines = self._block, episodes.lines
         block.make_room(at + 2 * len(lines))
-        length, step, last, open_rows, observed, since = self._starts
-        since = max(since, self._frontier)
-        return int(
-            self._find_starts(lines, length, step, last, open_rows, observed, since, at, *block.runs, block.before)
-        )
+        return int(self._find_starts(lines, *self._starts, *self._visible, at, *block.runs, block.before))
 
-    def _take_over(self, order: Order, found: IdRuns) -> IdRuns:
+    def _take_over(self, order: Order, found: TimedRuns) -> TimedRuns:
         """Fill the empty block in a given order; return what the order does not know, sorted by id."""
-        # The frontier moves a run's start, never its end.
+        # What is hidden moves a run's start, never its end.
         there, known = _last_ids(found), [_last_ids(runs) for runs in order]
         main, ended, partly = (keep(runs, np.isin(last, there)) for runs, last in zip(order, known, strict=True))
         self._main = self._ended = self._block.write(0, main)
@@ -214,40 +220,48 @@ class Population:
         self._partly = partly
         return _in_order(keep(found, ~np.isin(there, np.concatenate(known))))
 
-    def _append(self, found: IdRuns) -> None:
+    def _append(self, found: TimedRuns) -> None:
         if len(found.first):
             self._ended = self._block.write(self._ended, found)
-            self._oldest_new = min(self._oldest_new, int(found.first.min()))
+            self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
     def _hide(self) -> None:
-        """Take away what has fallen below the frontier."""
-        first, hidden, partly = self._block.runs.first, self._hidden, self._partly
-        # Most often it moves on inside of an episode.
-        if hidden < self._main and first[hidden] < self._frontier:
-            self._hidden += int(first[hidden : self._main].searchsorted(self._frontier))
-            partly = joined([partly, self._block.slice(hidden, self._hidden)])
-        if len(partly.first):
-            partly = after_frontier(partly, self._frontier)
-            self._partly = keep(partly, partly.count > 0)
-        if self._oldest_new >= self._frontier:
+        """Take away what is hidden: of runs that began before the last hidden step was published."""
+        time, hidden, reached = self._block.runs.time, self._hidden, self._visible.reached
+        # Most often it goes on inside of the same episodes.
+        if hidden < self._main and time[hidden] < reached:
+            self._hidden += int(time[hidden : self._main].searchsorted(reached))
+            self._partly = joined([self._partly, self._block.slice(hidden, self._hidden)])
+        if len(self._partly.first):
+            self._partly = self._clipped(self._partly)
+        if self._oldest_new >= reached:
             return
         if self._main - self._hidden <= self._ended - self._main:
             self._sort()
             return
-        left = after_frontier(self._block.slice(self._main, self._ended), self._frontier)
-        left = keep(left, left.count > 0)
+        newer = self._block.slice(self._main, self._ended)
+        is_reached = newer.time < reached
+        self._partly = joined([self._partly, self._clipped(keep(newer, is_reached))])
+        left = keep(newer, ~is_reached)
         self._ended = self._block.write(self._main, left)
         self._rewrites += 1
-        self._oldest_new = int(left.first.min(initial=_NEVER))
+        self._oldest_new = int(left.time.min(initial=NEVER))
+
+    def _clipped(self, runs: TimedRuns) -> TimedRuns:
+        """Return what is not hidden of these runs."""
+        runs = TimedRuns(*(np.ascontiguousarray(column) for column in runs))._replace(
+            first=runs.first.copy(), count=runs.count.copy()
+        )
+        chosen("clip")(*self._visible[1:], *runs[:3])
+        return keep(runs, runs.count > 0)
 
     def _sort(self) -> None:
-        """Make the first two regions one."""
-        runs = joined([self._partly, self._block.slice(self._hidden, self._ended)])
-        runs = after_frontier(runs, self._frontier)
-        runs = keep(runs, runs.count > 0)
+        """Make the first two regions one, of what began after all that is hidden."""
+        runs = _in_order(self._clipped(joined([self._partly, self._block.slice(self._hidden, self._ended)])))
+        is_reached = runs.time < self._visible.reached
         self._block = _Block()
-        self._main = self._ended = self._block.write(0, _in_order(runs))
-        self._hidden, self._partly, self._oldest_new = 0, _NO_RUNS, _NEVER
+        self._main = self._ended = self._block.write(0, keep(runs, ~is_reached))
+        self._hidden, self._partly, self._oldest_new = 0, keep(runs, is_reached), NEVER
         self._main_index = None
         self.epoch += 1
 
@@ -272,15 +286,18 @@ class Population:
 
     def runs(self) -> IdRuns:
         """Return the runs of all ids that can be drawn, in the order of their positions."""
-        return self._block.slice(self._hidden, self._end)
+        return self._ids_of(self._hidden, self._end)
+
+    def _ids_of(self, start: int, end: int) -> IdRuns:
+        return IdRuns(*self._block.slice(start, end)[:3])
 
     def changes(self, mark: Mark | None) -> Changes:
         """Return what changed since an earlier call returned this mark, at a cost of what is new; None: everything."""
         now, left = Mark(self.epoch, self._rewrites, self._hidden, self._ended), len(self._partly.first)
         if mark is None or mark[:2] != now[:2]:
-            return Changes(now, True, _NO_RUNS, self.runs(), self._end - self._ended, left)
-        reached = self._block.slice(mark.hidden, self._hidden)
-        return Changes(now, False, reached, self._block.slice(mark.ended, self._end), self._end - self._ended, left)
+            return Changes(now, True, IdRuns(*_NO_RUNS[:3]), self.runs(), self._end - self._ended, left)
+        reached = self._ids_of(mark.hidden, self._hidden)
+        return Changes(now, False, reached, self._ids_of(mark.ended, self._end), self._end - self._ended, left)
 
     @property
     def snapshot(self) -> Any:
@@ -288,9 +305,9 @@ class Population:
         return self._snapshot
 
     @property
-    def frontier(self) -> int:
-        """Ids below are hidden."""
-        return self._frontier
+    def visible(self) -> Visible:
+        """What is hidden of each lane."""
+        return self._visible
 
     @property
     def segments(self) -> tuple[int, Ints]:
@@ -301,9 +318,10 @@ class Population:
     def episodes(self) -> IdRuns:
         """Return all steps that the snapshot has, of episodes that do not count too, as one run an episode."""
         if self._snapshot is None:
-            return _NO_RUNS
+            return IdRuns(*_NO_RUNS[:3])
         every = EpisodeTable.concatenate([self._snapshot.log, self._snapshot.open])
-        return after_frontier(IdRuns(every.first, every.stride, every.steps), self._frontier)
+        runs = IdRuns(every.first, every.stride, every.steps)
+        return without_hidden(runs, least_ids(every.first, *self._visible[1:]))
 
     def find(self, ids: Ints) -> Ints:
         """Return the position of each id, -1 where it cannot be drawn."""
@@ -333,7 +351,7 @@ class Population:
         if not len(index[0]):
             return
         run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
-        first, stride, count = (column[run] for column in self._block.runs)
+        first, stride, count = (column[run] for column in self._block.runs[:3])
         number, between = np.divmod(ids - first, stride)
         found = (keys >= 0) & (run >= self._hidden) & (between == 0) & (number >= 0) & (number < count)
         before = self._block.before
@@ -344,14 +362,14 @@ class _Block:
     """Growing arrays of runs; `before[i]` is the number of ids in the runs before run i."""
 
     def __init__(self, capacity: int = 256) -> None:
-        self.runs = IdRuns(*(np.zeros(capacity, np.int64) for _ in IdRuns._fields))
+        self.runs = TimedRuns(*(np.zeros(capacity, np.int64) for _ in TimedRuns._fields))
         self.before = np.zeros(capacity + 1, np.int64)
 
-    def slice(self, start: int, end: int) -> IdRuns:
+    def slice(self, start: int, end: int) -> TimedRuns:
         """Return runs as views."""
-        return IdRuns(*(column[start:end] for column in self.runs))
+        return TimedRuns(*(column[start:end] for column in self.runs))
 
-    def write(self, start: int, runs: IdRuns) -> int:
+    def write(self, start: int, runs: TimedRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end."""
         end = start + len(runs.first)
         self.make_room(end)
@@ -365,7 +383,7 @@ class _Block:
         return end
 
     def sort(self, start: int, end: int) -> None:
-        """Sort a region by id."""
+        """Sort a region by when its episodes began."""
         if end - start > 1:
             self.write(start, _in_order(self.slice(start, end)))
 
@@ -376,25 +394,22 @@ class _Block:
 
     def _grow(self, capacity: int) -> None:
         old, before = self.runs, self.before
-        self.runs = IdRuns(*(np.zeros(capacity, np.int64) for _ in IdRuns._fields))
+        self.runs = TimedRuns(*(np.zeros(capacity, np.int64) for _ in TimedRuns._fields))
         self.before = np.zeros(capacity + 1, np.int64)
         for column, values in zip(self.runs, old, strict=True):
             column[: len(values)] = values
         self.before[: len(before)] = before
 
 
-_NEVER = int(np.iinfo(np.int64).max)
+_NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 
 
-_NO_RUNS = IdRuns(*(np.zeros(0, np.int64) for _ in IdRuns._fields))
-
-
-def _in_order(runs: IdRuns) -> IdRuns:
+def _in_order(runs: TimedRuns) -> TimedRuns:
     if len(runs.first) < 2:
         return runs
-    order = np.argsort(runs.first, kind="stable")
-    return IdRuns(*(column[order] for column in runs))
+    order = np.lexsort((runs.first, runs.time))
+    return TimedRuns(*(column[order] for column in runs))
 
 
-def _last_ids(runs: IdRuns) -> Ints:
+def _last_ids(runs: TimedRuns) -> Ints:
     return np.asarray(runs.first + (runs.count - 1) * runs.stride, np.int64)

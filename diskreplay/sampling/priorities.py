@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.runs import IdRuns, keep, lane_keys
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, keep, lane_keys, least_ids
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.extents import Extents, ragged, room_for
 from diskreplay.sampling.memory import zeros
@@ -78,7 +78,7 @@ class PriorityTable:
         self._mark: Mark | None = None
         # The population's loose runs: extents, numbers there of their first ids, and these ids.
         self._loose = self._loose_number = self._loose_first = np.zeros(0, np.int64)
-        self._frontier = 0
+        self._visible = ALL_VISIBLE
 
     def _resize(self, capacity: int) -> None:
         """Make room for so many places, all that are in use among them."""
@@ -118,7 +118,7 @@ class PriorityTable:
             self._renew(population, changes, reached)
         if not same:
             self._population = weakref.ref(population)
-        self._version, self._mark, self._frontier = population.version, changes.mark, population.frontier
+        self._version, self._mark, self._visible = population.version, changes.mark, population.visible
         self._prepare(population)
 
     def _prepare(self, population: Population) -> None:
@@ -309,7 +309,8 @@ class PriorityTable:
         """Return arrays and numbers from which `loaded` makes the same table: 8 bytes an id, and its runs."""
         extents = self._extents
         first, stride, known = extents.first[: extents.size], extents.stride[: extents.size], extents.known
-        kept = np.flatnonzero(first + (known[: extents.size] - 1) * stride >= self._frontier)
+        last = first + (known[: extents.size] - 1) * stride
+        kept = np.flatnonzero(last >= least_ids(last, *self._visible[1:]))
         free = [(room, base) for room, bases in extents.free.items() for base in bases]
         return {
             "first": first[kept],

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS
-from diskreplay.kernels.runs import IdRuns, joined, keep, lane_keys
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, Visible, joined, keep, lane_keys, least_ids
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.population import Mark, Population
@@ -101,14 +101,14 @@ class _Groups(NamedTuple):
 class _Ages:
     """The ids of a population in the order of their age; to follow it costs what is new, and now and then a sort.
 
-    Ids that the frontier has passed may still be among them: they are the oldest, and change no other's age.
+    Ids that are hidden by now may still be among them: they are the oldest, and change no other's age.
     """
 
     def __init__(self) -> None:
         self._newest, self._count_newer = chosen("newest"), chosen("count_newer")
         self._version = 0
         self._mark: Mark | None = None
-        self._settled = _grouped(_NO_RUNS, 0, 0, _NO_RUNS.first)
+        self._settled = _grouped(_NO_RUNS, ALL_VISIBLE)
         self._recent = _NO_RUNS  # ended runs that are not settled
         self._runs = np.zeros((4, 0), np.int64)  # the settled ones, and room for the others
 
@@ -126,14 +126,14 @@ class _Ages:
             if len(self._recent.first) > SMALL:
                 self._settle(joined([IdRuns(*self._settled.runs[:3]), self._recent]), population)
         self._mark = changes.mark
-        self._arrange(_grouped(joined([self._recent, still_open]), population.frontier, *population.segments))
+        self._arrange(_grouped(joined([self._recent, still_open]), population.visible))
         self._version = population.version
 
     def _settle(self, runs: IdRuns, population: Population) -> None:
         """Sort these runs for good."""
         self._mark = None  # until all is done, and again where that fails
         self._recent = _NO_RUNS
-        self._settled = _grouped(runs, population.frontier, *population.segments)
+        self._settled = _grouped(runs, population.visible)
         self._runs = self._settled.runs
 
     def _arrange(self, others: _Groups) -> None:
@@ -171,9 +171,10 @@ class _Ages:
 _NO_RUNS = IdRuns(*(np.zeros(0, np.int64) for _ in IdRuns._fields))
 
 
-def _grouped(runs: IdRuns, frontier: int, origin: int, lanes: Ints) -> _Groups:
-    """Sort the runs that do not lie below the frontier whole; the segments of those may be gone."""
-    runs = keep(runs, runs.first + (runs.count - 1) * runs.stride >= frontier)
+def _grouped(runs: IdRuns, visible: Visible) -> _Groups:
+    """Sort the runs that are not hidden whole; the segments of those may be gone."""
+    last, (_, origin, lanes, *_) = runs.first + (runs.count - 1) * runs.stride, visible
+    runs = keep(runs, last >= least_ids(last, *visible[1:]))
     order = np.argsort(lane_keys(runs.first, origin, lanes), kind="stable")
     first, stride, count = (column[order] for column in runs)
     segment = first >> POSITION_BITS

@@ -100,7 +100,7 @@ class Episode:
         times = self._snapshot.rows(TIME, self._first, self._steps)
         info = tables.infos[self.segment - self._snapshot.origin]
         assert info is not None  # or its rows were not there
-        return (times + tables.clocks.wall(info.clock.boot)) / 1e9
+        return (times + info.clock.wall) / 1e9
 
     @property
     def total_reward(self) -> float:

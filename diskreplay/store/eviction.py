@@ -21,21 +21,21 @@ def evict(index: Index, retention: Retention, where: Callable[[Episode], bool]) 
     evicted = 0
     if chosen:
         episodes = [(first, steps) for first, (steps, _) in sorted(chosen.items())]
-        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: _frontier(index)))
+        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: _hidden_before(index)))
     retention.enforce()
     index.refresh()
     return evicted
 
 
-def _frontier(index: Index) -> int:
+def _hidden_before(index: Index) -> int:
     index.refresh()
-    return index.snapshot.frontier
+    return index.snapshot.hidden_before
 
 
 def _chosen(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, tuple[int, int]]:
     """Return steps, and visible steps, of the episodes to be hidden, by the id of their first step."""
     log, visible = snapshot.log, snapshot.episodes
-    # The frontier moves an episode's start, never its end.
+    # What a capacity hides moves an episode's start, never its end.
     last = log.first + (log.steps - 1) * log.stride
     order = np.argsort(last)
     chosen = {}

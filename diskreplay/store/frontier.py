@@ -1,111 +1,143 @@
-"""The capacity of a store, exact to the step: where the oldest visible step lies."""
+"""What a capacity and an age hide: the oldest steps by the time at which they were published, lane by lane."""
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.store.scan import hidden_steps
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
+from diskreplay.kernels import hiding
+from diskreplay.kernels.table import Kernel
+from diskreplay.store.log import EpisodeLog
+from diskreplay.store.tables import LeafTable
 
-Ints = NDArray[np.int64]
+
+class Segments(NamedTuple):
+    """The number of the first segment, and of each from there on its lanes, their place, and what its times lack."""
+
+    origin: int
+    lanes: Ints
+    lane_base: Ints
+    clocks: Ints
 
 
 class Frontier:
-    """Finds the id before which steps are hidden, so that exactly ``capacity`` of them are not.
+    """Which rows of each lane are hidden. Used by one thread.
 
-    Concurrency: one thread. Keeps what it computed of the segment that the frontier lies in.
+    Parameters
+    ----------
+    capacity : int or None
+        So many steps are left at most: the newest, by when they were published and then by id.
+    kernel : callable
+        `kernels.hide_oldest`, or its plain twin.
+
+    Attributes
+    ----------
+    oldest : (lanes,) int64
+        The first row of each lane that is not hidden, `hiding.NEVER` where its segment is gone. A change
+        replaces it.
+    hidden : int
+        How many steps of the log and of the open episodes are hidden.
+    until : int
+        All steps that were published before this time are hidden; nanoseconds since the epoch.
+    reached : int
+        No step of an episode that began at this time or later is hidden.
     """
 
-    def __init__(self, capacity: int | None) -> None:
-        self._capacity = capacity
-        self._key: tuple[int, int] = (-1, -1)
-        self._seen = 0
-        self._by_segment: dict[int, int] = {}
-        self._cached: tuple[int, int, int] = (-1, -1, -1)
-        self._segment: _Rows | None = None
-        self._open_in: list[int] = []  # the segments of the open episodes
+    def __init__(self, capacity: int | None, kernel: Kernel) -> None:
+        self.kernel, self._capacity = kernel, capacity
+        self.oldest: Ints = np.zeros(0, np.int64)
+        self.hidden = self.until = self.reached = 0
+        self._by_place = np.zeros((hiding.PLACE_ROWS, 0), np.int64)
+        self._heap: Ints = np.zeros((0, hiding.HEAP_COLUMNS), np.int64)
+        self._forget(0)
 
-    def find(self, log: EpisodeTable, generation: int, opened: EpisodeTable, total: int, least: int) -> tuple[int, int]:
-        """Return the frontier and how many of ``total`` steps it hides: all but ``capacity``, and all below ``least``.
+    def add_lanes(self, count: int) -> None:
+        """Add so many lanes behind the others."""
+        more = np.zeros((hiding.PLACE_ROWS, count), np.int64)
+        more[[hiding.LINE, hiding.TAIL]] = -1
+        self._by_place = np.append(self._by_place, more, axis=1)
+        self._heap = np.append(self._heap, np.zeros((count, hiding.HEAP_COLUMNS), np.int64), axis=0)
+        self.oldest = self._by_place[hiding.OLDEST].copy()
 
-        A frontier never goes back, and is at ``least`` where segments below are gone for other reasons.
+    def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints) -> None:
+        """Hide all of some lanes, whose segments are gone; ``place`` is the lane of each episode of the log."""
+        episodes, place = log.select(gone[place]), place[gone[place]]
+        self.hidden += int((episodes.steps - self._hidden_of(episodes, place)).sum())
+        self.reached = max(self.reached, int(episodes.time.max(initial=-1)) + 1)
+        self._by_place[hiding.OLDEST, gone] = hiding.NEVER
+        self._by_place[hiding.LINE, gone] = -1
+        self.oldest = self._by_place[hiding.OLDEST].copy()
+
+    def _hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
+        row = (episodes.first & POSITION_MASK) // episodes.stride
+        return np.clip(self.oldest[place] - row, 0, episodes.steps)
+
+    def _forget(self, generation: int) -> None:
+        self._generation = generation
+        self._by_place[[hiding.LINE, hiding.TAIL]] = -1
+        self._by_place[hiding.LISTED] = 0
+        self._heap = np.zeros((self._by_place.shape[1], hiding.HEAP_COLUMNS), np.int64)
+        self._following = np.zeros(0, np.int64)
+        self._found = np.zeros(hiding.FOUND, np.int64)
+
+    def follow(self, log: EpisodeLog, log_place: Ints, opened: EpisodeTable, open_place: Ints) -> None:
+        """Go on with a log of another generation, and what is hidden in it."""
+        self._forget(log.generation)
+        self.hidden = int(self._hidden_of(log.table, log_place).sum() + self._hidden_of(opened, open_place).sum())
+
+    def is_of(self, log: EpisodeLog) -> bool:
+        """Whether it follows this generation of the log."""
+        return self._generation == log.generation
+
+    def advance(
+        self, log: EpisodeTable, total: int, until: int, growing: Ints, rows: Ints, segments: Segments, times: LeafTable
+    ) -> None:
+        """Hide what is more than the capacity of ``total`` steps, and what was published before ``until``.
+
+        Raises
+        ------
+        SegmentGone, FormatError
+            The times of the segment that `needed` says cannot be read; it is to be dropped.
         """
-        if not least and (self._capacity is None or total <= self._capacity):
-            return 0, 0
-        if self._capacity is not None and total > self._capacity:
-            hide = total - self._capacity
-            frontier = self._hiding(hide, log, generation, opened)
-            if frontier >= least:
-                return frontier, hide
-        return least, self._below(least, log, generation, opened)
+        found, until = self._found, max(until, self.until)
+        found[hiding.COUNT] = 0 if self._capacity is None else total - self.hidden - self._capacity
+        if found[hiding.COUNT] <= 0 and until == self.until:
+            return
+        found[hiding.UNTIL], found[hiding.HIDDEN] = until, self.hidden
+        found[hiding.LAST] = -1
+        if len(log) > len(self._following):
+            more = len(log) + len(log) // 4 + 64 - len(self._following)
+            self._following = np.append(self._following, np.empty(more, np.int64))
+        try:
+            while self._hide(log, growing, rows, segments, times) == hiding.UNMAPPED:
+                needed = int(found[hiding.NEEDED])
+                slot = (needed >> POSITION_BITS) - segments.origin
+                row = np.array([(needed & POSITION_MASK) // segments.lanes[slot]])
+                times.ensure(np.array([slot]), row, row)
+        finally:
+            self._note(until)
 
-    def _hiding(self, hide: int, log: EpisodeTable, generation: int, opened: EpisodeTable) -> int:
-        """Return the id of the step that exactly ``hide`` steps come before."""
-        steps = self._all_steps(log, generation, opened)
-        for number in sorted(steps):
-            if hide < steps[number]:
-                return self._inside(number, hide, log, generation, opened)
-            hide -= steps[number]
-        raise AssertionError("more steps to hide than there are")
+    def _hide(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: LeafTable) -> int:
+        _held, chunks, first_chunk, bases = times.addresses()
+        status: int = self.kernel(
+            log.lines, growing, rows, *segments, first_chunk, chunks, times.shift, bases,
+            self._heap, self._by_place, self._following, self._found,
+        )  # fmt: skip
+        return status
 
-    def _below(self, frontier: int, log: EpisodeTable, generation: int, opened: EpisodeTable) -> int:
-        """Count the steps that come before an id."""
-        inside = frontier >> POSITION_BITS
-        steps = self._all_steps(log, generation, opened)
-        count = sum(some for number, some in steps.items() if number < inside)
-        if frontier & POSITION_MASK and inside in steps:
-            some = [part.select(part.first >> POSITION_BITS == inside) for part in (log, opened)]
-            count += int(hidden_steps(EpisodeTable.concatenate(some), frontier).sum())
-        return count
+    def _note(self, until: int) -> None:
+        """Take over what was hidden."""
+        found = self._found
+        self.hidden = int(found[hiding.HIDDEN])
+        self.until = until
+        if found[hiding.LAST] >= 0:
+            # Steps of one writer have different times, and of two the same only by accident.
+            self.until = max(until, int(found[hiding.LAST]) + 1)
+            self.reached = max(self.reached, self.until)
+            self.oldest = self._by_place[hiding.OLDEST].copy()
 
-    def _all_steps(self, log: EpisodeTable, generation: int, opened: EpisodeTable) -> dict[int, int]:
-        """Count the steps by segment."""
-        steps = self._steps_by_segment(log, generation)
-        self._open_in = (opened.first >> POSITION_BITS).tolist()
-        for number, count in zip(self._open_in, opened.steps.tolist(), strict=True):
-            steps[number] = steps.get(number, 0) + count
-        return steps
-
-    def _steps_by_segment(self, log: EpisodeTable, generation: int) -> dict[int, int]:
-        """Count ended steps by segment, adding only what is new."""
-        if self._key != (generation, 0):
-            self._key, self._seen, self._by_segment = (generation, 0), 0, {}
-        if len(log) > self._seen:
-            new = log.select(slice(self._seen, None))
-            numbers, at = np.unique(new.first >> POSITION_BITS, return_inverse=True)
-            for number, count in zip(numbers.tolist(), np.bincount(at, new.steps).tolist(), strict=True):
-                self._by_segment[number] = self._by_segment.get(number, 0) + int(count)
-            self._seen = len(log)
-        return dict(self._by_segment)
-
-    def _inside(self, number: int, hide: int, log: EpisodeTable, generation: int, opened: EpisodeTable) -> int:
-        """Return the id of the step in a segment that exactly ``hide`` of its steps come before."""
-        key = (generation, number, self._by_segment.get(number, 0))
-        if number in self._open_in or self._cached != key or self._segment is None:
-            in_open = (opened.first >> POSITION_BITS) == number
-            ended = log.select((log.first >> POSITION_BITS) == number)
-            self._segment = _Rows(EpisodeTable.concatenate([ended, opened.select(in_open)]))
-            self._cached = key
-        return (number << POSITION_BITS) | self._segment.position(hide)
-
-
-class _Rows:
-    """Where the steps of one segment are. Immutable."""
-
-    def __init__(self, episodes: EpisodeTable) -> None:
-        position = episodes.first & POSITION_MASK
-        self._lanes = int(episodes.stride[0])
-        self._start, self._lane = position // self._lanes, position % self._lanes
-        self._stop = self._start + episodes.steps
-        # For each row, how many steps the lanes have in it and the rows before it.
-        rows = int(self._stop.max()) + 1
-        change = np.bincount(self._start, minlength=rows) - np.bincount(self._stop, minlength=rows)
-        self._ends: NDArray[np.int64] = np.cumsum(np.cumsum(change))[:-1]
-
-    def position(self, before: int) -> int:
-        """Return the position of the step that so many come before."""
-        row = int(self._ends.searchsorted(before, side="right"))
-        if self._lanes == 1:
-            return row
-        left = before - (int(self._ends[row - 1]) if row else 0)
-        there = np.sort(self._lane[(self._start <= row) & (row < self._stop)])
-        return row * self._lanes + int(there[left])
+    @property
+    def needed(self) -> int:
+        """The number of the segment whose times could not be read."""
+        return int(self._found[hiding.NEEDED]) >> POSITION_BITS

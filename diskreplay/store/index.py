@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,21 +11,23 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.unwritten import NeverWritten
-from diskreplay.ids import CONTINUES, OPEN, EpisodeTable
+from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following as rows
+from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.damaged import DAMAGE, DamagedSegments
 from diskreplay.store.flags import LaneFlags, check_chunks, read_lanes, read_sealed
-from diskreplay.store.frontier import Frontier
+from diskreplay.store.frontier import Frontier, Segments
 from diskreplay.store.hidden import Evictions
 from diskreplay.store.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.store.log import EpisodeLog
 from diskreplay.store.places import MOST_SLOTS, Places
-from diskreplay.store.scan import Stretch, scan
+from diskreplay.store.scan import Scan, Stretch, scan
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.store.tables import LeafTable, Tables
 
@@ -54,13 +57,16 @@ class Index:
         self._root, self._counters = root, counters
         self._lock = threading.Lock()
         self._generation = 0
-        self._least = 0  # the frontier so far: it never goes back
-        self._kernel: Kernel = rows.follow_plain
+        # What leaves one by one leaves in the order of time: without, nobody asks when a step was published.
+        self._is_timed = (root.capacity, root.capacity_bytes, root.max_age_s) != (None, None, None)
+        self._kernels: dict[str, Kernel] = {"follow": rows.follow_plain, "hide_oldest": hide_oldest_plain}
         self._reset()
 
-    def follow_with(self, kernel: Kernel) -> None:
-        """Follow lanes with this kernel, compiled, in place of its plain twin."""
-        self._kernel = self._live.kernel = kernel
+    def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
+        """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
+        self._kernels["follow"] = self._live.kernel = kernel("follow")
+        if self._is_timed:
+            self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
 
     def _reset(self) -> None:
         """Start from nothing, and look."""
@@ -69,20 +75,22 @@ class Index:
         self._broken = False
         self._places = Places(self._root, self._counters)
         self._origin = self._places.lowest()
-        self._first = 0  # the first slot that has a segment, or had the last one
-        self._hidden_below = 0  # by what the counters say
+        self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
-        self._live = LiveLanes(self._kernel)
+        self._live = LiveLanes(self._kernels["follow"])
         self._log = EpisodeLog(self._generation)
-        self._frontier = Frontier(self._root.capacity)
+        self._frontier = Frontier(self._root.capacity, self._kernels["hide_oldest"])
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
         self._sealed = np.zeros(0, np.bool_)
         # By lane, segment after segment; see `kernels.follow`.
         self._rows = np.zeros((rows.LANE_ROWS, 0), np.int64)
         self._lane_slot = np.zeros(0, np.int64)
+        self._clocks = np.zeros(0, np.int64)
+        self._clock = this_clock()  # what the newest segments of this boot have in its place
+        self._last = np.zeros(0, np.int64)  # when the last row of each segment came, `NEVER` where it may grow
         self._list_growing()
         self._look_again_at = 0.0
         self._evictions = Evictions(self._root)
@@ -134,26 +142,65 @@ class Index:
         steps, self._lost = self._log.steps + self._live.open_steps, 0
         if changed or time.monotonic() >= self._look_again_at:
             changed |= self._take_newly_sealed()
-        changed = self._live.follow(
-            self._done, self._origin, self._rows, changed, self._log.room, self._take_ended, self._attend
-        )
-        if changed:
-            arrived += self._log.steps + self._live.open_steps - steps + self._lost
-            self.snapshot = self._freeze()
+        changed = self._follow_lanes(changed)
+        arrived += self._log.steps + self._live.open_steps - steps + self._lost
+        if changed or self._root.max_age_s is not None:
+            self._hide_oldest(changed)
         return arrived
+
+    def _follow_lanes(self, changed: bool) -> bool:
+        return self._live.follow(
+            self._read_tables, self._origin, self._rows, changed, self._log.room, self._take_ended, self._attend
+        )
+
+    def _read_tables(self) -> tuple[LeafTable, LeafTable | None]:
+        leaves = self._tables.leaves
+        return leaves[layout.DONE], leaves[layout.TIME] if self._is_timed else None
+
+    def _hide_oldest(self, changed: bool) -> None:
+        """Hide what has to leave, and make a snapshot of the rest, if anything is different."""
+        until, before = self._until, self._frontier.oldest
+        if self._root.max_age_s is not None:
+            until = max(until, self._now() - int(self._root.max_age_s * 1e9))
+        while True:
+            if not self._frontier.is_of(self._log):
+                log, opened = self._log.table, self._live.open
+                self._frontier.follow(self._log, self._places_of(log), opened, self._places_of(opened))
+            segments = Segments(self._origin, self._lanes, self._lane_base, self._clocks)
+            total, times = self._log.steps + self._live.open_steps, self._tables.leaves[layout.TIME]
+            try:
+                self._frontier.advance(self._log.table, total, until, self._live.growing, self._rows, segments, times)
+                break
+            except (SegmentGone, *DAMAGE) as error:
+                steps = self._log.steps + self._live.open_steps
+                self._leave_out(self._frontier.needed - self._origin, error)
+                changed = self._follow_lanes(True)
+                self._lost += steps - self._log.steps - self._live.open_steps
+        if changed or self._frontier.oldest is not before:
+            self.snapshot = self._freeze()
+
+    def _now(self) -> int:
+        """Return the time by the clock that the newest segments have."""
+        return clock_ns() + self._clock.wall
+
+    def _places_of(self, episodes: EpisodeTable) -> NDArray[np.int64]:
+        """Return the place among all lanes of the lane of each episode."""
+        slot = (episodes.first >> POSITION_BITS) - self._origin
+        place: NDArray[np.int64] = self._lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
+        return place
 
     def _follow_counters(self, words: NDArray[np.int64], is_rearranged: bool) -> int:
         """Take in segments that came and went, and evictions; return how many steps came."""
         steps = self._total_steps()
         self._add_segments(int(words[layout.NEXT_SEGMENT]))
         arrived = self._total_steps() - steps
-        gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES]
+        gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES, layout.HORIZON]
         if (words[gone] != self._words[gone]).any():
             self._drop_gone(everywhere=is_rearranged)
         self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
         self._words = words
-        horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
-        self._hidden_below = max(int(words[layout.FRONTIER]), horizon << layout.POSITION_BITS)
+        if self._is_timed:
+            self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
         self._live.open_steps = self._total_steps() - self._log.steps
         return arrived
 
@@ -177,8 +224,14 @@ class Index:
         self._lanes = np.append(self._lanes, lanes)
         self._sealed = np.append(self._sealed, np.zeros(len(infos), np.bool_))
         self._rows = np.append(self._rows, np.zeros((rows.LANE_ROWS, count), np.int64), axis=1)
+        self._frontier.add_lanes(count)
         self._rows[rows.OPEN_START, -count or self._rows.shape[1] :] = -1
         self._tables.add_slots(infos)
+        clocks = [info.clock if info is not None else Clock("", 0) for info in infos]
+        self._clock = next((clock for clock in reversed(clocks) if clock.boot == self._clock.boot), self._clock)
+        self._clocks = np.append(self._clocks, np.array([clock.wall for clock in clocks], np.int64))
+        last = [info.bounds[1] if info is not None and info.sealed else NEVER for info in infos]
+        self._last = np.append(self._last, np.array(last, np.int64))
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -224,41 +277,46 @@ class Index:
         return bool(self.damaged.details) or self._places.has_other(self._origin, stop, known)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
-        """Release the segments whose folder is gone; ``everywhere``: not only where retention takes them out."""
+        """Release the segments that retention takes out; ``everywhere``: and others whose folder is gone."""
         words = self._counters.read()
-        stop = len(self._lanes)
-        if self._root.max_age_s is None and not words[layout.HIDDEN_ENTRIES] and not everywhere:
-            stop = max(0, min(int(words[layout.HORIZON]) - self._origin, stop))
-        known = np.flatnonzero(self._lanes[:stop]) + self._origin
-        there = set(present_segments(self._root, known.tolist()))
-        self._drop([number - self._origin for number in known.tolist() if number not in there])
+        horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
+        known = np.flatnonzero(self._lanes)
+        gone = set((known[self._last[known] < horizon] + self._origin).tolist())
+        if not (self._root.max_age_s is not None or words[layout.HIDDEN_ENTRIES] or everywhere):
+            # Only those of which nobody knows whether they were sealed before they were gone.
+            known = known[~self._sealed[known] & ~np.isin(known, list(self._live.segments))]
+        numbers = (known + self._origin).tolist()
+        gone |= set(numbers) - set(present_segments(self._root, numbers))
+        self._drop([number - self._origin for number in sorted(gone)])
 
     def _drop(self, slots: list[int]) -> None:
         """Empty slots.
 
-        Their episodes stay in the log, behind the frontier, until they are half of it: a new log costs every sampler
-        a new start.
+        Their episodes stay in the log, hidden, until they are half of it: a new log costs every sampler a new start.
         """
         if not slots:
             return
+        gone = np.isin(self._lane_slot, slots)
+        if not self._frontier.is_of(self._log):
+            opened = self._live.open
+            self._frontier.follow(self._log, self._places_of(self._log.table), opened, self._places_of(opened))
+        self._frontier.drop(gone, self._log.table, self._places_of(self._log.table))
         self._lanes = self._lanes.copy()
         self._lanes[slots] = 0
-        self._rows[rows.OPEN_START, np.isin(self._lane_slot, slots)] = -1
+        self._rows[rows.OPEN_START, gone] = -1
         for slot in slots:
             self._live.segments.pop(slot, None)
-        while self._first + 1 < len(self._lanes) and not self._lanes[self._first]:
-            self._first += 1
         self._tables = self._tables.without(slots)
         self._list_growing()
         self._gone.extend(slot + self._origin for slot in slots)
         self._evictions.forget(np.array(slots) + self._origin)
-        behind = np.isin(self._log.table.first >> layout.POSITION_BITS, self._gone)
+        behind = np.isin(self._log.table.first >> POSITION_BITS, self._gone)
         if 2 * np.count_nonzero(behind) >= len(behind):
             self._compact()
 
     def _compact(self) -> None:
         gone, self._gone = np.array(self._gone), []
-        self._log.remove(lambda log: np.isin(log.first >> layout.POSITION_BITS, gone))
+        self._log.remove(lambda log: np.isin(log.first >> POSITION_BITS, gone))
 
     def _read_hidden(self, count: int) -> None:
         """Drop the episodes that were evicted by hand."""
@@ -268,10 +326,7 @@ class Index:
     # --- rows that come ----------------------------------------------------------------------------------------------
 
     def _list_growing(self) -> None:
-        self._live.list(self._lane_base)
-
-    def _done(self) -> LeafTable:
-        return self._tables.leaves[layout.DONE]
+        self._live.list(self._lane_base, self._clocks)
 
     def _take_ended(self, count: int) -> None:
         """Add the first lines behind the log to it, but for episodes that were evicted or lost."""
@@ -300,7 +355,9 @@ class Index:
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
         elif new.any():
             lane = np.flatnonzero(new)
-            self._done().ensure(np.full(len(lane), slot), known[lane], committed[lane] - 1)
+            for table in self._read_tables():
+                if table is not None:
+                    table.ensure(np.full(len(lane), slot), known[lane], committed[lane] - 1)
 
     def _cannot_follow(self, slot: int, error: Exception) -> bool:
         """Go on without a live segment that is damaged or gone; tell whether that changed anything."""
@@ -351,6 +408,7 @@ class Index:
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
             self._sealed = self._sealed.copy()
             self._sealed[slot] = True
+            self._last[slot] = live.info.bounds[1]
             del self._live.segments[slot]
         else:
             self._live.segments[slot] = live
@@ -365,7 +423,7 @@ class Index:
             return
         start, stop = self._rows[rows.OPEN_START, at], committed[at - base]
         first = np.where(start < 0, self._rows[rows.COMMITTED, at], start)
-        done, bounds = self._done(), (at - base, first, stop)
+        done, bounds = self._tables.leaves[layout.DONE], (at - base, first, stop)
         read = read_lanes(self._root, info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
         self._take_in(at, first, read, sealed)
 
@@ -396,9 +454,25 @@ class Index:
         lane = at - self._lane_base[slot]
         stretches = Stretch(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
         found = scan(flags.flags, stretches, flags.gaps)
+        if self._is_timed:
+            self._set_times(found, at)
         self._rows[rows.OPEN_START, at] = found.open_start
         self._rows[rows.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
         self._log.append(self._evictions.split(found.ended)[0])
+
+    def _set_times(self, found: Scan, at: NDArray[np.int64]) -> None:
+        """Look up when the first steps of these episodes were published."""
+        place, row = self._places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
+        still_open = found.open_start >= 0
+        place, row = np.append(place, at[still_open]), np.append(row, found.open_start[still_open])
+        slot, times = self._lane_slot[place], np.empty(len(place), np.int64)
+        for number in np.unique(slot).tolist():
+            here = slot == number
+            lane = place[here] - self._lane_base[number]
+            table = self._tables.leaves[layout.TIME]
+            times[here] = table.values(number, int(self._lanes[number]), lane, row[here]) + self._clocks[number]
+        found.ended.time[:] = times[: len(found.ended)]
+        self._rows[rows.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -407,28 +481,22 @@ class Index:
         return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
     def _freeze(self) -> Snapshot:
-        log, total = self._log.table, self._log.steps + self._live.open_steps
-        least = max(self._least, self._hidden_below)
-        # Below the first segment there is nothing; one may come back there, which what a rule has hidden never does.
-        start = max(least, (self._origin + self._first) << layout.POSITION_BITS)
-        frontier, hidden = self._frontier.find(log, self._log.generation, self._live.open, total, start)
-        if self._gone and frontier <= max(self._gone) << layout.POSITION_BITS | layout.POSITION_MASK:
-            self._compact()
-            return self._freeze()
-        self._least = frontier if frontier > start else least
         committed, observed = self._rows[: rows.OBSERVED + 1].copy()
+        frontier = self._frontier
         return Snapshot(
             schema=self._root.schema,
             generation=self._log.generation,
             origin=self._origin,
-            frontier=frontier,
-            steps=total - hidden,
+            oldest=frontier.oldest,
+            hidden_before=frontier.until,
+            reached=frontier.reached,
+            steps=self._log.steps + self._live.open_steps - frontier.hidden,
             lanes=self._lanes,
             lane_base=self._lane_base,
             sealed=self._sealed,
             committed=committed,
             observed=observed,
-            log=log,
+            log=self._log.table,
             open=self._live.open,
             hidden=self._evictions.found,
             tables=self._tables,

@@ -1,7 +1,8 @@
 """What each segment of a store holds and takes, and so which of them leave: the rules of retention."""
 
+import heapq
 import os
-from collections import deque
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
 from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.times import count_until
 from diskreplay.store.ages import Ages
 
 
@@ -27,6 +29,9 @@ class _Account:
     nbytes: int = 0  # on disk; 0 where the store has no capacity in bytes
     info: SegmentInfo | None = None
     inode: int = 0  # of the file that `info` was read from
+    # When the first and the last row of a sealed one came, in nanoseconds since the epoch; 0 where it has none.
+    first: int = 0
+    last: int = 0
 
     @property
     def sealed(self) -> bool:
@@ -44,10 +49,10 @@ class _Account:
 class Ledger:
     """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
 
-    Only sealed segments that can be read leave. Those that do, by any of the rules: the lowest, while the others hold
-    `capacity` steps that are not hidden; the lowest, while all segments together take more than `capacity_bytes` on
-    disk; those that were sealed `max_age_s` ago (`Ages`); those whose every step was evicted by hand. The first two
-    move the retention horizon.
+    Only sealed segments that can be read leave. Those that do, by any of the rules: the one whose last step is oldest,
+    while the others hold `capacity` steps that are newer and not hidden; the same, while all segments together take
+    more than `capacity_bytes` on disk; those that were sealed `max_age_s` ago (`Ages`); those whose every step was
+    evicted by hand. The first two move the retention horizon: a time.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -60,10 +65,11 @@ class Ledger:
         self._next = 0  # numbers below it were looked at
         self._accounts: dict[int, _Account] = {}  # of every segment, lowest number first
         self._unsealed: set[int] = set()
-        self._newest: deque[int] = deque()  # segments from the horizon on, lowest number first
-        self._kept = 0  # their steps
-        self._nbytes = 0  # of all segments
-        self._older: list[int] = []  # segments below the horizon that are still there
+        self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
+        self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
+        self._leaving: dict[int, None] = {}  # segments below the horizon that are still there
+        self._kept = 0  # steps of all others
+        self._nbytes = 0  # of all others
         self._ages = Ages()
         self._doomed: set[int] = set()  # too old, or hidden whole
         self._entries = HiddenEntries(self._root)
@@ -94,7 +100,6 @@ class Ledger:
         if self._evicted != words[layout.STEPS_EVICTED] and (self._root.max_age_s or words[layout.HIDDEN_ENTRIES]):
             self._forget_gone()
         for number in segment_numbers(self._root, first, end):
-            self._newest.append(number)
             self._accounts[number] = _Account()
             self._unsealed.add(number)
         self._next = max(end, self._next)
@@ -103,7 +108,7 @@ class Ledger:
         replaced, self._changes = self._changes != words[layout.CHANGES], int(words[layout.CHANGES])
         for number in [n for n in (self._accounts if replaced else self._unsealed) if again or replaced or n >= first]:
             self._look(number)
-        self._move_horizon(int(words[layout.HORIZON]), end)
+        self._move_horizon(int(words[layout.HORIZON]))
         due = self._due()
         self.has_more = len(due) > most
         for number in due[:most]:
@@ -111,7 +116,7 @@ class Ledger:
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
             self._forget(number)  # by another process, or by hand
-        first = min([*self._older[:1], *([self._newest[0]] if self._newest else [end])])
+        first = next(iter(self._accounts), end)
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
@@ -119,47 +124,61 @@ class Ledger:
     def _due(self) -> list[int]:
         if self._root.max_age_s is not None:
             self._doomed |= self._ages.older_than(self._root.max_age_s) & self._accounts.keys()
-        gone = [n for n in self._older if n in self._unsealed and not os.path.exists(self._root.segment_path(n))]
-        below = [number for number in self._older if number not in self._unsealed]
-        return sorted({*gone, *below, *self._doomed})
+        return [*self._leaving, *sorted(self._doomed - self._leaving.keys())]
 
     # --- the horizon -------------------------------------------------------------------------------------------------
 
-    def _move_horizon(self, horizon: int, end: int) -> None:
-        newest, before = self._newest, len(self._newest)
-        capacity = self._root.capacity
-        while newest and (newest[0] < horizon or (capacity is not None and self._without_oldest() >= capacity)):
-            self._pass_oldest()
-        for _ in range(self._too_many()):
-            self._pass_oldest()
-        now = newest[0] if newest else end
-        if len(newest) < before and now > horizon:
-            self._counters.set(layout.HORIZON, now)
-
-    def _without_oldest(self) -> int:
-        return self._kept - self._accounts[self._newest[0]].kept
-
-    def _pass_oldest(self) -> None:
-        self._older.append(self._newest.popleft())
-        self._kept -= self._accounts[self._older[-1]].kept
-
-    def _too_many(self) -> int:
-        """Return how many of the oldest segments must go for the others to take no more than `capacity_bytes`.
-
-        Up to a sealed one: an unsealed one in front stays on disk, and its writer moves on.
-        """
-        most = self._root.capacity_bytes
-        if most is None:
-            return 0
-        leaving = sum(self._accounts[number].nbytes for number in self._older if number not in self._unsealed)
-        excess, many = self._nbytes - leaving - most, 0
-        for place, number in enumerate(self._newest, start=1):
-            if excess <= 0:
+    def _move_horizon(self, horizon: int) -> None:
+        """Let the segments below the horizon leave, and those that the limits have no room for: the oldest first."""
+        if not self._root.has_horizon:
+            return
+        before = horizon
+        while (oldest := self._oldest()) is not None:
+            last, number = oldest
+            if not (last < horizon or self._has_enough_without(last, number) or self._has_too_many_bytes()):
                 break
-            if number not in self._unsealed:
-                excess -= self._accounts[number].nbytes
-                many = place
-        return many
+            account = self._accounts[number]
+            heapq.heappop(self._by_last)
+            self._by_first.remove((account.first, number))
+            self._kept -= account.kept
+            self._nbytes -= account.nbytes
+            self._leaving[number] = None
+            horizon = max(horizon, last + 1)
+        if horizon > before:
+            self._counters.set(layout.HORIZON, horizon)
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """Return the time of the last step, and the number, of the sealed segment for which it is the lowest."""
+        while self._by_last and self._by_last[0][1] not in self._accounts:
+            heapq.heappop(self._by_last)  # gone
+        return self._by_last[0] if self._by_last else None
+
+    def _has_too_many_bytes(self) -> bool:
+        most = self._root.capacity_bytes
+        return most is not None and self._nbytes > most
+
+    def _has_enough_without(self, last: int, number: int) -> bool:
+        """Whether the other segments hold ``capacity`` steps that came after the last one of this segment."""
+        capacity = self._root.capacity
+        if capacity is None:
+            return False
+        newer = self._kept - self._accounts[number].kept
+        if newer < capacity:
+            return False
+        begun = [n for first, n in self._by_first[: bisect_right(self._by_first, (last, layout.MAX_SEGMENTS))]]
+        for other in {*begun, *self._unsealed} - {number}:
+            newer -= self._older_steps(other, last)
+        return newer >= capacity
+
+    def _older_steps(self, number: int, last: int) -> int:
+        """Return how many of the steps of a segment at most came no later than a time."""
+        account = self._accounts[number]
+        if account.info is None or not account.kept:
+            return account.kept  # damaged: what it holds is nobody's
+        try:
+            return min(account.kept, count_until(self._root, account.info, last - account.info.clock.wall))
+        except (FormatError, OSError):
+            return account.kept
 
     # --- what segments hold ------------------------------------------------------------------------------------------
 
@@ -194,10 +213,17 @@ class Ledger:
         nbytes = 0 if self._root.capacity_bytes is None else disk_usage(path)[0]
         self._set(number, account, steps=steps, hidden=account.hidden, nbytes=nbytes)
         if info.sealed:
-            if self._root.max_age_s is not None and number in self._unsealed:
-                self._ages.add(number, info)
-            self._unsealed.discard(number)
+            if number in self._unsealed:
+                self._take_sealed(number, account, info)
             self._note_hidden_whole(number, account)
+
+    def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
+        self._unsealed.discard(number)
+        account.first, account.last = info.bounds
+        heapq.heappush(self._by_last, (account.last, number))
+        insort(self._by_first, (account.first, number))
+        if self._root.max_age_s is not None:
+            self._ages.add(number, info)
 
     def _set(
         self, number: int, account: _Account, *, hidden: int, steps: int | None = None, nbytes: int | None = None
@@ -207,12 +233,13 @@ class Ledger:
         if steps is not None:
             account.steps = steps
         if nbytes is not None:
-            self._nbytes += nbytes - account.nbytes
+            if number not in self._leaving:
+                self._nbytes += nbytes - account.nbytes
             account.nbytes = nbytes
         self._count(number, account.kept - before)
 
     def _count(self, number: int, more: int) -> None:
-        if self._newest and number >= self._newest[0]:
+        if number not in self._leaving:
             self._kept += more
 
     def _note_hidden_whole(self, number: int, account: _Account) -> None:
@@ -226,13 +253,14 @@ class Ledger:
             self._forget(number)
 
     def _forget(self, number: int) -> None:
-        account = self._accounts.pop(number)
-        self._nbytes -= account.nbytes
-        if self._newest and number >= self._newest[0]:
-            self._newest.remove(number)
+        if number not in self._leaving:
+            account = self._accounts[number]
             self._kept -= account.kept
-        else:
-            self._older.remove(number)
+            self._nbytes -= account.nbytes
+            if number not in self._unsealed:
+                self._by_first.remove((account.first, number))
+        del self._accounts[number]
+        self._leaving.pop(number, None)
         self._unsealed.discard(number)
         self._doomed.discard(number)
 

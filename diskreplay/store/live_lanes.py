@@ -19,6 +19,8 @@ from diskreplay.store.tables import LeafTable
 # New rows of a lane from which on they are read as those of a sealed segment are.
 MANY_ROWS = 4096
 
+_NONE = np.zeros(0, np.int64)
+
 
 class LiveSegment:
     """The counters of a segment that may still grow. Used by one thread.
@@ -67,6 +69,8 @@ class LiveLanes:
         By slot; `list` is called when it has changed.
     kernel : callable
         `kernels.follow`, or its plain twin.
+    growing : (8, n) int64
+        The lanes; see `kernels.following`.
     open : EpisodeTable
         The open episodes of all lanes.
     open_steps : int
@@ -79,10 +83,18 @@ class LiveLanes:
         self.open = EpisodeTable.concatenate([])
         self.open_steps = 0
         self._found = np.zeros(rows.FOUND, np.int64)
-        self._growing = np.zeros((rows.GROWING_ROWS, 0), np.int64)
+        self.growing = np.zeros((rows.GROWING_ROWS, 0), np.int64)
 
-    def list(self, lane_base: NDArray[np.int64]) -> None:
-        """Make the table of lanes; ``lane_base`` tells by slot where they are among the lanes of all segments."""
+    def list(self, lane_base: NDArray[np.int64], clocks: NDArray[np.int64]) -> None:
+        """Make the table of lanes.
+
+        Parameters
+        ----------
+        lane_base : (slots,) int64
+            Where the lanes of each segment are among those of all.
+        clocks : (slots,) int64
+            What is added to the times of each segment.
+        """
         columns = [np.zeros((rows.GROWING_ROWS, 0), np.int64)]
         for slot in sorted(self.segments):
             live = self.segments[slot]
@@ -91,19 +103,20 @@ class LiveLanes:
             lane = column[rows.LANE] = np.arange(lanes)
             column[rows.PLACE] = lane_base[slot] + lane
             column[rows.SLOT], column[rows.LANES], column[rows.CHECKED] = slot, lanes, live.checked_rows
+            column[rows.CLOCK] = clocks[slot]
             column[rows.OBSERVED_AT] = live.observed.ctypes.data + 8 * lane
             column[rows.COMMITTED_AT] = live.committed.ctypes.data + 8 * lane
             columns.append(column)
-        self._growing = np.concatenate(columns, axis=1)
+        self.growing = np.concatenate(columns, axis=1)
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
         self.segments[slot].checked_rows = checked
-        self._growing[rows.CHECKED, self._growing[rows.SLOT] == slot] = checked
+        self.growing[rows.CHECKED, self.growing[rows.SLOT] == slot] = checked
 
     def follow(
         self,
-        done: Callable[[], LeafTable],
+        tables: Callable[[], tuple[LeafTable, LeafTable | None]],
         origin: int,
         lanes: NDArray[np.int64],
         changed: bool,
@@ -115,11 +128,11 @@ class LiveLanes:
 
         Parameters
         ----------
-        done : callable
-            Returns the table of flags.
+        tables : callable
+            Returns the tables of flags and of times; None: times are of no use.
         origin : int
             The number of the first slot's segment.
-        lanes : (4, n) int64
+        lanes : (5, n) int64
             What is known of all lanes; see `kernels.following`.
         changed : bool
             Whether something else has changed.
@@ -135,11 +148,16 @@ class LiveLanes:
         found[:] = 0
         found[rows.CHANGED] = changed
         while True:
-            growing, table, ended = self._growing, done(), room(2 * MANY_ROWS)
+            growing, (flags, times), ended = self.growing, tables(), room(2 * MANY_ROWS)
             found[rows.LEFT] = growing.shape[1] - 1
             opened = np.empty((growing.shape[1], EPISODE_COLUMNS), np.int64)
-            _held, chunks, first_chunk, bases = table.addresses()
-            status = self.kernel(growing, first_chunk, chunks, table.shift, bases, origin, lanes, ended, opened, found)
+            _held, chunks, first_chunk, bases = flags.addresses()
+            table = first_chunk, chunks, flags.shift, bases
+            _held_too, table_of_times = None, (_NONE,) * 4
+            if times is not None:
+                _held_too, chunks, first_chunk, bases = times.addresses()
+                table_of_times = first_chunk, chunks, times.shift, bases
+            status = self.kernel(growing, *table, *table_of_times, origin, lanes, ended, opened, found)
             if count := int(found[rows.ENDED]):
                 take(count)
                 found[rows.ENDED] = 0

@@ -23,14 +23,11 @@ class Places:
     def lowest(self) -> int:
         """Return the number from which on segments may be there.
 
-        The counter of the first one is a hint: one that somebody moved back may lie below it. What retention had
-        taken out stays out.
+        The counter of the first one is a hint: one that somebody moved back may lie below it.
         """
         words = self._counters.read()
         first = int(words[layout.FIRST_LIVE])
         least = max(0, int(words[layout.NEXT_SEGMENT]) - MOST_SLOTS)
-        if self._root.has_horizon:
-            least = max(least, int(words[layout.HORIZON]))
         if first <= least:
             return first
         return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
@@ -40,7 +37,9 @@ class Places:
         self._documents[number] = document_identity(self._root, number)
 
     def was_taken_out(self, info: SegmentInfo) -> bool:
-        """Whether a segment is back after a loss of power that retention had taken out for its age."""
+        """Whether a segment is below the horizon, or is back after a loss of power that had left for its age."""
+        if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
+            return True
         limit = self._root.max_age_s
         if limit is None or not info.sealed or info.sealed_at > time.time() - limit:
             return False

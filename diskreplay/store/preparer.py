@@ -39,7 +39,7 @@ class Preparer:
     def _make(self, writer: int, lanes: Sequence[int], size: Size) -> None:
         building = f"{self._root.counters_folder}/{DRAFT}{writer}-{os.getpid()}-{time.monotonic_ns()}"
         try:
-            info, lock = draft_segment(self._root, building, writer, lanes, size)
+            info, lock = draft_segment(self._root, building, writer, lanes, size, self._retention.clock())
             try:
                 segment = SegmentWriter(self._root, info, lock)
                 for lane in range(len(lanes)):

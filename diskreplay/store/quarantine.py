@@ -6,10 +6,10 @@ from pathlib import Path
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.folders import is_folder, shown, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import held_lock
 from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
-from diskreplay.format.root import open_home
+from diskreplay.format.root import Root, open_home
+from diskreplay.format.segment import read_segment
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files
 from diskreplay.format.verify_root import read_plan
@@ -30,7 +30,7 @@ def find_segment(root: Path, number: int) -> Quarantined:
     return max(found, key=lambda entry: entry.since)
 
 
-def restore_segment(root: Path, plan: Plan, number: int, *, has_horizon: bool, dry_run: bool) -> Quarantined:
+def restore_segment(store: Root, plan: Plan, number: int, *, dry_run: bool) -> Quarantined:
     """Bring a segment back from quarantine, if it is whole and has a place; return what it was there.
 
     Readers see it with their next refresh. The caller holds the store lock.
@@ -41,22 +41,23 @@ def restore_segment(root: Path, plan: Plan, number: int, *, has_horizon: bool, d
         It is not there, is still damaged, lies where retention would delete it at once, or another one with its number
         is among the segments.
     """
+    root = store.folder
     entry = find_segment(root, number)
     place = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
     if os.path.lexists(root / place):
         raise ReplayError(f"{place} is there; set it aside before {entry.where} is brought back")
-    words = StoreCounters(str(root / layout.COUNTERS / "c.0")).read()
-    if has_horizon and number < words[layout.HORIZON]:
-        raise ReplayError(
-            f"segment {number} lies below the retention horizon {int(words[layout.HORIZON])}: it would be evicted at "
-            f"once; copy what is wanted from {entry.where}"
-        )
     found, _ = verify_segment(str(root), number, plan, deep=True, hidden=[], where=entry.where)
     if problems := [problem for problem in found if problem.kind != "unproven"]:
         where = problems[0].where.removeprefix(f"{QUARANTINE}/")
         raise ReplayError(
             f"segment {number} is still damaged: {where} {problems[0].detail}; put a good copy of that file in its "
             f"place below {QUARANTINE}, then restore it"
+        )
+    words = store.counters().read()
+    if store.has_horizon and read_segment(store, number, root / entry.where).came_before(int(words[layout.HORIZON])):
+        raise ReplayError(
+            f"segment {number} has nothing newer than what retention has deleted already: it would be evicted at once; "
+            f"copy what is wanted from {entry.where}"
         )
     if not dry_run:
         bring_back(root, entry)

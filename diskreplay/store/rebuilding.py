@@ -171,10 +171,10 @@ class Rebuilder:
                 index = Index(self._store, counters)
         except (FormatError, OSError):
             return  # nobody can see what it hides
-        frontier = min(index.snapshot.frontier, layout.MOST_COUNTED)
+        hidden_before = min(index.snapshot.hidden_before, layout.MOST_COUNTED)
         index.close()
-        if frontier > counters.peek(layout.FRONTIER):
-            counters.set(layout.FRONTIER, frontier)
+        if hidden_before > counters.peek(layout.FRONTIER):
+            counters.set(layout.FRONTIER, hidden_before)
             sync_file(counters.path)
 
     def rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import StorageFull
 from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters
 from diskreplay.format.machine import clock_ns
 from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
@@ -44,25 +43,21 @@ class Recorder:
     append.
     """
 
-    def __init__(self, root: Root, counters: StoreCounters, lanes: int, retention: Retention, sealer: Sealer) -> None:
+    def __init__(self, root: Root, lanes: int, retention: Retention, sealer: Sealer) -> None:
         self.path = root.path
         self.columns = list(root.schema.step_leaves)
         self._obs_columns = [leaf for leaf in self.columns if leaf == "obs" or leaf.startswith("obs/")]
         self.obs_count = len(self._obs_columns)
-        self._limited = root.has_horizon
         self._sealer = sealer
         self.explain = root.explain
         self._warned = False
-        self._now = 0
+        self.now = 0
         self.lanes: list[Any] = [Lane(i) for i in range(lanes)]
-        self.rolling = OpenSegments(
-            root, counters, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None)
-        )
+        self.rolling = OpenSegments(root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None))
 
-    def take_time(self) -> int:
+    def take_time(self) -> None:
         """Read the clock for all rows that the call in progress publishes; those of `go_on` read their own."""
-        self._now = clock_ns()
-        return self._now
+        self.now = clock_ns()
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -77,7 +72,7 @@ class Recorder:
             return False
         segment = lane.segment
         stretch, row, known = segment.stretch, segment.rows[0], 0
-        if stretch is None or row > stretch.last or (self._limited and self.rolling.is_below_horizon(segment)):
+        if stretch is None or row > stretch.last:
             return False
         pending = lane.pending
         if pending is not None:
@@ -108,13 +103,19 @@ class Recorder:
             self._cut_if_needed(lane, items)
         if not lane.open:
             lane.continues = lane.continues and _continues(items, lane.resumes_at)
-            self.rolling.settle(lane, 1)
+            self._settle(lane, 1)
         self.rolling.look_ahead()
         segment = lane.segment
         row = segment.rows[lane.at]
         segment.reserve(lane.at, row)
         if two_rows:
             segment.reserve(lane.at, row + 1)
+
+    def _settle(self, lane: Any, rows: int) -> None:
+        opened = self.rolling.opened
+        self.rolling.settle(lane, rows)
+        if self.rolling.opened != opened:
+            self.take_time()  # a segment was made meanwhile, perhaps the first of a boot: no row is older than that
 
     def commit(
         self,
@@ -149,7 +150,7 @@ class Recorder:
         flags = 0 if lane.open else FIRST | (CUT if lane.continues else 0)
         flags |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
         columns = segment.columns
-        columns[layout.TIME].put(at, row, self._now)
+        columns[layout.TIME].put(at, row, self.now)
         for i in range(0 if lane.pending is None else self.obs_count, len(items)):
             columns[self.columns[i]].put(at, row, items[i])
         if following is None:
@@ -189,7 +190,7 @@ class Recorder:
         if obs is not None:
             for leaf, item in zip(self._obs_columns, obs, strict=True):
                 segment.columns[leaf].put(at, row, item)
-        segment.columns[layout.TIME].put(at, row, self._now)
+        segment.columns[layout.TIME].put(at, row, self.now)
         segment.columns[layout.DONE].put(at, row, flags | self._put_episode(segment, at, row, episode))
 
     def _put_episode(self, segment: SegmentWriter, at: int, row: int, episode: EpisodeItems | None) -> int:
@@ -212,7 +213,7 @@ class Recorder:
     ) -> None:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
         steps = len(values[0])
-        now = self.take_time()
+        self.take_time()
         self.cut(lane, None, None, marked=True)
         ended = terminated or truncated
         marker = final_obs is None and not ended
@@ -228,7 +229,9 @@ class Recorder:
         for leaf, value in zip(self.columns, values, strict=True):
             segment.columns[leaf].put_block(at, row, value)
         segment.columns[layout.DONE].put_block(at, row, flags)
-        segment.columns[layout.TIME].put_block(at, row, np.full(steps, now))
+        # Each row has a time of its own, so that they can leave one by one; to write one takes longer than that.
+        segment.columns[layout.TIME].put_block(at, row, np.arange(self.now, self.now + steps))
+        self.now += steps
         if rows > steps:
             end = (END_MARKER if marker else OBSERVATION_ONLY) | (0 if ended else TRUNCATED | CUT)
             self._put_final(segment, at, row + steps, final_obs, end, episode)
@@ -240,7 +243,7 @@ class Recorder:
     def _find_room(self, lane: Any, rows: int) -> None:
         for last in (False, True):
             try:
-                self.rolling.settle(lane, rows)
+                self._settle(lane, rows)
                 self.rolling.look_ahead()
                 row = lane.segment.rows[lane.at]
                 lane.segment.reserve_rows(lane.at, row, row + rows)

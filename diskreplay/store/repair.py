@@ -155,7 +155,7 @@ def _restore(home: OpenFolder, number: int, dry_run: bool) -> Repaired:
     if plan is None:
         raise FormatError(f"{home.name}: its zarr.json is damaged; restore that first")
     with nullcontext() if dry_run else held_lock(store.lock_path):
-        entry = restore_segment(root, plan, number, has_horizon=store.has_horizon, dry_run=dry_run)
+        entry = restore_segment(store, plan, number, dry_run=dry_run)
     steps = "" if entry.steps is None else f", {entry.steps} steps"
     where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
     left = [] if dry_run else without_quarantine(verify(home))

@@ -12,6 +12,7 @@ from diskreplay.format import layout, states
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.hidden import HiddenEntries, has_reserve, hide, reserve
+from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers
 from diskreplay.format.quarantine import (
@@ -36,11 +37,14 @@ from diskreplay.format.segment import (
     read_segment,
     remove_draft,
 )
+from diskreplay.format.times import last_time
 from diskreplay.format.trust import place_of
 from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.store.ledger import Ledger
 
+# The newest segments, among which the clock of this boot is looked for: some may be damaged, or gone.
+_NEIGHBOURS = 16
 # Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
 _AT_ONCE = 64
 # So many segments at most are there that no counter knows: their makers died before they were counted.
@@ -62,6 +66,7 @@ class Retention:
         self._ledger = Ledger(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
         self._sealed: set[int] = set()  # which stay so
+        self._clock: Clock | None = None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -87,13 +92,31 @@ class Retention:
             if not self._ledger.is_idle:
                 self._remove_old(again=self._root.segment_steps != "episode")
             number = next_number(self._root, self._counters)
-            info, lock = build_segment(self._root, number, writer, lanes, size)
+            info, lock = build_segment(self._root, number, writer, lanes, size, self.clock())
             try:
                 self._counters.set(layout.NEXT_SEGMENT, number + 1)
             except BaseException:
                 remove_draft(info, lock)
                 raise
         return info, lock
+
+    def clock(self) -> Clock:
+        """Return the clock of this boot as the newest segments have it.
+
+        So the times of all segments of a boot compare to the nanosecond, whatever was done to the wall clock meanwhile.
+        In a new boot it goes on behind what was written before, though somebody may have set the wall clock back: what
+        comes last must not be taken for the oldest. The first call is made under the store lock.
+        """
+        if self._clock is None:
+            words, here = self._counters.read(), this_clock()
+            known, latest = None, int(max(words[layout.HORIZON], words[layout.FRONTIER]))
+            for number in range(max(0, int(words[layout.NEXT_SEGMENT]) - _NEIGHBOURS), int(words[layout.NEXT_SEGMENT])):
+                with suppress(OSError, FormatError):
+                    info = read_segment(self._root, number)
+                    known = info.clock if info.clock.boot == here.boot else known
+                    latest = max(latest, last_time(self._root, info))
+            self._clock = known or here._replace(wall=max(here.wall, latest - clock_ns()))
+        return self._clock
 
     def place(self, draft: SegmentInfo) -> SegmentInfo:
         """Make a draft the next segment. Old ones are removed when the one before it is sealed.
@@ -135,11 +158,11 @@ class Retention:
                 self._counters.mend()
                 left = self._remove_old(again=True)
 
-    def evict(self, episodes: Sequence[tuple[int, int]], find_frontier: Callable[[], int]) -> list[int]:
+    def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
         """Hide episodes of sealed segments, all or, where that fails, none; return the first ids of those that were.
 
-        Others were evicted meanwhile. ``find_frontier`` tells below which id the capacity hides everything; it is
-        called under the lock.
+        Others were evicted meanwhile. ``find_hidden`` tells before which time the capacity hides everything; it
+        is called under the lock.
         """
         with self._locked():
             self._counters.mend()
@@ -151,7 +174,7 @@ class Retention:
             if left and self._counters.read()[layout.CHANGES]:
                 left = self._without_lost(left)
             if left:
-                hide(self._root, self._counters, left, find_frontier())
+                hide(self._root, self._counters, left, find_hidden())
         return [first for first, _ in left]
 
     def _without_lost(self, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -268,7 +291,7 @@ class Retention:
             first, following = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
             if first <= number < following or not self._is_in_place(number):
                 returned |= number in from_quarantine
-            elif number < first and self._root.has_horizon and number < words[layout.HORIZON]:
+            elif number < first and self._is_below_horizon(number):
                 evicted = self._counters.evicted_after(from_quarantine.get(number, 0))
                 destroy(self._root, [take_out(self._root, number, evicted)])
                 self._counters.set(layout.STEPS_EVICTED, evicted)
@@ -288,6 +311,13 @@ class Retention:
         """Whether a folder is a segment by its name, and no process is writing to it."""
         path = self._root.segment_path(number)
         return is_folder(path) and not is_locked(path / layout.COMMITTED / layout.LOCK)
+
+    def _is_below_horizon(self, number: int) -> bool:
+        if not self._root.has_horizon:
+            return False
+        with suppress(OSError, FormatError):
+            return read_segment(self._root, number).came_before(self._counters.peek(layout.HORIZON))
+        return False
 
     def _set_aside(self, number: int, reason: str) -> None:
         """Move a segment into quarantine; where there is no room for that it stays where it is."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
@@ -53,13 +52,12 @@ class OpenSegments:
     def __init__(
         self,
         root: Root,
-        counters: StoreCounters,
         lanes: list[Any],
         retention: Retention,
         sealer: Sealer,
         cut: Callable[[Any], None],
     ) -> None:
-        self._root, self._counters, self._retention, self._sealer = root, counters, retention, sealer
+        self._root, self._retention, self._sealer = root, retention, sealer
         self._lanes, self._cut = lanes, cut
         self.one_an_episode = root.segment_steps == "episode"
         self._target = layout.target_rows(
@@ -111,8 +109,6 @@ class OpenSegments:
     def overstays(self, segment: SegmentWriter) -> bool:
         """Whether an open episode must be cut because its segment has to end."""
         newest = self.newest
-        if self.is_below_horizon(segment):
-            return True
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
         return self._holds(segment, 2) and (self._holds(segment, _LATEST) or not self._older())
@@ -121,17 +117,13 @@ class OpenSegments:
         """Whether a segment has so many times the rows at which it is full."""
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
 
-    def is_below_horizon(self, segment: SegmentWriter) -> bool:
-        """Whether rows appended to a segment would be taken for old ones."""
-        return self._root.has_horizon and segment.number < self._counters.peek(layout.HORIZON)
-
     def takes_episodes(self) -> bool:
         """Whether the newest segment has room for an episode that begins now."""
         newest = self.newest
         return newest is not None and not self._is_full(newest, 1)
 
     def _is_full(self, segment: SegmentWriter, rows: int) -> bool:
-        if self._holds(segment, 1) or self.is_below_horizon(segment):
+        if self._holds(segment, 1):
             return True
         total, most = segment.total_rows, segment.most_rows
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
@@ -143,7 +135,7 @@ class OpenSegments:
 
     def _may_wait(self, newest: SegmentWriter) -> bool:
         """Whether a full newest segment may go on until the lanes in the one before are cut at their next append."""
-        return not self._holds(newest, _LATEST) and not self.is_below_horizon(newest)
+        return not self._holds(newest, _LATEST)
 
     def next_look(self) -> int:
         """Return how many rows a lone lane may have in its segment before `look_ahead` or `overstays` is due."""

@@ -149,8 +149,3 @@ def _damaged(flags: NDArray[np.uint8], stretches: Stretch, what: str) -> FormatE
                 return error
     where = f"segment {stretches.segment[number]}, lane {stretches.lane[number]}"
     return FormatError(f"{where}: {what.format(stretches.first_row[number])}; restore the segment")
-
-
-def hidden_steps(episodes: EpisodeTable, frontier: int) -> NDArray[np.int64]:
-    """Return how many of each episode's first steps lie before the frontier."""
-    return np.clip(-((episodes.first - frontier) // episodes.stride), 0, episodes.steps)

@@ -9,22 +9,23 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, SegmentGone
 from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.kernels.runs import Visible, least_ids
 from diskreplay.store.hidden import Hidden
-from diskreplay.store.scan import hidden_steps
 from diskreplay.store.tables import LeafTable, Tables
 
-__all__ = ["SegmentGone", "Snapshot", "hidden_steps"]
+__all__ = ["SegmentGone", "Snapshot"]
 
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
     """What a reader sees until it refreshes.
 
-    Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment
-    is gone), ``lane_base`` and ``sealed``; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows
-    of that lane that are complete and whose observation is there. Steps with an id below ``frontier`` are hidden, and
-    those of the episodes in ``hidden``, which were evicted by hand or lost to damage and are in neither table of
-    episodes.
+    Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is
+    gone), ``lane_base`` and ``sealed``; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows of
+    that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden by a
+    capacity or for its age. Hidden are all steps that were published before ``hidden_before``, and none of an episode
+    that began at ``reached`` or later: nanoseconds since the epoch. The episodes in ``hidden`` were evicted by hand or
+    lost to damage, and are in neither table of episodes.
     ``log`` holds the ended episodes in the order they were found, ``open`` the others; positions in
     ``log`` mean the same episode in every snapshot of one ``generation``.
     """
@@ -32,7 +33,9 @@ class Snapshot:
     schema: Schema
     generation: int
     origin: int
-    frontier: int
+    oldest: NDArray[np.int64]
+    hidden_before: int
+    reached: int
     steps: int
     lanes: NDArray[np.int64]
     lane_base: NDArray[np.int64]
@@ -55,7 +58,7 @@ class Snapshot:
 
     @property
     def episodes(self) -> EpisodeTable:
-        """All visible episodes, oldest first; one that the frontier cuts through begins at it."""
+        """All visible episodes, oldest first; one that is hidden in part begins at its oldest visible step."""
         found = self._episodes
         if found is None:
             found = self._episodes = self._sorted_episodes()
@@ -64,7 +67,7 @@ class Snapshot:
     def _sorted_episodes(self) -> EpisodeTable:
         every = EpisodeTable.concatenate([self.log, self.open])
         every = every.select(np.argsort(every.first, kind="stable"))
-        hidden = hidden_steps(every, self.frontier)
+        hidden = self.hidden_steps(every)
         kept = hidden < every.steps
         every, hidden = every.select(kept), hidden[kept]
         return EpisodeTable.of(
@@ -73,13 +76,28 @@ class Snapshot:
             every.steps - hidden,
             every.obs_rows - hidden,
             every.end,
+            every.time,
         )
+
+    @property
+    def visible(self) -> Visible:
+        """What is hidden of each lane."""
+        return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
+
+    def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
+        return least_ids(ids, *self.visible[1:])
+
+    def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:
+        """Return how many of each episode's first steps are hidden."""
+        least = self.least_ids(episodes.first)
+        return np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
 
     def find(self, first: int) -> int:
         """Return the position in `episodes` of the episode that holds the step with id ``first``, its first one."""
         episodes = self.episodes
         at = int(np.searchsorted(episodes.first, max(first, 0)))
-        # Where the frontier moved the episode's start, it is among those that now begin a little later.
+        # Where some of an episode is hidden, it is among those that now begin a little later.
         for position in range(at, len(episodes)):
             distance = int(episodes.first[position]) - first
             if distance % int(episodes.stride[position]) == 0 and distance >= 0:
@@ -89,12 +107,12 @@ class Snapshot:
     def holds(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which ids are those of visible steps."""
         slot, position = (ids >> POSITION_BITS) - self.origin, ids & POSITION_MASK
-        there = (ids >= self.frontier) & (slot >= 0) & (slot < len(self.lanes))
+        there = (slot >= 0) & (slot < len(self.lanes))
         slot = np.where(there, slot, 0)
         there &= self.lanes[slot] > 0
         row, lane = np.divmod(position, np.maximum(self.lanes[slot], 1))
         at = np.where(there, self.lane_base[slot] + lane, 0)
-        there[there] = row[there] < self.committed[at[there]]
+        there[there] = (self.oldest[at[there]] <= row[there]) & (row[there] < self.committed[at[there]])
         there[there] = ~self.evicted(ids[there])
         return there
 

@@ -155,7 +155,7 @@ class Store:
 
     def follow_compiled(self) -> None:
         """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin."""
-        self._open_index().follow_with(chosen("follow"))
+        self._open_index().follow_with(chosen)
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class Store:
         if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
             raise ValueError(f"num_envs is from 1 to {layout.MAX_LANES}, not {num_envs!r}")
         attached = None if limiter is None else limiter.attach(self)
-        recorder = Recorder(self._root, self._counters, int(lanes), self._retention, self._sealer)
+        recorder = Recorder(self._root, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
         writer = kind(self.schema, recorder, durability, partial(self._writer_closed, recorder), attached, self._marker)
         self._writers.add(writer)

@@ -22,7 +22,6 @@ from diskreplay.format.mapping import (
 )
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
-from diskreplay.store.clocks import Clocks
 from diskreplay.store.forks import each_of, told_of_forks
 
 # Of all stores of this process together: the kernel allows 65,530, and the trainer has others.
@@ -176,15 +175,21 @@ class LeafTable:
             if int(count.sum()) > _ROWS_A_LANE * len(lane):
                 bounds = zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True)
                 return np.concatenate([part for bound in bounds for part in self._blocks(slot, lanes, *bound)])
-            shift = int(self.shift[slot])
-            which, row = np.repeat(lane, count), np.repeat(stop - np.cumsum(count), count) + np.arange(count.sum())
-            chunk, within = row >> shift, row & ((1 << shift) - 1)
-            out = np.empty((len(row), *self.shape), self.dtype)
+            row = np.repeat(stop - np.cumsum(count), count) + np.arange(count.sum())
+            return self.values(slot, lanes, np.repeat(lane, count), row)
+
+    def values(self, slot: int, lanes: int, lane: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the value at each row of each lane of a segment."""
+        out = np.empty((len(row), *self.shape), self.dtype)
+        with self._tables.lock:
+            self.ensure(np.full(len(row), slot), row, row)
+            chunk, within = row >> self.shift[slot], row & ((1 << self.shift[slot]) - 1)
             for number in np.unique(chunk).tolist():
                 here = chunk == number
-                block = self.holder[self._place(slot, number)].array(self.dtype, (lanes, 1 << shift, *self.shape))
-                out[here] = block[which[here], within[here]]
-            return out
+                mapping = self.holder[self._place(slot, number)]
+                block = mapping.array(self.dtype, (lanes, 1 << int(self.shift[slot]), *self.shape))
+                out[here] = block[lane[here], within[here]]
+        return out
 
     def _blocks(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
         shift = int(self.shift[slot])
@@ -224,9 +229,8 @@ class Tables:
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
     """
 
-    def __init__(self, root: Root, clocks: Clocks | None = None) -> None:
+    def __init__(self, root: Root) -> None:
         self.root = root
-        self.clocks = clocks or Clocks()
         self.lock = threading.RLock()
         self._used = 0
         _alive.add(self)
@@ -262,7 +266,6 @@ class Tables:
         """Add segments in the order of their numbers; None where one was evicted already."""
         with self.lock:
             self.infos.extend(infos)
-            self.clocks.add(infos)
             for table in self.leaves.values():
                 table.add_slots(infos)
 
@@ -273,7 +276,7 @@ class Tables:
 
     def without(self, slots: list[int]) -> "Tables":
         """Return tables in which these slots are empty; everything else stays mapped."""
-        new = Tables(self.root, self.clocks)
+        new = Tables(self.root)
         with self.lock:
             new.infos = list(self.infos)
             for slot in slots:

@@ -152,8 +152,9 @@ class VectorSteps:
         StorageFull
             There is no room; no lane's step was written.
         """
-        self._times.fill(self._recorder.take_time())
+        self._recorder.take_time()
         self._make_room(step)
+        self._times.fill(self._recorder.now)
         if self._one_by_one:
             self._commit_one_by_one(step)
             return

@@ -124,7 +124,7 @@ class Bundle:
             if tables != self._tables:
                 self._tables, self._seen_bases = tables, [None] * len(tables)
         self._state = (
-            *self._bounds, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
+            *self._bounds, snapshot.origin, snapshot.oldest, snapshot.lanes, snapshot.lane_base,
             snapshot.committed, snapshot.observed, snapshot.sealed,
         )  # fmt: skip
         self._snapshot = snapshot

@@ -52,12 +52,12 @@ class Chains:
             `refuse` says it, of the first id that is no visible step's.
         """
         slot = (ids >> POSITION_BITS) - snapshot.origin
-        good = (ids >= snapshot.frontier) & (slot >= 0) & (slot < len(snapshot.lanes))
+        good = (slot >= 0) & (slot < len(snapshot.lanes))
         good[good] = snapshot.lanes[slot[good]] > 0
         if not good.all():
             raise refuse(int(ids[np.argmin(good)]))
         steps = place(snapshot, ids)
-        good = steps.row < committed(snapshot, steps)
+        good = (steps.row >= oldest(snapshot, steps)) & (steps.row < committed(snapshot, steps))
         if good.all():
             good = flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
         if not good.all():
@@ -68,10 +68,7 @@ class Chains:
 
     def _set_floor(self, snapshot: Any, ids: Ints, steps: Windows, stack: int) -> None:
         """Find the oldest row that a stack may show: the episode's first, or the first that retention has left."""
-        lanes = snapshot.lanes[steps.slot]
-        kept = -(-((snapshot.frontier & POSITION_MASK) - steps.lane) // lanes)
-        kept[ids >> POSITION_BITS != snapshot.frontier >> POSITION_BITS] = 0
-        steps.floor[:] = np.maximum(np.maximum(kept, steps.row - stack + 1), 0)
+        steps.floor[:] = np.maximum(oldest(snapshot, steps), steps.row - stack + 1)
         flags = np.empty((len(ids), stack), np.uint8)
         steps.gather(snapshot, "done", steps.row, steps.row + 1, 1 - stack, stack, flags)
         newest_first = flags[:, ::-1] & FIRST != 0
@@ -143,6 +140,12 @@ def place(snapshot: Any, ids: Ints) -> Windows:
 def committed(snapshot: Any, windows: Windows) -> Ints:
     """Return the committed rows of each window's lane."""
     rows: Ints = snapshot.committed[snapshot.lane_base[windows.slot] + windows.lane]
+    return rows
+
+
+def oldest(snapshot: Any, windows: Windows) -> Ints:
+    """Return the first row that is not hidden of each window's lane."""
+    rows: Ints = snapshot.oldest[snapshot.lane_base[windows.slot] + windows.lane]
     return rows
 
 

@@ -103,11 +103,14 @@ class Grid(NamedTuple):
 
 
 def oldest(
-    episodes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, frontier: int, num_steps: int
+    episodes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int
 ) -> Grid:
-    """Take the oldest `num_steps` steps, from its position and the frontier on, of every lane that has so many."""
+    """Take the oldest `num_steps` steps of every lane that has so many, from its position on.
+
+    `least` is the least id that is not hidden in the lane of each episode, in its segment.
+    """
     key, first, stride = episodes[:3]
-    start = np.maximum(positions.of(key), frontier)
+    start = np.maximum(positions.of(key), least)
     skipped = np.clip(-((first - start) // stride), 0, usable)
     count = usable - skipped
     lanes, begin = np.unique(key, return_index=True)

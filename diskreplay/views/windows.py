@@ -44,7 +44,7 @@ class Windows:
     def _scan(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
         _held, chunks, first_chunk, bases = done.addresses()
         place: int = chosen("scan")(
-            ids, n, stack, whole, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
+            ids, n, stack, whole, snapshot.origin, snapshot.oldest, snapshot.lanes, snapshot.lane_base,
             snapshot.committed, snapshot.observed, snapshot.sealed,
             first_chunk, chunks, done.shift, bases, self.table, self.ends,
         )  # fmt: skip
@@ -144,9 +144,10 @@ def refuse(snapshot: Any, step_id: int, view: Any) -> InvalidIndex:
     slot, position = (step_id >> POSITION_BITS) - snapshot.origin, step_id & POSITION_MASK
     if step_id < 0 or slot >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
-    if slot < 0 or step_id < snapshot.frontier or snapshot.lanes[slot] <= 0:
+    gone = slot < 0 or snapshot.lanes[slot] <= 0
+    row, lane = (0, 0) if gone else divmod(position, int(snapshot.lanes[slot]))
+    if gone or row < snapshot.oldest[snapshot.lane_base[slot] + lane]:
         return InvalidIndex(f"id {step_id} is not in the store: it was evicted, or never existed")
-    row, lane = divmod(position, int(snapshot.lanes[slot]))
     if row >= snapshot.committed[snapshot.lane_base[slot] + lane]:
         return InvalidIndex(f"id {step_id} never existed, or is newer than this snapshot; call refresh() first")
     return InvalidIndex(

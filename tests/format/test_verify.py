@@ -293,7 +293,6 @@ DAMAGE = {
     "an age of nothing": (with_attributes(".", max_age_s=-1), "metadata", "zarr.json"),
     "an endless age": (with_attributes(".", max_age_s=10**400), "metadata", "zarr.json"),
     "no time of sealing": (with_attributes(SEGMENT, sealed_at="now"), "metadata", f"{SEGMENT}/zarr.json"),
-    "a frontier of the future": (lambda path: set_words(path, frontier=9 << 35), "counters", "counters/c.0"),
     "huge chunks": (with_attributes(".", chunk_bytes=1 << 60), "metadata", "zarr.json"),
     "no schema": (with_attributes(".", schema={}), "metadata", "zarr.json"),
     "no templates": (with_attributes(".", segment_metadata={}), "metadata", "zarr.json"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diskreplay.ids import EPISODE_COLUMNS, OPEN, STEPS
+from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, STEPS, TIME
 from diskreplay.kernels import following, jit
 from diskreplay.kernels.following import follow_plain
 from diskreplay.kernels.table import KERNELS
@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled he
 
 ORIGIN, CHUNK, CHUNKS = 3, 64, 4
 ROWS = CHUNK * CHUNKS
+CLOCK = 10**6
 # Flags of an episode's last step, and of the row behind it.
 ENDINGS = [(1, []), (1, [8]), (0, [8 | 2]), (0, [8 | 2 | 16]), (2 | 64, [8 | 64]), (0, [32 | 2 | 16]), (0, [])]
 
@@ -32,7 +33,9 @@ def episodes_of(rng: np.random.Generator) -> np.ndarray:
 class Lanes:
     """Lanes of one segment in memory, and how far each was published."""
 
-    def __init__(self, flags: list[np.ndarray], checked: int, unmapped: int | None = None, room: int = CHUNKS) -> None:
+    def __init__(
+        self, flags: list[np.ndarray], checked: int, unmapped: int | None = None, timed: bool = True, room: int = CHUNKS
+    ) -> None:
         lanes = len(flags)
         self.flags = flags
         self.blocks = np.ascontiguousarray(np.stack(flags).reshape(lanes, CHUNKS, CHUNK).transpose(1, 0, 2))
@@ -41,8 +44,11 @@ class Lanes:
             self.bases[unmapped] = 0
         self.room = room
         self.committed, self.observed = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        # Times lie in other chunks than flags: one of them has as many rows as two.
+        self.times = np.arange(lanes * ROWS).reshape(CHUNKS // 2, lanes, 2 * CHUNK)
+        self.time_bases = np.array([block.ctypes.data for block in self.times], np.int64) if timed else np.zeros(0, int)
         columns = [
-            (i, 0, i, lanes, self.observed.ctypes.data + 8 * i, self.committed.ctypes.data + 8 * i, checked)
+            (i, 0, i, lanes, self.observed.ctypes.data + 8 * i, self.committed.ctypes.data + 8 * i, checked, CLOCK)
             for i in range(lanes)
         ]
         self.growing = np.array(columns, np.int64).T.copy()
@@ -61,14 +67,16 @@ class Lanes:
         opened = np.zeros((len(self.flags), EPISODE_COLUMNS), np.int64)
         found = np.zeros(following.FOUND, np.int64)
         found[following.LEFT] = len(self.flags) - 1
-        table = np.zeros(1, np.int64), np.array([self.room]), np.array([CHUNK.bit_length() - 1]), self.bases
-        status = kernel(self.growing, *table, ORIGIN, lanes, ended, opened, found)
+        first, bits = np.zeros(1, np.int64), CHUNK.bit_length() - 1
+        flags = first, np.array([self.room]), np.array([bits]), self.bases
+        times = first, np.array([CHUNKS // 2]), np.array([bits + 1]), self.time_bases
+        status = kernel(self.growing, *flags, *times, ORIGIN, lanes, ended, opened, found)
         return status, found, ended[: found[following.ENDED]], opened[: found[following.OPENED]]
 
 
 def untouched(lanes: int) -> np.ndarray:
     """The state of lanes of which nothing was followed."""
-    return np.array([[0] * lanes, [0] * lanes, [-1] * lanes, [OPEN] * lanes], np.int64)
+    return np.array([[0] * lanes, [0] * lanes, [-1] * lanes, [OPEN] * lanes, [0] * lanes], np.int64)
 
 
 @pytest.mark.parametrize("case", range(300))
@@ -78,7 +86,7 @@ def test_the_kernel_and_its_twin_follow_alike(case: int) -> None:
     if case % 2:
         flags[0][rng.integers(ROWS)] = rng.integers(256)
     unmapped = int(rng.integers(CHUNKS)) if case % 5 == 0 else None
-    lanes = Lanes(flags, int(rng.choice([200, ROWS])), unmapped, CHUNKS - (case % 11 == 0))
+    lanes = Lanes(flags, int(rng.choice([200, ROWS])), unmapped, case % 3 > 0, CHUNKS - (case % 11 == 0))
     states = [untouched(len(flags)) for _ in range(2)]
     for step in range(10):
         lanes.publish(rng)
@@ -108,6 +116,9 @@ def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kern
     stretches = Stretch(np.full(3, ORIGIN), three, np.arange(3), np.zeros(3, np.int64), np.full(3, ROWS), three < 0)
     whole = scan(np.concatenate(flags), stretches)
     every = np.concatenate(parts)
+    lane, row = (every[:, FIRST_ID] & POSITION_MASK) % 3, (every[:, FIRST_ID] & POSITION_MASK) // 3
+    assert (every[:, TIME] == CLOCK + lanes.times[row // (2 * CHUNK), lane, row % (2 * CHUNK)]).all()
+    every[:, TIME] = 0  # a scan of flags knows none
     assert sorted(every.tolist()) == sorted(whole.ended.lines.tolist())
     np.testing.assert_array_equal(state[following.OPEN_START], whole.open_start)
     assert opened[:, STEPS].sum() == (ROWS - whole.open_start)[whole.open_start >= 0].sum()
@@ -115,7 +126,11 @@ def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kern
 
 def test_rows_behind_the_room_of_a_segment_belong_to_another_one() -> None:
     lanes, state = Lanes([np.full(ROWS, 4 | 1, np.uint8)], ROWS, room=1), untouched(1)
-    state[following.COMMITTED] = 50
+    lanes.committed[:] = lanes.observed[:] = 50
+    for kernel in KERNELS["follow"]:
+        assert lanes.followed(kernel, state)[0] == following.DONE
+        state = untouched(1)
+    state[following.COMMITTED], state[following.OPEN_START] = 50, -1
     lanes.committed[:] = lanes.observed[:] = CHUNK + 1
     for kernel in KERNELS["follow"]:
         assert lanes.followed(kernel, state)[0] == following.UNCHECKED

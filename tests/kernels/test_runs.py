@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from diskreplay.kernels.runs import IdRuns, after_frontier, keep
+from diskreplay.kernels.runs import IdRuns, keep, without_hidden
 
 runs = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 7), st.integers(0, 12)), max_size=4)
 
@@ -18,7 +18,7 @@ def ids_of(made):
 @given(runs, st.integers(0, 120))
 def test_a_frontier_leaves_the_ids_from_it_on(rows, frontier):
     made = IdRuns(*np.array(rows, np.int64).reshape(-1, 3).T)
-    left = after_frontier(made, frontier)
+    left = without_hidden(made, frontier)
 
     assert ids_of(left) == [[i for i in ids if i >= frontier] for ids in ids_of(made)]
     assert all(column.dtype == np.int64 for column in left)

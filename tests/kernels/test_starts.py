@@ -13,7 +13,7 @@ from diskreplay.views.episodes import Episodes
 from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
-from tests.views.fakes import Columns, runs_of
+from tests.views.fakes import Columns, runs_of, without
 
 VIEWS = [
     Transitions(),
@@ -41,15 +41,17 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
     table = Columns.of(
         [((number << 35) + 3 * start + 1, 3, steps, steps + more, end) for number, start, steps, more, end in episodes]
     )
-    wanted = list(zip(*(column.tolist() for column in runs_of(view, table, frontier)), strict=True))
+    visible = without(frontier, 0, np.full(5, 3))
+    wanted = list(zip(*(column.tolist() for column in runs_of(view, table, visible)), strict=True))
     assert all(count > 0 for _, _, count in wanted)
     length, step, last, open_rows, observed, since = view.starts
     for kernel in KERNELS["starts"]:
-        first, stride, count = (np.full(20, -1, np.int64) for _ in range(3))
+        first, stride, count, time = (np.full(20, -1, np.int64) for _ in range(4))
         before = np.full(21, 7, np.int64)
-        arguments = length, step, last, open_rows, observed, max(frontier, since), 2
-        end = kernel(table.lines, *arguments, first, stride, count, before)
+        arguments = length, step, last, open_rows, observed, since, *visible, 2
+        end = kernel(table.lines, *arguments, first, stride, count, time, before)
         assert list(zip(first[2:end].tolist(), stride[2:end].tolist(), count[2:end].tolist(), strict=True)) == wanted
         np.testing.assert_array_equal(np.diff(before[2 : end + 1]), count[2:end])
+        assert set(time[2:end].tolist()) <= set(table.time.tolist())
         assert (first[end:] == -1).all()
         assert (before[end + 1 :] == 7).all()

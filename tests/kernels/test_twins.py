@@ -34,8 +34,9 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "count_newer", "draw", "follow", "gae", "gather", "locate", "newest", "nstep", "pick", "powers",
-        "scan", "show", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions", "update", "weights",
+        "advise", "clip", "count_newer", "draw", "follow", "gae", "gather", "hide_oldest", "locate", "newest",
+        "nstep", "pick", "powers", "scan", "show", "spans", "starts", "stream", "sumtree_find", "sumtree_set",
+        "transitions", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -59,7 +60,7 @@ def test_scan(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float
     candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model)]
     ids = rng.choice(np.array(candidates, np.int64), 20)
     inputs = (
-        n, stack, whole, snapshot.origin, snapshot.frontier, snapshot.lanes, snapshot.lane_base,
+        n, stack, whole, snapshot.origin, snapshot.oldest, snapshot.lanes, snapshot.lane_base,
         snapshot.committed, snapshot.observed, snapshot.sealed, *arrays,
     )  # fmt: skip
     # One by one, so that the ids behind the first bad one are compared too.

@@ -51,7 +51,7 @@ def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
 
 def offered(view: Any, snapshot: Snapshot) -> list[int]:
     """List the ids that the view's runs offer."""
-    runs = [runs_of(view, episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
+    runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
     return [i + stride * j for run in runs for i, stride, count in zip(*run, strict=True) for j in range(count)]
 
 
@@ -199,7 +199,7 @@ def test_windows_of_random_stores_equal_the_reference() -> None:
 def compare_store(store: Any, model: ModelStore, ids: dict[int, int], view: Any, seed: int) -> int:
     """Gather every window of a store once, in random order, compare it with the reference, and count them."""
     columns = [c for episodes in (store.snapshot.log, store.snapshot.open) for c in episodes.lines.tolist()]
-    continuing = {first for first, _, _, _, end in columns if end & 4}
+    continuing = {first for first, _, _, _, end, _ in columns if end & 4}
     whole = isinstance(view, Episodes)
     windows = {}
     for of in model.episodes:

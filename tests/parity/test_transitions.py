@@ -80,7 +80,7 @@ def test_every_field_of_every_step_equals_the_reference_loop(
 @given(snapshots(), st.integers(1, 20) | st.none(), st.sampled_from(NEXT_FIELDS))
 def test_the_runs_are_exactly_the_steps_that_can_be_gathered(snapshot: Snapshot, n: Any, next_fields: Any) -> None:
     view = Transitions(n, next_fields=next_fields)
-    runs = [runs_of(view, episodes, snapshot.frontier) for episodes in (snapshot.log, snapshot.open)]
+    runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
     ids = [first + stride * j for run in runs for first, stride, count in zip(*run, strict=True) for j in range(count)]
     assert sorted(ids) == sorted(snapshot.sampleable(n, bool(next_fields)))
 

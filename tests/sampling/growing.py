@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from diskreplay.kernels.runs import least_ids
 from diskreplay.sampling.population import Population
 from diskreplay.views.transitions import Transitions
-from tests.views.fakes import Columns
+from tests.views.fakes import Columns, without
 
 
 class FakeStore:
-    """Lanes of segments that grow by whole episodes, an episode log in order of discovery, and a frontier."""
+    """Lanes of segments that grow by whole episodes, an episode log in order of discovery, and a frontier.
+
+    The frontier is an id; what is below it is hidden.
+    """
 
     def __init__(self) -> None:
         self.lanes: list[int] = []
@@ -21,11 +25,16 @@ class FakeStore:
         self.log: list[tuple[int, int, int, int, int]] = []
         self.frontier = 0
         self.generation = 0
+        self._visible = without(0, 0, np.zeros(0, np.int64))
 
     def snapshot(self) -> Any:
         snapshot = type("Snapshot", (), {})()
-        snapshot.origin, snapshot.frontier, snapshot.generation = 0, self.frontier, self.generation
-        snapshot.lanes = np.array(self.lanes, np.int64)
+        lanes = np.array(self.lanes, np.int64)
+        if self._visible.reached != self.frontier or self._visible.lanes.tolist() != self.lanes:
+            self._visible = without(self.frontier, 0, lanes)
+        snapshot.visible, snapshot.oldest = self._visible, self._visible.oldest
+        snapshot.least_ids = lambda ids: least_ids(ids, *snapshot.visible[1:])
+        snapshot.origin, snapshot.lanes, snapshot.generation = 0, lanes, self.generation
         snapshot.log = Columns.of(self.log)
         rows = [
             (self.id(s, lane, self.next_row[s][lane]), self.lanes[s], steps, steps, 128)

@@ -56,7 +56,7 @@ class Model:
         drawable = every_id(self.population).tolist()
         for i in drawable:
             self.raw.setdefault(i, self.largest)
-        self.raw = {i: value for i, value in self.raw.items() if i >= self.population.frontier}
+        self.raw = {i: value for i, value in self.raw.items() if i >= self.population.visible.reached}
         masses = self.table.tree.masses
         places = np.flatnonzero(masses)
         want = {i: self.raw[i] ** self.alpha for i in drawable}

@@ -100,7 +100,9 @@ def test_the_steps_of_a_store_are_counted_as_they_come_and_go(tmp_store: Path, s
         late = StepCounter(read_root(tmp_store)).read()
         assert counter.read() == late
         assert late.ever == total
-        assert 60 <= late.held < total
+        assert 60 <= late.held <= total
+        # Segments that are as long as all that was written have some of the newest steps.
+        assert late.held < total or segment_steps is None
 
 
 def test_inserting_and_drawing_wait_for_each_other_and_say_so(tmp_store: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_scan_finds_what_was_written(case):
     flags, where, ended, opened = case
     found = scan(flags, where)
 
-    assert list(map(tuple, found.ended.lines.tolist())) == ended
+    assert list(map(tuple, found.ended.lines[:, :5].tolist())) == ended
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
 
 
@@ -99,7 +99,7 @@ def test_rows_without_a_flag_may_be_left_out(case):
     assert rows.sum() + gaps.rows.sum() == len(flags)
     found = scan(kept, where._replace(rows=rows), gaps)
 
-    assert list(map(tuple, found.ended.lines.tolist())) == ended
+    assert list(map(tuple, found.ended.lines[:, :5].tolist())) == ended
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
 
 

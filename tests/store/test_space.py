@@ -63,7 +63,7 @@ def test_writers_with_few_steps_and_their_spare_segments_take_little_alive_and_k
     with dr.open(tmp_store, "a") as store:
         assert len(store) == 1600
         assert store.verify(deep=True) == []
-        assert taken(tmp_store) < 2_000_000
+        assert taken(tmp_store) < 2_500_000  # of which a fifth are folders, on a file system that counts them
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 40])

@@ -11,18 +11,16 @@ import pytest
 import diskreplay as dr
 from diskreplay.format.root import read_root
 from diskreplay.format.segment import read_segment
-from diskreplay.store.clocks import Clocks
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.checks import check_times
-from tests.format.test_verify import reseal
 from tests.testing.support import append_numbered, serial_schema
 
 
 @pytest.fixture
 def ticks(monkeypatch):
-    """A clock that goes on by one with each look; a look is noted."""
+    """A clock that goes on by 100 with each look; a look is noted. Who makes a segment looks again."""
     looks = []
-    clock = count(1)
+    clock = count(100, 100)
 
     def look(*_):
         looks.append(next(clock))
@@ -74,26 +72,26 @@ def test_each_append_of_a_lone_writer_reads_the_clock_once(tmp_store, ticks):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=64) as store, store.writer() as writer:
         for serial in range(20):
             append_numbered(writer, [serial], end="terminated" if serial % 5 == 4 else "")
-            assert len(ticks) == serial + 1
+            assert len(ticks) == serial + 2
         writer.append(np.zeros(3), 0, 0.0, False, serial=20)
         writer.end_episode(np.zeros(3))
-        assert len(ticks) == 22
+        assert len(ticks) == 23
     # Those of 5 steps each with a final observation, at the time of the last step; then the cut one.
-    ended = [at for i in (1, 6, 11, 16) for at in (*range(i, i + 5), i + 4)]
-    assert rows(tmp_store) == [[*ended, 21, 22]]
+    ended = [at for i in (2, 7, 12, 17) for at in (*range(i, i + 5), i + 4)]
+    assert rows(tmp_store) == [[100 * at for at in [*ended, 22, 23]]]
 
 
 @pytest.mark.parametrize("segment_steps", [None, "episode"])
-def test_a_whole_episode_has_one_time(tmp_store, ticks, segment_steps):
+def test_the_rows_of_a_whole_episode_follow_each_other_by_the_nanosecond(tmp_store, ticks, segment_steps):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=64, segment_steps=segment_steps) as store:
         with store.writer() as writer:
             obs = np.zeros((8, 3), np.float32)
             writer.append_episode(obs, np.arange(7), np.zeros(7), terminated=True, serial=np.arange(7))
             writer.append_episode(obs[:7], np.arange(7), np.zeros(7), terminated=False, serial=np.arange(7))
         store.refresh()
-        assert [len(set(episode.times.tolist())) for episode in store.episodes] == [1, 1]
     first, *rest = [rows(tmp_store)] if segment_steps is None else [rows(tmp_store), rows(tmp_store, 1)]
-    assert [*first[0], *(rest[0][0] if rest else [])] == [1] * 8 + [2] * 8
+    second = 300 if segment_steps is None else 400
+    assert [*first[0], *(rest[0][0] if rest else [])] == [*range(200, 208), *range(second, second + 8)]
 
 
 def test_all_lanes_of_a_call_have_one_time(tmp_store, ticks):
@@ -104,10 +102,11 @@ def test_all_lanes_of_a_call_have_one_time(tmp_store, ticks):
             mask = np.array([True, True, step != 3])
             ended = ends if step == 2 else none
             writer.append(obs, np.arange(3), np.zeros(3), ended, none, obs, mask, serial=np.full(3, step))
-        assert len(ticks) == 6
-        writer.end_episode(obs)
         assert len(ticks) == 7
-    assert rows(tmp_store) == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 3, 4, 5, 6, 7], [1, 2, 3, 5, 6, 7]]
+        writer.end_episode(obs)
+        assert len(ticks) == 8
+    steps = [2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 4, 5, 6, 7, 8], [2, 3, 4, 6, 7, 8]
+    assert rows(tmp_store) == [[100 * at for at in lane] for lane in steps]
 
 
 def test_a_final_observation_that_sealing_makes_a_row_has_the_time_of_sealing(tmp_store):
@@ -154,36 +153,40 @@ def test_salvage_takes_no_row_whose_time_never_got_to_the_disk(tmp_store, monkey
         assert [problem.kind for problem in store.verify(deep=True)] == ["unproven"]
 
 
-def test_segments_of_a_boot_share_the_clock_of_the_first_one(tmp_store):
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_segments_of_a_boot_share_a_clock_though_somebody_sets_the_wall_clock(tmp_store, monkeypatch, hours):
     with dr.create(tmp_store, serial_schema(), segment_steps=5) as store, store.writer() as writer:
-        for first in range(0, 20, 5):
+        append_numbered(writer, range(5))
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + hours * 3600 * 10**9)
+    with dr.open(tmp_store, "a") as store, store.writer() as writer:
+        for first in range(5, 20, 5):
             append_numbered(writer, range(first, first + 5))
-    infos = [read_segment(read_root(tmp_store), number) for number in range(4)]
-    for number in (1, 3):  # somebody set the wall clock an hour back
-        wall = infos[number].clock.wall - 3600 * 10**9
-        document = tmp_store / f"segments/0000000{number}/zarr.json"
-        reseal(document, lambda attributes, wall=wall: attributes["clock"].update(wall=wall))
+    root = read_root(tmp_store)
+    assert len({read_segment(root, number).clock for number in range(4)}) == 1
     with dr.open(tmp_store) as store:
         times = np.concatenate([episode.times for episode in store.episodes])
         check_times(store.episodes)
     assert (np.diff(times) >= 0).all()
     assert times[-1] - times[0] < 60
-    assert np.isclose(times[0], (infos[0].times[0] + infos[0].clock.wall) / 1e9, rtol=0, atol=1e-6)
 
 
-def test_clocks_take_the_lowest_number_of_each_boot(tmp_store):
-    with dr.create(tmp_store, serial_schema(), segment_steps=5) as store, store.writer() as writer:
-        for first in range(0, 15, 5):
-            append_numbered(writer, range(first, first + 5))
-    infos = [read_segment(read_root(tmp_store), number) for number in range(3)]
-    clocks = Clocks()
-    clocks.add([infos[2], None])
-    boot = infos[0].boot
-    assert clocks.wall(boot) == infos[2].clock.wall
-    clocks.add(infos)
-    assert clocks.wall(boot) == infos[0].clock.wall
-    clocks.add(infos[1:])
-    assert clocks.wall(boot) == infos[0].clock.wall
+@pytest.mark.parametrize("sealed", [True, False])
+def test_after_a_boot_with_the_wall_clock_set_back_what_is_written_is_newer(tmp_store, monkeypatch, sealed):
+    with dr.create(tmp_store, serial_schema(), capacity=5, segment_steps=5) as store:
+        writer = store.writer()
+        append_numbered(writer, range(5))
+        if sealed:
+            writer.close()
+        else:
+            writer._recorder.abandon(seal=False)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() - 3600 * 10**9)
+    monkeypatch.setattr("diskreplay.format.machine.boot_id", lambda: "another")
+    with dr.open(tmp_store, "a") as store, store.writer() as writer:
+        append_numbered(writer, range(5, 10))
+        store.refresh()
+        assert [int(serial) for episode in store.episodes for serial in episode["serial"]] == [5, 6, 7, 8, 9]
 
 
 def test_the_kit_finds_times_that_fall_or_are_still_to_come(tmp_store):

@@ -10,7 +10,7 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.ids import EpisodeTable
-from diskreplay.kernels.runs import IdRuns, starting_runs
+from diskreplay.kernels.runs import IdRuns, Visible, least_ids, starting_runs
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 
 SCHEMA = dr.Schema(
@@ -32,17 +32,26 @@ class Segment:
 
 
 class Columns:
-    """Episodes as a snapshot offers them."""
+    """Episodes as a snapshot offers them: here the time of an episode is its first id."""
 
     @staticmethod
     def of(rows: Sequence[tuple[int, int, int, int, int]]) -> EpisodeTable:
-        return EpisodeTable(np.array(rows, np.int64).reshape(-1, 5))
+        table = np.array(rows, np.int64).reshape(-1, 5)
+        return EpisodeTable(np.column_stack([table, table[:, 0]]))
 
 
-def runs_of(view: Any, episodes: EpisodeTable, frontier: int) -> IdRuns:
+def without(frontier: int, origin: int, lanes: np.ndarray) -> Visible:
+    """Hide all steps with an id below a frontier."""
+    number = np.repeat(origin + np.arange(len(lanes)), lanes)
+    lane_base = np.cumsum(lanes) - lanes
+    lane, width = np.arange(lanes.sum()) - np.repeat(lane_base, lanes), np.repeat(lanes, lanes)
+    positions = np.clip(frontier - (number << 35), 0, 1 << 35)
+    return Visible(frontier, origin, lanes, lane_base, np.maximum(-((lane - positions) // width), 0))
+
+
+def runs_of(view: Any, episodes: EpisodeTable, visible: Visible) -> IdRuns:
     """Return the ids at which the view's samples of these episodes start."""
-    starts = view.starts
-    return starting_runs(starts._replace(since=max(starts.since, frontier)), episodes)
+    return IdRuns(*starting_runs(view.starts, episodes, visible)[:3])
 
 
 class Table:
@@ -85,7 +94,10 @@ class Table:
 
 @dataclass
 class Snapshot:
-    """As the store's: see `diskreplay.store.snapshot`. `model` gives the episode and step of every step's id."""
+    """As the store's: see `diskreplay.store.snapshot`. `model` gives the episode and step of every step's id.
+
+    Hidden are the steps below `frontier` or, where `kept` is given, the rows of each lane before that.
+    """
 
     schema: dr.Schema
     segments: list[Segment | None]
@@ -93,6 +105,7 @@ class Snapshot:
     origin: int = 2
     generation: int = 0
     discovery: np.random.Generator | None = None
+    kept: Sequence[int] | None = None
     tables: dict[str, Table] | None = None
     model: dict[int, tuple[ModelEpisode, int]] = field(default_factory=dict)
 
@@ -119,10 +132,23 @@ class Snapshot:
         if self.discovery is not None:
             self.discovery.shuffle(ended)
         self.log, self.open = Columns.of(ended), Columns.of(still_open)
+        self.visible = without(self.frontier, self.origin, self.lanes)
+        if self.kept is not None:
+            oldest = np.array(self.kept, np.int64)
+            self.visible = self.visible._replace(reached=1 << 62, oldest=oldest)
+        self.reached, self.oldest = self.visible.reached, self.visible.oldest
+        self.steps = 0
         for step_id, (episode, t) in self.model.items():
-            if step_id < self.frontier:
+            if self.is_hidden(step_id):
                 episode.hidden = max(episode.hidden, t + 1)
-        self.steps = sum(step_id >= self.frontier for step_id in self.model)
+            else:
+                self.steps += 1
+
+    def is_hidden(self, step_id: int) -> bool:
+        return step_id < self.least_ids(np.array([step_id])).item()
+
+    def least_ids(self, ids: np.ndarray) -> np.ndarray:
+        return least_ids(ids, *self.visible[1:])
 
     def __len__(self) -> int:
         return self.steps

@@ -25,9 +25,10 @@ def segments(draw: st.DrawFn, schema: dr.Schema) -> Segment:
 
 @st.composite
 def snapshots(draw: st.DrawFn, schema: dr.Schema = SCHEMA) -> Snapshot:
-    """Draw a snapshot of one to three segments, some evicted, with or without a frontier."""
+    """Draw a snapshot of one to three segments, some evicted, with or without hidden steps."""
     parts = draw(st.lists(st.none() | segments(schema), min_size=1, max_size=3))
     whole = Snapshot(schema, parts)
     frontier = draw(st.sampled_from([0, *sorted(whole.model)])) if draw(st.booleans()) else 0
+    kept = [draw(st.integers(0, int(rows))) for rows in whole.committed] if draw(st.booleans()) else None
     order = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return Snapshot(schema, parts, frontier, discovery=order)
+    return Snapshot(schema, parts, frontier, discovery=order, kept=kept)

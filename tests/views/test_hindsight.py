@@ -133,7 +133,7 @@ def test_the_steps_of_ended_episodes_are_offered_and_no_others(snapshot: Snapsho
     offered = [
         run
         for table in (snapshot.log, snapshot.open)
-        for run in zip(*runs_of(view, table, snapshot.frontier), strict=True)
+        for run in zip(*runs_of(view, table, snapshot.visible), strict=True)
     ]
     ids = [int(first + j * stride) for first, stride, count in offered for j in range(count)]
     assert sorted(ids) == sorted(want)

@@ -73,7 +73,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, id
 @given(drawn=snapshots(), data=st.data())
 def test_a_views_pages_are_those_of_the_rows_it_copies(view: Any, drawn: Snapshot, data: Any) -> None:
     snapshot = drawn
-    runs = runs_of(view, snapshot.log, snapshot.frontier)
+    runs = runs_of(view, snapshot.log, snapshot.visible)
     offered = [int(f + s * i) for f, s, c in zip(runs.first, runs.stride, runs.count, strict=True) for i in range(c)]
     if not offered:
         return

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
+from diskreplay.kernels.runs import ALL_VISIBLE
 from diskreplay.views import windows
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.halves import in_halves
@@ -207,7 +208,7 @@ def test_filling_refuses_an_id_that_is_no_step() -> None:
 
 def starts(view: Any, steps: int, obs_rows: int, end: int) -> list[int]:
     first, count, stride = 1 << 35, 3, 5
-    runs = runs_of(view, Columns.of([(first + count, stride, steps, obs_rows, end)]), 0)
+    runs = runs_of(view, Columns.of([(first + count, stride, steps, obs_rows, end)]), ALL_VISIBLE)
     ids = [i + s * j for i, s, n in zip(*runs, strict=True) for j in range(n)]
     assert all((i - first - count) % stride == 0 for i in ids)
     return [(i - first - count) // stride for i in ids]
