@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live
+from diskreplay.kernels.runs import NEVER as NEVER
 
 Ints = NDArray[np.int64]
 
@@ -20,9 +21,6 @@ HEAP_COLUMNS = 4
 # newest of its ended episodes that are not hidden whole, -1: none; whether it is in the heap.
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
-
-NEVER = 1 << 62
-"""The oldest row of a lane that is gone."""
 
 # What `found` holds: lines of the log that are in chains, entries of the heap; how many steps to hide, and before which
 # time all are; how many were, and when the last of them was published; the id of the step whose time is not mapped.

@@ -40,9 +40,13 @@ class Visible(NamedTuple):
     lane_base: NDArray[np.int64]
     oldest: NDArray[np.int64]
 
+    def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
+        return least_ids(ids, *self[1:]) if self.reached else np.zeros(len(ids), np.int64)
 
-NEVER = int(np.iinfo(np.int64).max)
-"""An id that there is none above, and a time after all others."""
+
+NEVER = 1 << 62
+"""An id that there is none above, a time after all others, and a row behind those of any lane."""
 
 ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 

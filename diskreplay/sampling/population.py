@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import EpisodeTable
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
+    FIRST_ONLY,
     NEVER,
     IdRuns,
     Starts,
@@ -28,7 +29,6 @@ from diskreplay.kernels.runs import (
     joined,
     keep,
     lane_keys,
-    least_ids,
     starting_runs,
     without_hidden,
 )
@@ -310,6 +310,19 @@ class Population:
         return self._visible
 
     @property
+    def generation(self) -> int:
+        """That of the snapshot that it follows: while it stays the same, nothing but the oldest ids goes."""
+        return -1 if self._snapshot is None else int(self._snapshot.generation)
+
+    def steps_of(self, ids: Ints, apart: Ints) -> Floats:
+        """Return for how many steps each id stands: as many rows as they are ``apart``, or a whole episode."""
+        if self._starts.last != FIRST_ONLY:
+            return apart.astype(np.float64)
+        every = EpisodeTable.concatenate([self._snapshot.log, self._snapshot.open])
+        order = np.argsort(every.first)
+        return every.steps[order[np.searchsorted(every.first[order], ids)]].astype(np.float64)
+
+    @property
     def segments(self) -> tuple[int, Ints]:
         """The number of the first segment, and how many lanes each has from there on, 0 where it is gone."""
         snapshot = self._snapshot
@@ -321,7 +334,7 @@ class Population:
             return IdRuns(*_NO_RUNS[:3])
         every = EpisodeTable.concatenate([self._snapshot.log, self._snapshot.open])
         runs = IdRuns(every.first, every.stride, every.steps)
-        return without_hidden(runs, least_ids(every.first, *self._visible[1:]))
+        return without_hidden(runs, self._visible.least_ids(every.first))
 
     def find(self, ids: Ints) -> Ints:
         """Return the position of each id, -1 where it cannot be drawn."""

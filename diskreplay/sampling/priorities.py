@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, keep, lane_keys, least_ids
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, keep, lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.extents import Extents, ragged, room_for
 from diskreplay.sampling.memory import zeros
@@ -310,7 +310,7 @@ class PriorityTable:
         extents = self._extents
         first, stride, known = extents.first[: extents.size], extents.stride[: extents.size], extents.known
         last = first + (known[: extents.size] - 1) * stride
-        kept = np.flatnonzero(last >= least_ids(last, *self._visible[1:]))
+        kept = np.flatnonzero(last >= self._visible.least_ids(last))
         free = [(room, base) for room, bases in extents.free.items() for base in bases]
         return {
             "first": first[kept],

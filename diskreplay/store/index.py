@@ -438,7 +438,7 @@ class Index:
         flags = LaneFlags.concatenate([segment.flags for segment in segments])
         try:
             self._take_in(at, np.zeros_like(at), flags, True)
-        except FormatError as error:  # of one of them the flags are damaged
+        except (SegmentGone, *DAMAGE) as error:  # of one of them flags or times are damaged or gone
             if len(segments) == 1:
                 self._leave_out(segments[0].slot, error)
             else:

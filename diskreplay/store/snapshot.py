@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, SegmentGone
+from diskreplay.format import layout
 from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.kernels.runs import Visible, least_ids
+from diskreplay.kernels.runs import Visible
 from diskreplay.store.hidden import Hidden
 from diskreplay.store.tables import LeafTable, Tables
 
@@ -86,7 +87,18 @@ class Snapshot:
 
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
-        return least_ids(ids, *self.visible[1:])
+        return self.visible.least_ids(ids)
+
+    def times(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
+        found, slots = np.zeros(len(ids), np.int64), (ids >> POSITION_BITS) - self.origin
+        for slot in np.unique(slots).tolist():
+            info = self.tables.infos[slot]
+            if info is not None:
+                here, lanes = np.flatnonzero(slots == slot), int(self.lanes[slot])
+                row, lane = np.divmod(ids[here] & POSITION_MASK, lanes)
+                found[here] = self.leaf(layout.TIME).values(slot, lanes, lane, row) + info.clock.wall
+        return found
 
     def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:
         """Return how many of each episode's first steps are hidden."""

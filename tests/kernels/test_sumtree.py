@@ -203,38 +203,3 @@ def test_locate_finds_the_extent_and_number_of_every_id_that_counts(kind: int, s
     )
     found: list[Any] = list(zip(extent.tolist(), number.tolist(), strict=True))
     assert found == [where.get(i, (-1, -1)) for i in ids.tolist()]
-
-
-def ages(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Return runs as the kernels of recency take them: those of a lane in one group, or in two that interleave."""
-    origin, lanes, runs = extents(rng)
-    first, stride, count = np.array(runs, np.int64).reshape(-1, 3).T
-    segment = first >> POSITION_BITS
-    lane = 2 * (segment * 10 + first % lanes[segment - origin]) + rng.integers(0, 2, len(first))
-    order = np.lexsort((first, lane))
-    first, stride, count, segment, lane = (column[order] for column in (first, stride, count, segment, lane))
-    starts = np.flatnonzero(np.diff(lane, prepend=-1))
-    groups = np.append(np.flatnonzero(np.diff(segment[starts], prepend=-1)), len(starts))
-    lengths = np.diff(starts, append=len(first))
-    after = np.array([count[i + 1 :][lane[i + 1 :] == lane[i]].sum() for i in range(len(first))], np.int64)
-    newer = np.array([count[segment > s].sum() for s in np.unique(segment)], np.int64)
-    # Groups stand in any order.
-    moved = rng.choice(starts) if len(starts) else 0
-    first, stride, count, after = (np.roll(column, -moved) for column in (first, stride, count, after))
-    starts = (starts - moved) % max(len(first), 1)
-    return newer, groups, starts, starts + lengths, first, stride, count, after
-
-
-@pytest.mark.parametrize("kind", kinds)
-@given(seeds)
-def test_ages_and_ids_are_each_others_inverse_in_the_order_of_ids(kind: int, seed: int) -> None:
-    arrays = ages(np.random.default_rng(seed))
-    first, stride, count = arrays[4:7]
-    ids = sorted(f + s * j for f, s, c in zip(first, stride, count, strict=True) for j in range(c))
-    every = np.arange(len(ids))
-    found, back = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
-    KERNELS["newest"][kind](every, *arrays, found)
-    assert found.tolist() == ids[::-1]
-    segments = np.searchsorted(np.unique(first >> POSITION_BITS), found >> POSITION_BITS)
-    KERNELS["count_newer"][kind](found, segments, *arrays, back)
-    assert back.tolist() == every.tolist()

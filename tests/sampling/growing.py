@@ -34,6 +34,7 @@ class FakeStore:
             self._visible = without(self.frontier, 0, lanes)
         snapshot.visible, snapshot.oldest = self._visible, self._visible.oldest
         snapshot.least_ids = lambda ids: least_ids(ids, *snapshot.visible[1:])
+        snapshot.times = lambda ids: ids
         snapshot.origin, snapshot.lanes, snapshot.generation = 0, lanes, self.generation
         snapshot.log = Columns.of(self.log)
         rows = [
