@@ -77,20 +77,6 @@ def without_hidden(runs: Runs, least: Any) -> Runs:
     return runs._replace(first=runs.first + hidden * runs.stride, count=runs.count - hidden)
 
 
-def clip_plain(
-    origin: int,
-    lanes: NDArray[np.int64],
-    lane_base: NDArray[np.int64],
-    oldest: NDArray[np.int64],
-    first: NDArray[np.int64],
-    stride: NDArray[np.int64],
-    count: NDArray[np.int64],
-) -> None:
-    """Do what the kernel `clip` does."""
-    runs = IdRuns(first.copy(), stride, count.copy())
-    first[:], _, count[:] = without_hidden(runs, least_ids(runs.first, origin, lanes, lane_base, oldest))
-
-
 def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
     """Select the runs at which `where` is true."""
     return runs if where.all() else type(runs)(*(column[where] for column in runs))
@@ -154,6 +140,7 @@ def starts_plain(
     lanes: NDArray[np.int64],
     lane_base: NDArray[np.int64],
     oldest: NDArray[np.int64],
+    partly: NDArray[np.int64],
     at: int,
     first: NDArray[np.int64],
     stride: NDArray[np.int64],
@@ -162,8 +149,13 @@ def starts_plain(
     before: NDArray[np.int64],
 ) -> int:
     """Do what the kernel `starts` does."""
-    starts = Starts(length, step, last, open_rows, bool(observed), since)
-    runs = starting_runs(starts, EpisodeTable(lines), Visible(reached, origin, lanes, lane_base, oldest))
+    starts, visible = (
+        Starts(length, step, last, open_rows, bool(observed), since),
+        Visible(reached, origin, lanes, lane_base, oldest),
+    )
+    left = without_hidden(TimedRuns(*partly), least_ids(partly[0], origin, lanes, lane_base, oldest))
+    partly[:] = np.stack(left)
+    runs = joined([keep(left, left.count > 0), starting_runs(starts, EpisodeTable(lines), visible)])
     end = at + len(runs.first)
     first[at:end], stride[at:end], count[at:end], time[at:end] = runs
     before[at + 1 : end + 1] = before[at] + np.cumsum(runs.count)

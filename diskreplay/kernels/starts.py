@@ -22,7 +22,6 @@ from diskreplay.kernels.runs import (
     FIRST_ONLY,
     MOVED_BACK,
     NEVER,
-    clip_plain as clip_plain,
     starts_plain as starts_plain,
 )
 
@@ -39,11 +38,11 @@ def _least_id(step_id: int, origin: int, lanes: Ints, lane_base: Ints, oldest: I
 
 
 @jit.kernel(
-    "int", "ints2", *["int"] * 8, *["ints"] * 3, "int", *["out_ints"] * 5, checked=False
+    "int", "ints2", *["int"] * 8, *["ints"] * 3, "out_ints2", "int", *["out_ints"] * 5, checked=False
 )  # fmt: skip
 def starts(
     lines: Ints, length: int, step: int, last: int, open_rows: int, observed: int, since: int, reached: int,
-    origin: int, lanes: Ints, lane_base: Ints, oldest: Ints, at: int,
+    origin: int, lanes: Ints, lane_base: Ints, oldest: Ints, partly: Ints, at: int,
     first: Ints, stride: Ints, count: Ints, time: Ints, before: Ints,
 ) -> int:  # fmt: skip
     """Write the ids at which samples of episodes start; `runs.Starts` says which they are.
@@ -51,7 +50,20 @@ def starts(
     None is below `since`, and none is hidden: `oldest` has the first row of each lane that is not, of those episodes
     that began before `reached`. Runs are written from place `at` on, two an episode at most; the place behind the last
     one is returned. `before` has one number more, of the ids that come before each run.
+
+    What is not hidden of the runs of `partly`, (4, n), comes first, and stays in it; one that is hidden whole has the
+    count 0 there.
     """
+    for i in range(partly.shape[1]):
+        least = _least_id(partly[0, i], origin, lanes, lane_base, oldest)
+        if partly[0, i] < least:
+            hidden = min((least - partly[0, i] + partly[1, i] - 1) // partly[1, i], partly[2, i])
+            partly[0, i] += hidden * partly[1, i]
+            partly[2, i] -= hidden
+        if partly[2, i] > 0:
+            first[at], stride[at], count[at], time[at] = partly[0, i], partly[1, i], partly[2, i], partly[3, i]
+            before[at + 1] = before[at] + partly[2, i]
+            at += 1
     for i in range(lines.shape[0]):
         steps, end = lines[i, STEPS], lines[i, END]
         ids, back = np.int64(0), np.int64(-1)
@@ -90,14 +102,3 @@ def starts(
             time[at] = lines[i, TIME]
             at += 1
     return int(at)
-
-
-@jit.kernel("none", "int", *["ints"] * 3, "out_ints", "ints", "out_ints", checked=False)
-def clip(origin: int, lanes: Ints, lane_base: Ints, oldest: Ints, first: Ints, stride: Ints, count: Ints) -> None:
-    """Take from runs of ids those that are hidden."""
-    for i in range(first.size):
-        least = _least_id(first[i], origin, lanes, lane_base, oldest)
-        if first[i] < least:
-            hidden = min((least - first[i] + stride[i] - 1) // stride[i], count[i])
-            first[i] += hidden * stride[i]
-            count[i] -= hidden

@@ -14,7 +14,6 @@ Kernel = Callable[..., Any]
 # name -> module; the twin is there too, as name_plain
 _MODULES = {
     "advise": "advice",
-    "clip": "starts",
     "draw": "prioritized",
     "follow": "follow",
     "gae": "gae",

@@ -42,6 +42,10 @@ Floats = NDArray[np.float64]
 SMALL = 1024
 
 
+_NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
+_NO_PARTLY = np.zeros((4, 0), np.int64)
+
+
 class Mark(NamedTuple):
     """How far a follower of a population has seen it."""
 
@@ -142,7 +146,7 @@ class Population:
         self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
         self._seen = 0  # episodes of the log that are in
-        self._partly = _NO_RUNS
+        self._partly = _NO_PARTLY  # first, stride, count and time of runs of which some is hidden
         self._oldest_new = NEVER  # when the first episode of the second region began
         self._visible = ALL_VISIBLE
         self._main_index: tuple[Ints, Ints] | None = None
@@ -175,8 +179,9 @@ class Population:
             self._hide()
             if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
                 self._sort()
-        end = self._block.write(self._ended, self._partly) if len(self._partly.first) else self._ended
-        self._end = self._write_starts(end, still_open)
+        self._end = self._write_starts(self._ended, still_open, self._partly)
+        if self._partly.shape[1] and (hides or ended is not None):
+            self._partly = np.compress(self._partly[2] > 0, self._partly, axis=1)
         self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
         self._rest_index = None
         self._snapshot, self._restored = snapshot, None
@@ -204,11 +209,11 @@ class Population:
         if self._ended > start:
             self._oldest_new = min(self._oldest_new, int(self._block.runs.time[start]))
 
-    def _write_starts(self, at: int, episodes: EpisodeTable) -> int:
-        """Put the runs of these episodes into the block from a place on, and return where they end."""
+    def _write_starts(self, at: int, episodes: EpisodeTable, partly: Ints = _NO_PARTLY) -> int:
+        """Put what is left of some runs and those of episodes into the block from a place on; return where they end."""
         block, lines = self._block, episodes.lines
-        block.make_room(at + 2 * len(lines))
-        return int(self._find_starts(lines, *self._starts, *self._visible, at, *block.runs, block.before))
+        block.make_room(at + partly.shape[1] + 2 * len(lines))
+        return int(self._find_starts(lines, *self._starts, *self._visible, partly, at, *block.runs, block.before))
 
     def _take_over(self, order: Order, found: TimedRuns) -> TimedRuns:
         """Fill the empty block in a given order; return what the order does not know, sorted by id."""
@@ -217,7 +222,7 @@ class Population:
         main, ended, partly = (keep(runs, np.isin(last, there)) for runs, last in zip(order, known, strict=True))
         self._main = self._ended = self._block.write(0, main)
         self._append(ended)
-        self._partly = partly
+        self._partly = np.stack(partly)
         return _in_order(keep(found, ~np.isin(there, np.concatenate(known))))
 
     def _append(self, found: TimedRuns) -> None:
@@ -231,9 +236,7 @@ class Population:
         # Most often it goes on inside of the same episodes.
         if hidden < self._main and time[hidden] < reached:
             self._hidden += int(time[hidden : self._main].searchsorted(reached))
-            self._partly = joined([self._partly, self._block.slice(hidden, self._hidden)])
-        if len(self._partly.first):
-            self._partly = self._clipped(self._partly)
+            self._partly = np.append(self._partly, np.stack(self._block.slice(hidden, self._hidden)), axis=1)
         if self._oldest_new >= reached:
             return
         if self._main - self._hidden <= self._ended - self._main:
@@ -241,27 +244,21 @@ class Population:
             return
         newer = self._block.slice(self._main, self._ended)
         is_reached = newer.time < reached
-        self._partly = joined([self._partly, self._clipped(keep(newer, is_reached))])
+        self._partly = np.append(self._partly, np.stack(keep(newer, is_reached)), axis=1)
         left = keep(newer, ~is_reached)
         self._ended = self._block.write(self._main, left)
         self._rewrites += 1
         self._oldest_new = int(left.time.min(initial=NEVER))
 
-    def _clipped(self, runs: TimedRuns) -> TimedRuns:
-        """Return what is not hidden of these runs."""
-        runs = TimedRuns(*(np.ascontiguousarray(column) for column in runs))._replace(
-            first=runs.first.copy(), count=runs.count.copy()
-        )
-        chosen("clip")(*self._visible[1:], *runs[:3])
-        return keep(runs, runs.count > 0)
-
     def _sort(self) -> None:
         """Make the first two regions one, of what began after all that is hidden."""
-        runs = _in_order(self._clipped(joined([self._partly, self._block.slice(self._hidden, self._ended)])))
+        runs = joined([TimedRuns(*self._partly), self._block.slice(self._hidden, self._ended)])
+        runs = without_hidden(runs, self._visible.least_ids(runs.first))
+        runs = _in_order(keep(runs, runs.count > 0))
         is_reached = runs.time < self._visible.reached
         self._block = _Block()
         self._main = self._ended = self._block.write(0, keep(runs, ~is_reached))
-        self._hidden, self._partly, self._oldest_new = 0, keep(runs, is_reached), NEVER
+        self._hidden, self._partly, self._oldest_new = 0, np.stack(keep(runs, is_reached)), NEVER
         self._main_index = None
         self.epoch += 1
 
@@ -293,7 +290,7 @@ class Population:
 
     def changes(self, mark: Mark | None) -> Changes:
         """Return what changed since an earlier call returned this mark, at a cost of what is new; None: everything."""
-        now, left = Mark(self.epoch, self._rewrites, self._hidden, self._ended), len(self._partly.first)
+        now, left = Mark(self.epoch, self._rewrites, self._hidden, self._ended), self._partly.shape[1]
         if mark is None or mark[:2] != now[:2]:
             return Changes(now, True, IdRuns(*_NO_RUNS[:3]), self.runs(), self._end - self._ended, left)
         reached = self._ids_of(mark.hidden, self._hidden)
@@ -412,9 +409,6 @@ class _Block:
         for column, values in zip(self.runs, old, strict=True):
             column[: len(values)] = values
         self.before[: len(before)] = before
-
-
-_NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 
 
 def _in_order(runs: TimedRuns) -> TimedRuns:

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from diskreplay.buffers.replay import Since
 from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
+from diskreplay.kernels.runs import TimedRuns, least_ids, without_hidden
 from diskreplay.kernels.table import KERNELS
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.rollouts import Rollouts
@@ -36,22 +37,28 @@ episodes_ = st.lists(
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-@given(episodes_, st.integers(0, (5 << 35) + 200))
-def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: Any, frontier: int) -> None:
+@given(episodes_, st.integers(0, (5 << 35) + 200), st.lists(st.tuples(*[st.integers(0, 60)] * 3), max_size=3))
+def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: Any, frontier: int, left: Any) -> None:
     table = Columns.of(
         [((number << 35) + 3 * start + 1, 3, steps, steps + more, end) for number, start, steps, more, end in episodes]
     )
     visible = without(frontier, 0, np.full(5, 3))
-    wanted = list(zip(*(column.tolist() for column in runs_of(view, table, visible)), strict=True))
+    # Runs of which some is hidden come first.
+    partly = np.array([(a << 33 | b, 3, c + 1, 0) for a, b, c in left], np.int64).reshape(-1, 4).T.copy()
+    clipped = without_hidden(TimedRuns(*partly), least_ids(partly[0], *visible[1:]))
+    wanted = [run for run in zip(*(column.tolist() for column in clipped[:3]), strict=True) if run[2]]
+    wanted += list(zip(*(column.tolist() for column in runs_of(view, table, visible)), strict=True))
     assert all(count > 0 for _, _, count in wanted)
     length, step, last, open_rows, observed, since = view.starts
     for kernel in KERNELS["starts"]:
         first, stride, count, time = (np.full(20, -1, np.int64) for _ in range(4))
         before = np.full(21, 7, np.int64)
-        arguments = length, step, last, open_rows, observed, since, *visible, 2
+        still = partly.copy()
+        arguments = length, step, last, open_rows, observed, since, *visible, still, 2
         end = kernel(table.lines, *arguments, first, stride, count, time, before)
         assert list(zip(first[2:end].tolist(), stride[2:end].tolist(), count[2:end].tolist(), strict=True)) == wanted
         np.testing.assert_array_equal(np.diff(before[2 : end + 1]), count[2:end])
-        assert set(time[2:end].tolist()) <= set(table.time.tolist())
+        assert set(time[2:end].tolist()) <= {0, *table.time.tolist()}
+        np.testing.assert_array_equal(still, np.stack(clipped))
         assert (first[end:] == -1).all()
         assert (before[end + 1 :] == 7).all()
