@@ -4,12 +4,13 @@ The folder is named after the source of all kernels, so that no release, and no 
 one. It lies where `NUMBA_CACHE_DIR` says, else beside this file, else, where that cannot be written (a read-only
 installation), in the user's cache. Without any of these each process compiles for itself, and a warning says so.
 
-Of processes that start at once, one compiles and the others wait for what it saves. What cannot be read is compiled
-again, what cannot be saved is not: a full disk or a damaged file costs time and nothing else.
+Of processes that start at once, one compiles, and says so, and the others wait for what it saves. What cannot be read
+is compiled again, what cannot be saved is not: a full disk or a damaged file costs time and nothing else.
 """
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -24,6 +25,10 @@ from typing import Any, Self
 from numba.core import config, typeinfer
 from numba.core.caching import Cache, CompileResultCacheImpl, _CacheLocator
 
+COMPILING = (
+    "diskreplay compiles its kernels, which takes seconds, once for each version and machine; diskreplay.warmup does "
+    "it beforehand"
+)
 _NAME = "diskreplay-"
 # Folders of other sources that are left beside a new one.
 _KEPT = 8
@@ -140,6 +145,8 @@ class _KernelCache(Cache):
         if found is None:
             self._lock = _locked(self.cache_path)
             found = self._load(signature, target_context)
+        if found is None:
+            _tell()
         return found
 
     def _load(self, signature: Any, target_context: Any) -> Any:
@@ -160,6 +167,12 @@ class _KernelCache(Cache):
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+@cache
+def _tell() -> None:
+    """Say why the first batch takes long: on stderr too, where nobody has set up logging."""
+    logging.getLogger("diskreplay").warning(COMPILING)
 
 
 def _locked(path: str) -> int:

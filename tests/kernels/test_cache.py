@@ -65,6 +65,14 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
     assert not list(tmp_path.glob("diskreplay-*/*.tmp.*"))
 
 
+def test_who_compiles_says_so_once(tmp_path):
+    code = PICK.replace("print(", 'table.chosen("spans")\nprint(')
+    assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == f"{cache.COMPILING}\n"
+    assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == ""
+    quiet = "import logging\nlogging.getLogger('diskreplay').setLevel('ERROR')\n" + code
+    assert finish(start(quiet, NUMBA_CACHE_DIR=tmp_path / "other"))[2] == ""
+
+
 def test_damaged_files_are_compiled_again(tmp_path):
     assert finish(start(NUMBA_CACHE_DIR=tmp_path))[1] == 1
     files = sorted(tmp_path.glob("diskreplay-*/pick.*"))

@@ -150,3 +150,10 @@ def check_views(store: Any, model: ModelStore, ids: dict[int, int], views: Itera
         finally:
             sampler.close()
     return count
+
+
+def said(stderr: str) -> str:
+    """What a process wrote on stderr, but that it compiled kernels: the first of a new version does."""
+    from diskreplay.kernels.cache import COMPILING
+
+    return stderr.replace(f"{COMPILING}\n", "")
