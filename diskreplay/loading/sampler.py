@@ -63,7 +63,8 @@ class Sampler:
     seed : int or None
         Makes the draws a function of the seed and the calls; None is different each time.
     fields : sequence of str or None
-        What a batch holds, beside index and weight: "obs" with all below it, "obs/image" alone. None is all.
+        What a batch holds, beside index and weight: "obs" with all below it, "obs/image" alone. None is all but
+        "time", the seconds since the epoch at which a step was published, float64.
     where : callable or None
         A predicate over episodes; steps of others are not drawn. It is asked once of an ended episode, and of an open
         one at every refresh that changed something.

@@ -96,11 +96,8 @@ class Episode:
         They never fall, and can be compared across all episodes that were written in the same boot of a machine: they
         go by a clock that nobody sets.
         """
-        tables = self._snapshot.tables
         times = self._snapshot.rows(TIME, self._first, self._steps)
-        info = tables.infos[self.segment - self._snapshot.origin]
-        assert info is not None  # or its rows were not there
-        return (times + info.clock.wall) / 1e9
+        return (times + self._snapshot.clocks[self.segment - self._snapshot.origin]) / 1e9
 
     @property
     def total_reward(self) -> float:

@@ -493,6 +493,7 @@ class Index:
             steps=self._log.steps + self._live.open_steps - frontier.hidden,
             lanes=self._lanes,
             lane_base=self._lane_base,
+            clocks=self._clocks,
             sealed=self._sealed,
             committed=committed,
             observed=observed,

@@ -22,7 +22,8 @@ class Snapshot:
     """What a reader sees until it refreshes.
 
     Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is
-    gone), ``lane_base`` and ``sealed``; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows of
+    gone), ``lane_base``, ``sealed`` and ``clocks``, the wall time at which the clock of its rows began, in nanoseconds
+    since the epoch; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows of
     that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden by a
     capacity or for its age. Hidden are all steps that were published before ``hidden_before``, and none of an episode
     that began at ``reached`` or later: nanoseconds since the epoch. The episodes in ``hidden`` were evicted by hand or
@@ -40,6 +41,7 @@ class Snapshot:
     steps: int
     lanes: NDArray[np.int64]
     lane_base: NDArray[np.int64]
+    clocks: NDArray[np.int64]
     sealed: NDArray[np.bool_]
     committed: NDArray[np.int64]
     observed: NDArray[np.int64]
@@ -92,12 +94,10 @@ class Snapshot:
     def times(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
         found, slots = np.zeros(len(ids), np.int64), (ids >> POSITION_BITS) - self.origin
-        for slot in np.unique(slots).tolist():
-            info = self.tables.infos[slot]
-            if info is not None:
-                here, lanes = np.flatnonzero(slots == slot), int(self.lanes[slot])
-                row, lane = np.divmod(ids[here] & POSITION_MASK, lanes)
-                found[here] = self.leaf(layout.TIME).values(slot, lanes, lane, row) + info.clock.wall
+        for slot in np.unique(slots[self.lanes[slots] > 0]).tolist():
+            here, lanes = np.flatnonzero(slots == slot), int(self.lanes[slot])
+            row, lane = np.divmod(ids[here] & POSITION_MASK, lanes)
+            found[here] = self.leaf(layout.TIME).values(slot, lanes, lane, row) + self.clocks[slot]
         return found
 
     def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:

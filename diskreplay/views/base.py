@@ -126,8 +126,15 @@ class LeafTable(Protocol):
         """Return `holder`, `chunks`, `first_chunk` and `bases` as of one moment."""
 
 
-def select(leaves: list[Leaf], fields: Sequence[str] | None, always: Sequence[str] = ("index", "weight")) -> list[Leaf]:
-    """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone.
+def select(
+    leaves: list[Leaf],
+    fields: Sequence[str] | None,
+    always: Sequence[str] = ("index", "weight"),
+    on_request: Sequence[Leaf] = (),
+) -> list[Leaf]:
+    """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone; None: all that are given.
+
+    Those of `on_request` are there only where they are named.
 
     Raises
     ------
@@ -136,6 +143,7 @@ def select(leaves: list[Leaf], fields: Sequence[str] | None, always: Sequence[st
     """
     if fields is None:
         return leaves
+    leaves = [*leaves, *on_request]
     if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"fields must be a sequence of names, not {fields!r}")
     chosen = [tuple(name.split("/")) for name in (*fields, *always)]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.kernels.gae import STOPS, TERMINATED
 from diskreplay.kernels.table import chosen
+from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, nested, select
 from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
@@ -58,7 +59,8 @@ class RolloutsReader:
         self._next_value = None if view.next_value is None else _scalar_field(schema, "next_value", view.next_value)
         copies = _copies(view, schema)
         self._obs = [copy for copy in copies if copy.path[0] == "obs"]
-        shown = select(_leaves(copies), fields, always=("index",))
+        shown = select(_leaves(copies), fields, always=("index",), on_request=[times.LEAF])
+        copies.append(Copy(times.PATH, times.SOURCE, times.LEAF.dtype, ()))
         self.paths: Sequence[Path] = [leaf.path for leaf in shown]
         self.leaves: Sequence[Leaf] = tuple(shown)
         self._place = {leaf.path: number for number, leaf in enumerate(self.leaves)}
@@ -105,6 +107,8 @@ class RolloutsReader:
             made |= self._estimate(grid.shape, rewards, values, bootstraps, ends.astype(np.uint8))
         for copy, rows in zip(self._copies, self._rows(steps), strict=True):
             steps.gather(snapshot, *rows, block.raw[self._place[copy.path]])
+        if times.PATH in self._place:
+            times.to_seconds(snapshot, ids, block.arrays[self._place[times.PATH]])
         with np.errstate(over="ignore"):
             for name, array in made.items():
                 if (name,) in self._place:

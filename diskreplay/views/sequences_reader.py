@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
+from diskreplay.views import times
 from diskreplay.views.base import Block, Ints, Leaf, Path
 from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
@@ -158,6 +159,7 @@ class _WindowsOfSteps:
         self._windows = Windows(0)
         self._first_flags = np.zeros((0, 1), np.uint8)
         self._index, self._weight = layout.place["index",], layout.place["weight",]
+        self._time = layout.place.get(times.PATH, -1)
         self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
 
     def fill(self, snapshot: Any, ids: Ints, block: Block, n: int, burn_in: int, helper: Executor | None) -> None:
@@ -173,6 +175,8 @@ class _WindowsOfSteps:
             windows.gather(snapshot, *rows, block.raw[copy.target], helper)
         block.arrays[self._index][:] = ids
         block.arrays[self._weight].fill(1.0)
+        if self._time >= 0:
+            times.to_seconds(snapshot, ids, block.arrays[self._time])
         if self._wanted:
             self._mark(snapshot, block, length, burn_in)
 

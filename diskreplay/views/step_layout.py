@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import Leaf, Path, select
 
@@ -79,7 +80,8 @@ class StepLayout:
         depths = frame_stack_depths(frame_stack, parts["obs"])
         self.copies: list[Copy] = []
         self._kinds: list[_Kind] = []
-        wanted = {leaf.path for leaf in select([Leaf(path, BOOL) for path in _paths(parts)], fields)}
+        every = [Leaf(path, BOOL) for path in _paths(parts)]
+        wanted = {leaf.path for leaf in select(every, fields, on_request=[times.LEAF])}
 
         def add(kind: _Kind, source: str | None = None) -> int:
             if source is not None:
@@ -104,9 +106,12 @@ class StepLayout:
         for name in FLAGS:
             if (name,) in wanted:
                 shown[name,] = _Shown((name,), add(_Kind((name,), BOOL, (), True)))
+        if times.PATH in wanted:
+            kind = _Kind(times.PATH, times.LEAF.dtype, (), True)
+            shown[times.PATH] = _Shown(times.PATH, add(kind, times.SOURCE))
         for name, dtype in (("index", "int64"), ("weight", "float32")):
             shown[name,] = _Shown((name,), add(_Kind((name,), np.dtype(dtype), (), False)))
-        self._shown = [shown[path] for path in _paths(parts) if path in wanted]
+        self._shown = [shown[path] for path in (*_paths(parts), times.PATH) if path in wanted]
         self.place = {kind.path: number for number, kind in enumerate(self._kinds)}
         self.stack = max((copy.stack for copy in self.copies), default=1) or 1
         self._layouts: dict[int, tuple[Leaf, ...]] = {}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import scan as rows
 from diskreplay.kernels.table import chosen
+from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, select
 from diskreplay.views.bundle import SUMMED, Bundle, Part
@@ -47,9 +48,10 @@ class TransitionsReader:
         self._n = -1 if view.n_step is None else view.n_step
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
-        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields))
+        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=[times.LEAF]))
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
         self.copies = [Copy(source, place[path], *how) for path, (source, *how) in sources.items() if path in place]
+        self._time = place.get(times.PATH, -1)
         self._scalars = {name: place.get((name,), -1) for name in SCALARS}
         self._sums = bool(place.keys() & {(name,) for name in SCALARS})
         self._index, self._weight, self._k = place["index",], place["weight",], place.get(("n_steps",), -1)
@@ -76,12 +78,13 @@ class TransitionsReader:
         """
         # In one call, where all is mapped and every id is sampleable: nearly always.
         bundle, helper = self._bundle, self.helper
-        if bundle is not None:
-            if bundle.gather(snapshot, ids, block, helper):
-                return
-            if bundle.map(snapshot, ids) and bundle.gather(snapshot, ids, block, helper):
-                return
-        self._gather_by_leaf(snapshot, ids, block)
+        if bundle is None or not (
+            bundle.gather(snapshot, ids, block, helper)
+            or (bundle.map(snapshot, ids) and bundle.gather(snapshot, ids, block, helper))
+        ):
+            self._gather_by_leaf(snapshot, ids, block)
+        if self._time >= 0:
+            times.to_seconds(snapshot, ids, block.arrays[self._time])
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
@@ -194,6 +197,7 @@ def _plan(view: "Transitions", schema: Any) -> tuple[dict[tuple[str, ...], tuple
             copies[target] = (source, stack, name == "obs", following)
             leaves.append(Leaf(target, steps[source].dtype, tuple(shape)))
 
+    copies[times.PATH] = (times.SOURCE, 1, False, False)
     add("obs", False)
     add("action", False)
     leaves.append(Leaf(("reward",), FLOAT32))
