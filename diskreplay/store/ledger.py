@@ -2,7 +2,7 @@
 
 import heapq
 import os
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,10 @@ class Ledger:
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
         self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
+        self._short = (
+            -1,
+            0,
+        )  # the segment that could not leave yet, and how many steps are needed for it to be looked at
         self._leaving: dict[int, None] = {}  # segments below the horizon that are still there
         self._kept = 0  # steps of all others
         self._nbytes = 0  # of all others
@@ -139,13 +143,16 @@ class Ledger:
                 break
             account = self._accounts[number]
             heapq.heappop(self._by_last)
-            self._by_first.remove((account.first, number))
+            self._leave_first(number, account)
             self._kept -= account.kept
             self._nbytes -= account.nbytes
             self._leaving[number] = None
             horizon = max(horizon, last + 1)
         if horizon > before:
             self._counters.set(layout.HORIZON, horizon)
+
+    def _leave_first(self, number: int, account: _Account) -> None:
+        del self._by_first[bisect_left(self._by_first, (account.first, number))]
 
     def _oldest(self) -> tuple[int, int] | None:
         """Return the time of the last step, and the number, of the sealed segment for which it is the lowest."""
@@ -163,11 +170,13 @@ class Ledger:
         if capacity is None:
             return False
         newer = self._kept - self._accounts[number].kept
-        if newer < capacity:
+        if newer < capacity or (number == self._short[0] and self._kept < self._short[1]):
             return False
         begun = [n for first, n in self._by_first[: bisect_right(self._by_first, (last, layout.MAX_SEGMENTS))]]
         for other in {*begun, *self._unsealed} - {number}:
             newer -= self._older_steps(other, last)
+        # To count takes long, and each step that comes is one more at most.
+        self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
     def _older_steps(self, number: int, last: int) -> int:
@@ -258,7 +267,7 @@ class Ledger:
             self._kept -= account.kept
             self._nbytes -= account.nbytes
             if number not in self._unsealed:
-                self._by_first.remove((account.first, number))
+                self._leave_first(number, account)
         del self._accounts[number]
         self._leaving.pop(number, None)
         self._unsealed.discard(number)
