@@ -1,11 +1,13 @@
 """The times of a segment's rows: nanoseconds by the clock of its boot, which never fall within a lane."""
 
 import os
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.lost import Lost
 from diskreplay.format.machine import MOST_NS
 from diskreplay.format.mapping import open_regular
@@ -31,13 +33,49 @@ def time_bounds(folder: str, per_chunk: int, rows: NDArray[np.int64], lost: Lost
         row, lane = divmod(position, len(rows))
         if row + count == stop[lane]:
             stop[lane] = row
-    lanes = np.flatnonzero(first < stop)
-    if not len(lanes):
+    lanes = np.flatnonzero(first < stop).tolist()
+    if not lanes:
         return None
-    ends = np.concatenate([first[lanes], stop[lanes] - 1])
-    times = _read(folder, per_chunk, len(rows), np.concatenate([lanes, lanes]), ends)
+    with _Column(folder, per_chunk, len(rows)) as column:
+        least = min(column.at(lane, int(first[lane])) for lane in lanes)
+        greatest = max(column.at(lane, int(stop[lane]) - 1) for lane in lanes)
     # Clipped: a document with other numbers would be refused, and with it rows that may be whole.
-    return int(times.min().clip(0, MOST_NS)), int(times.max().clip(0, MOST_NS))
+    return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
+
+
+class _Column:
+    """The times of a segment's rows, read one by one: memory that is mapped would be a signal where a disk fails."""
+
+    def __init__(self, folder: str, per_chunk: int, lanes: int) -> None:
+        self._folder, self._per_chunk, self._nbytes = f"{folder}/{layout.TIME}", per_chunk, lanes * per_chunk * _ITEM
+        self._files: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    def at(self, lane: int, row: int) -> int:
+        """Return the time of a row."""
+        chunk, inside = divmod(row, self._per_chunk)
+        fd = self._files.get(chunk)
+        if fd is None:
+            fd = self._files[chunk] = open_regular(f"{self._folder}/{layout.chunk_key(chunk, 0)}", self._nbytes)
+        return int.from_bytes(os.pread(fd, _ITEM, (lane * self._per_chunk + inside) * _ITEM), "little", signed=True)
+
+    def rows_until(self, lane: int, count: int, time: int, guess: int) -> int:
+        """Return how many of the first ``count`` rows of a lane came no later than a time; perhaps ``guess``."""
+        low, high = 0, count
+        for row in (guess - 1, guess):
+            if low <= row < high:
+                low, high = (row + 1, high) if self.at(lane, row) <= time else (low, row)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.at(lane, middle) <= time else (low, middle)
+        return low
 
 
 def last_time(root: Root, info: SegmentInfo) -> int:
@@ -63,32 +101,14 @@ def count_until(root: Root, info: SegmentInfo, time: int) -> int:
     FormatError, OSError
         A file of it is damaged or gone.
     """
-    rows = map_trusted(root, info)[1].copy()
-    first, stop = np.zeros_like(rows), rows
-    while len(lanes := np.flatnonzero(first < stop)):
-        middle = (first + stop)[lanes] // 2
-        times = _read(str(info.path), info.chunk_rows[layout.TIME], len(rows), lanes, middle)
-        is_older = times <= time
-        first[lanes[is_older]] = middle[is_older] + 1
-        stop[lanes[~is_older]] = middle[~is_older]
-    return int(first.sum())
-
-
-def _read(
-    folder: str, per_chunk: int, lanes: int, lane: NDArray[np.int64], row: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the times of some rows."""
-    times = np.zeros(len(row), np.int64)
-    for chunk in np.unique(row // per_chunk).tolist():
-        path = f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}"
-        fd = open_regular(path, lanes * per_chunk * _ITEM)
-        try:
-            for i in np.flatnonzero(row // per_chunk == chunk).tolist():
-                at = (int(lane[i]) * per_chunk + int(row[i]) % per_chunk) * _ITEM
-                times[i] = int.from_bytes(os.pread(fd, _ITEM, at), "little", signed=True)
-        finally:
-            os.close(fd)
-    return times
+    folder, lanes = str(info.path), len(info.lanes)
+    rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(root, info)[1]
+    found, guess = 0, 0
+    with _Column(folder, info.chunk_rows[layout.TIME], lanes) as column:
+        for lane, count in enumerate(rows.tolist()):
+            guess = column.rows_until(lane, count, time, guess)  # lanes that take turns have as many
+            found += guess
+    return found
 
 
 def repeat_times(
@@ -110,7 +130,8 @@ def repeat_times(
                     continue
                 before = least
                 if row >= 0:
-                    before = int(_read(folder, per_chunk, lanes, np.array([lane]), np.array([row]))[0])
+                    with _Column(folder, per_chunk, lanes) as column:
+                        before = column.at(lane, row)
                 data = np.full(last - first, before, "<i8").tobytes()
                 os.pwrite(fd, data, (lane * per_chunk + first) * _ITEM)
     finally:

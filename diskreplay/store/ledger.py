@@ -175,6 +175,8 @@ class Ledger:
         begun = [n for first, n in self._by_first[: bisect_right(self._by_first, (last, layout.MAX_SEGMENTS))]]
         for other in {*begun, *self._unsealed} - {number}:
             newer -= self._older_steps(other, last)
+            if newer < capacity:
+                break
         # To count takes long, and each step that comes is one more at most.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
