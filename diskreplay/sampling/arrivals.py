@@ -28,6 +28,8 @@ HALF_LIVES = 40
 _MOST_PIECES = 256
 # A share of the pieces of what is sorted by time: they are a few to each block.
 _PARTS = 4
+# Ids that are looked up together.
+_AT_ONCE = 1 << 20
 # Half-lives between the newest block and the one by which weights are told: 2 ** 500 is within a double.
 _FAR = 500.0
 
@@ -50,6 +52,10 @@ class Arrivals:
         self._mark: Mark | None = None
         self._generation: int | None = None
         self._visible = ALL_VISIBLE
+        self._lanes: Ints | None = None  # of each segment, as they were looked at last
+        self._clear()
+
+    def _clear(self) -> None:
         self._taken: Ints = np.zeros(0, np.int64)  # by lane: the last id that is in, -1 for none
         # First, stride and count of each piece, and the ids before it; with room for more of them.
         self._room: Ints = np.zeros((3, 64), np.int64)
@@ -122,54 +128,73 @@ class Arrivals:
         new = changes.runs
         if not changes.whole:
             new = joined([_part(new, 0, ended), _part(new, ended + changes.left, None)])
-        self._mark, self._visible = None, self._moved_to(population.visible)
+        self._mark, self._visible = None, population.visible
+        if self._generation == population.generation:
+            self._taken = np.append(self._taken, np.full(len(self._visible.oldest) - len(self._taken), -1))
+        else:
+            self._list_lanes()
+        self._leave_out_gone()
         if self._generation != population.generation:
             self._leave_out(population)
-        self._take(new, population)
+        if not self._take(new, population):
+            # Steps are back that had been set aside: only their times tell where they belong.
+            self._clear()
+            self._list_lanes()
+            self._take(population.runs(), population)
         self._forget(population.size)
         self._arrange()
         self._population, self._version, self._mark = population, population.version, changes.mark
         self._generation = population.generation
 
-    def _moved_to(self, visible: Visible) -> Visible:
-        """Follow the lanes of a store."""
-        lanes = len(visible.oldest)
-        if visible.origin == self._visible.origin and len(self._taken) <= lanes and len(self._taken):
-            self._taken = np.append(self._taken, np.full(lanes - len(self._taken), -1))
-            return visible
+    def _list_lanes(self) -> None:
+        """Put the last id of each lane where that lane is now."""
         known = self._taken[self._taken >= 0]
-        place = _places(known, visible)
-        self._taken = np.full(lanes, -1)
+        place = _places(known, self._visible)
+        self._taken = np.full(len(self._visible.oldest), -1)
         self._taken[place[place >= 0]] = known[place >= 0]
-        return visible
 
     def _leave_out(self, population: Population) -> None:
-        """Take away what was evicted by hand since; what a capacity hides is the oldest, and goes by itself."""
-        first, stride, count = self._pieces
-        if not len(first):
-            return
-        number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        piece = np.repeat(np.arange(len(count)), count)
-        ids = first[piece] + number * stride[piece]
-        left = population.contains(ids) | (ids < self._visible.least_ids(ids))
-        if left.all():
-            return
-        # What is left of a piece are stretches of it.
-        ids, piece, number = ids[left], piece[left], number[left]
-        begins = np.ones(len(ids), np.bool_)
-        begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
-        at = np.flatnonzero(begins)
-        block = np.searchsorted(self._starts, piece[at], "right") - 1
-        pieces = np.stack([ids[at], stride[piece[at]], np.diff(np.append(at, len(ids)))])
+        """Take away what was evicted by hand; what a capacity hides is the oldest, and goes with its blocks."""
+        (first, stride, count), before = self._pieces, self._before[: self._starts[-1] + 1]
+        parts, start = [np.zeros((4, 0), np.int64)], 0
+        while start < len(first):
+            stop = max(start + 1, int(np.searchsorted(before, before[start] + _AT_ONCE, "right")) - 1)
+            piece = np.repeat(np.arange(start, stop), count[start:stop])
+            number = np.arange(before[start], before[stop]) - before[piece]
+            ids = first[piece] + number * stride[piece]
+            left = population.contains(ids) | (ids < self._visible.least_ids(ids))
+            ids, piece, number = ids[left], piece[left], number[left]
+            # What is left of a piece are stretches of it.
+            begins = np.ones(len(ids), np.bool_)
+            begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
+            at = np.flatnonzero(begins)
+            parts.append(np.stack([ids[at], stride[piece[at]], np.diff(np.append(at, len(ids))), piece[at]]))
+            start = stop
+        *pieces, of = np.concatenate(parts, axis=1)
+        if len(of) != len(first) or (pieces[2] != count).any():
+            self._replace(np.stack(pieces), of)
+
+    def _leave_out_gone(self) -> None:
+        """Take away what was in segments that are gone."""
+        if self._visible.lanes is not self._lanes:
+            self._lanes = self._visible.lanes
+            known = np.flatnonzero(self._taken >= 0)
+            self._taken[known[_places(self._taken[known], self._visible) < 0]] = -1
+            there = np.flatnonzero(_places(self._pieces[0], self._visible) >= 0)
+            if len(there) < self._pieces.shape[1]:
+                self._replace(self._pieces[:, there], there)
+
+    def _replace(self, pieces: Ints, of: Ints) -> None:
+        """Go on with some of the pieces, or parts of them; ``of`` says which ones. What went makes none older."""
+        block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
-        # The steps that went make others no older.
         lengths = np.diff(self._ranks)[kept]
         self._put(0, pieces)
-        self._starts = np.append(np.searchsorted(block, kept), len(at))
+        self._starts = np.append(np.searchsorted(block, kept), len(of))
         self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
 
-    def _take(self, runs: IdRuns, population: Population) -> None:
-        """Put what is new of these runs behind all others."""
+    def _take(self, runs: IdRuns, population: Population) -> bool:
+        """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
         place = _places(runs.first, self._visible)
         there = place >= 0
         runs, place = keep(runs, there), place[there]
@@ -178,13 +203,19 @@ class Arrivals:
         new = runs.count > 0
         runs, place = keep(runs, new), place[new]
         if not len(place):
-            return
+            return True
+        if self._pieces.shape[1] and (self._taken[place] < 0).any():
+            last = self._pieces[:, self._starts[-2] :]
+            newest = population.snapshot.times(last[0] + (last[2] - 1) * last[1]).max()
+            if population.snapshot.times(runs.first[self._taken[place] < 0]).min() < newest:
+                return False
         np.maximum.at(self._taken, place, runs.first + (runs.count - 1) * runs.stride)
         steps = self._steps(runs, population)
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
         else:
             self._append(*_by_time(runs, steps, population.snapshot.times, self._block, self._most), steps)
+        return True
 
     def _steps(self, runs: IdRuns, population: Population) -> Floats:
         """Return for how many steps each id of these runs stands."""
@@ -277,7 +308,6 @@ class Arrivals:
         if (pieces[0] < 0).any() or (pieces[1:] < 1).any() or (new._taken < 0).any():
             raise ValueError("the order of ids names none")
         new._put(0, pieces)
-        new._visible = ALL_VISIBLE._replace(origin=-1)  # the lanes are those of a store that is not known yet
         new._arrange()
         return new
 

@@ -81,10 +81,20 @@ class Frontier:
         self._following = np.zeros(0, np.int64)
         self._found = np.zeros(hiding.FOUND, np.int64)
 
-    def follow(self, log: EpisodeLog, log_place: Ints, opened: EpisodeTable, open_place: Ints) -> None:
-        """Go on with a log of another generation, and what is hidden in it."""
+    def follow(self, log: EpisodeLog, log_place: Ints, place: Ints, start: Ints) -> None:
+        """Go on with a log of another generation, and what is hidden in it.
+
+        ``log_place`` is the lane of each episode of the log, ``place`` that of each open one, ``start`` its first row.
+        """
         self._forget(log.generation)
-        self.hidden = int(self._hidden_of(log.table, log_place).sum() + self._hidden_of(opened, open_place).sum())
+        self.hidden = int(self._hidden_of(log.table, log_place).sum()) + self._hidden_from(place, start)
+
+    def drop_open(self, place: Ints, start: Ints) -> None:
+        """Leave out open episodes, which are nobody's any more: their lanes, and their first rows."""
+        self.hidden -= self._hidden_from(place, start)
+
+    def _hidden_from(self, place: Ints, start: Ints) -> int:
+        return int(np.maximum(self.oldest[place] - start, 0).sum())
 
     def is_of(self, log: EpisodeLog) -> bool:
         """Whether it follows this generation of the log."""

@@ -163,9 +163,7 @@ class Index:
         if self._root.max_age_s is not None:
             until = max(until, self._now() - int(self._root.max_age_s * 1e9))
         while True:
-            if not self._frontier.is_of(self._log):
-                log, opened = self._log.table, self._live.open
-                self._frontier.follow(self._log, self._places_of(log), opened, self._places_of(opened))
+            self._follow_log()
             segments = Segments(self._origin, self._lanes, self._lane_base, self._clocks)
             total, times = self._log.steps + self._live.open_steps, self._tables.leaves[layout.TIME]
             try:
@@ -178,6 +176,18 @@ class Index:
                 self._lost += steps - self._log.steps - self._live.open_steps
         if changed or self._frontier.oldest is not before:
             self.snapshot = self._freeze()
+
+    def _follow_log(self) -> None:
+        if not self._frontier.is_of(self._log):
+            place = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
+            start = self._rows[rows.OPEN_START, place]
+            self._frontier.follow(self._log, self._places_of(self._log.table), place, start)
+
+    def _drop_open(self, lanes: NDArray[np.int64]) -> None:
+        """Leave out the open episodes of lanes that nobody writes to any more."""
+        start = self._rows[rows.OPEN_START, lanes]
+        self._frontier.drop_open(lanes[start >= 0], start[start >= 0])
+        self._rows[rows.OPEN_START, lanes] = -1
 
     def _now(self) -> int:
         """Return the time by the clock that the newest segments have."""
@@ -297,13 +307,11 @@ class Index:
         if not slots:
             return
         gone = np.isin(self._lane_slot, slots)
-        if not self._frontier.is_of(self._log):
-            opened = self._live.open
-            self._frontier.follow(self._log, self._places_of(self._log.table), opened, self._places_of(opened))
+        self._follow_log()
+        self._drop_open(np.flatnonzero(gone))
         self._frontier.drop(gone, self._log.table, self._places_of(self._log.table))
         self._lanes = self._lanes.copy()
         self._lanes[slots] = 0
-        self._rows[rows.OPEN_START, gone] = -1
         for slot in slots:
             self._live.segments.pop(slot, None)
         self._tables = self._tables.without(slots)
@@ -368,7 +376,8 @@ class Index:
             del self._live.segments[slot]
             self._list_growing()
             span = self._span(slot)
-            self._rows[rows.OPEN_START, span] = -1
+            self._follow_log()
+            self._drop_open(np.arange(span.start, span.stop))
             if self._rows[rows.COMMITTED, span].any():
                 self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
                 self._raw = b""
