@@ -19,6 +19,7 @@ _MODULES = {
     "follow": "follow",
     "gae": "gae",
     "gather": "gather",
+    "has_news": "news",
     "locate": "extents",
     "newest": "recency",
     "nstep": "nstep",

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -55,12 +56,13 @@ class Index:
         self._lock = threading.Lock()
         self._generation = 0
         self._least = 0  # the frontier so far: it never goes back
-        self._kernel: Kernel = rows.follow_plain
+        self._kernels: dict[str, Kernel] = {"follow": rows.follow_plain, "has_news": rows.has_news_plain}
         self._reset()
 
-    def follow_with(self, kernel: Kernel) -> None:
-        """Follow lanes with this kernel, compiled, in place of its plain twin."""
-        self._kernel = self._live.kernel = kernel
+    def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
+        """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
+        self._kernels["follow"] = self._live.kernel = kernel("follow")
+        self._kernels["has_news"] = self._live.has_news = kernel("has_news")
 
     def _reset(self) -> None:
         """Start from nothing, and look."""
@@ -74,7 +76,7 @@ class Index:
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
-        self._live = LiveLanes(self._kernel)
+        self._live = LiveLanes(self._kernels["follow"], self._kernels["has_news"])
         self._log = EpisodeLog(self._generation)
         self._frontier = Frontier(self._root.capacity)
         self._lanes = np.zeros(0, np.int64)
