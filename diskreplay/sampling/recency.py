@@ -57,10 +57,6 @@ class Recency:
         ages = np.log1p(rng.random(size) * -below) / -rate
         return Draw(self._ages(population).ids(np.minimum(ages.astype(np.int64), population.size - 1)))
 
-    def draw_batches(self, population: Population, size: int, batches: int, rng: np.random.Generator) -> Draw:
-        """Draw several batches of `size` ids, one behind the other, as so many calls of `draw` would."""
-        return self.draw(population, size * batches, rng)
-
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         found = np.zeros(len(ids))
