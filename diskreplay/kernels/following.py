@@ -1,4 +1,4 @@
-"""How lanes that grow are followed: the tables of `follow`, and its plain twin, which a store uses without numba."""
+"""How lanes that grow are followed: the tables of `follow`, and plain twins, which a store uses without numba."""
 
 import ctypes
 from typing import Any
@@ -105,6 +105,15 @@ def follow_plain(
         opened[:count] = np.stack(columns, axis=1)[some]
         found[OPEN_STEPS] = opened[:count, STEPS].sum()
     return DONE
+
+
+def has_news_plain(growing: Ints, lanes: Ints) -> int:
+    """Do what `has_news` does."""
+    for column in growing.T.tolist():
+        observed, committed = (ctypes.c_int64.from_address(column[at]).value for at in (OBSERVED_AT, COMMITTED_AT))
+        if [committed, max(observed, committed)] != lanes[[COMMITTED, OBSERVED], column[PLACE]].tolist():
+            return 1
+    return 0
 
 
 def _new_values(column: list[int], row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:

@@ -18,6 +18,7 @@ _MODULES = {
     "follow": "follow",
     "gae": "gae",
     "gather": "gather",
+    "has_news": "news",
     "hide_oldest": "oldest",
     "locate": "extents",
     "nstep": "nstep",

@@ -18,19 +18,17 @@ WARM_BATCHES = 32
 class DiskReads:
     """Has the wide rows of batches read from disk, as long as some of them are not in memory.
 
+    ``wide``: whether there are wide rows at all; if not, nothing here needs to be called.
+
     Concurrency: `ask` may be called by another thread than the rest.
     """
 
     def __init__(self, reader: Reader, schema: Any) -> None:
         wide = any(field.row_bytes >= WIDE_ROW for field in schema.leaves.values())
         self._pages = getattr(reader, "pages", None) if wide else None
+        self.wide = self._pages is not None
         self._asks = WARM_BATCHES
         self.seconds = 0.0
-
-    @property
-    def wide(self) -> bool:
-        """Whether there are wide rows at all; if not, nothing here needs to be called."""
-        return self._pages is not None
 
     @property
     def cold(self) -> bool:

@@ -11,17 +11,19 @@ from numpy.typing import NDArray
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.disk import DiskReads
-from diskreplay.loading.ring import Ring, Taken, ordinary_memory
+from diskreplay.loading.ring import Arrays, Ring, Slot, ordinary_memory
 from diskreplay.loading.rollouts import torch_values
-from diskreplay.views.base import Reader, View, nested
+from diskreplay.views.base import Reader, View, nested, offsets
+from diskreplay.views.halves import helping_thread
 from diskreplay.views.pages import Pages
 from diskreplay.views.rollouts import Rollouts
 
 
 class Gathered(NamedTuple):
-    """A batch in memory, and on its way to a CUDA device where that is wanted."""
+    """A batch in memory, and on its way to a CUDA device where that is wanted; see `Ring.take`."""
 
-    taken: Taken
+    slot: Slot
+    arrays: Arrays
     sent: Sent | None
 
 
@@ -53,9 +55,14 @@ class Gatherer:
         What is gathered; see `Sampler`.
     destination : Destination
         Where it goes.
+    helped : bool
+        Whether another thread copies half of what is large. Not for what is made beside the trainer, which has use for
+        the other processor meanwhile.
     """
 
-    def __init__(self, view: View, schema: Any, fields: Sequence[str] | None, destination: Destination) -> None:
+    def __init__(
+        self, view: View, schema: Any, fields: Sequence[str] | None, destination: Destination, *, helped: bool = False
+    ) -> None:
         device = destination.device
         self.reader: Reader = view.reader(schema, fields)
         if isinstance(view, Rollouts) and view.value_fn is not None:
@@ -76,7 +83,24 @@ class Gatherer:
         self._shows_arrays = device.type == "cpu" and self._present is None and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
         self.disk = DiskReads(self.reader, schema)
+        self._helper = helping_thread() if helped and hasattr(self.reader, "helper") else None
+        if self._helper is not None:
+            self.reader.helper = self._helper  # type: ignore[attr-defined]
         self.seconds_gathering = self.seconds_copying = 0.0
+
+    @property
+    def depends_on_ids(self) -> bool:
+        """Whether the size of a batch depends on its ids."""
+        return self._leaves_for is not None
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether batches are sent to a CUDA device."""
+        return self._courier is not None
+
+    def nbytes(self, size: int) -> int:
+        """Return the bytes of a batch of so many items, where that does not depend on its ids."""
+        return offsets(self.reader.leaves, size)[1]
 
     def gather(
         self, snapshot: Any, ids: NDArray[np.int64], entropy: int | None = None, pages: Pages | None = None
@@ -92,25 +116,10 @@ class Gatherer:
         SegmentGone
             A segment has been evicted since the snapshot.
         """
-        return self.gather_batches(snapshot, ids, 1, entropy, pages)[0]
-
-    def gather_batches(
-        self,
-        snapshot: Any,
-        ids: NDArray[np.int64],
-        batches: int,
-        entropy: int | None = None,
-        pages: Pages | None = None,
-    ) -> list[Gathered]:
-        """Gather so many batches of one size at once, whose ids stand one behind the other; see `gather`.
-
-        More than one only on the CPU, and where leaves do not depend on a batch's ids.
-        """
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
         leaves = self.reader.leaves if self._leaves_for is None else self._leaves_for(snapshot, ids)
-        taken = self._ring.take(leaves, len(ids) // batches, batches)
-        slot = taken[0].slot
+        slot, arrays = self._ring.take(leaves, len(ids))
         if entropy is not None:
             self.reader.seed(entropy)  # type: ignore[attr-defined]
         self.reader.fill(snapshot, ids, slot.block)
@@ -118,13 +127,18 @@ class Gatherer:
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:
             self.disk.end(begun)
-        return [Gathered(share, sent) for share in taken]
+        return Gathered(slot, arrays, sent)
+
+    def close(self) -> None:
+        """End the thread that helps."""
+        if self._helper is not None:
+            self._helper.shutdown(wait=True, cancel_futures=True)
 
     def show(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
         """Return the batch, with these weights if they are not all 1."""
-        (slot, arrays, by_name), sent = gathered
+        slot, arrays, sent = gathered
         if self._shows_arrays:
-            fields = by_name.copy()
+            fields = slot.fields.copy()
             if weights is not None:
                 ones = fields["weight"]
                 if type(weights) is np.ndarray and weights.dtype == ones.dtype and weights.shape == ones.shape:

@@ -16,7 +16,7 @@ from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
-from diskreplay.sampling.share import draw_batches, draw_share
+from diskreplay.sampling.share import draw_share
 from diskreplay.sampling.sweep import Sweep
 from diskreplay.store.episodes import Episode
 from diskreplay.store.snapshot import SegmentGone
@@ -34,7 +34,7 @@ class Plan:
     """A batch that is drawn and not yet delivered. It keeps its snapshot, and with it what is mapped, alive.
 
     `entropy` seeds what the view draws itself, None where it draws nothing; `gathered` is the batch, or what will be
-    it, where that was begun: see `Delivery`.
+    it, where that was begun: see `Prefetcher`.
     """
 
     snapshot: Any
@@ -64,7 +64,7 @@ class Planner:
         self._store = store
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self._where = None if where is None else _asking(where)
-        self._share = rank, world_size
+        self._rank, self._world_size = rank, world_size
         self.queue: deque[Plan] = deque()
         self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
         self._priorities: Prioritized | None = None
@@ -99,7 +99,7 @@ class Planner:
         """Return a cursor for a view of rollouts, where it was saved if it was; None for other views."""
         if not isinstance(view, Rollouts):
             return None
-        cursor = RolloutCursor(view, self._store, Admission(self._where), *self._share)
+        cursor = RolloutCursor(view, self._store, Admission(self._where), self._rank, self._world_size)
         if (key := _cursor_key(view)) in saved:
             cursor.load_state_dict(saved[key])
         return cursor
@@ -116,19 +116,10 @@ class Planner:
             self._priorities = distribution
         return distribution
 
-    def next(self, size: int, ahead: int, refresh: bool, at_once: int = 1) -> Plan:
-        """Return the next batch's plan, after drawing so many that `ahead` are left.
-
-        Where `at_once` is more than 1, so many are drawn in one go, when none is left.
-        """
+    def next(self, size: int, ahead: int, refresh: bool) -> Plan:
+        """Return the next batch's plan, after drawing so many that `ahead` are left."""
         if not ahead and not self.queue:
             return self.draw(size, refresh)
-        if at_once > 1 and self.cursor is None and not self._relabels:
-            # The store is followed in every call: a sampler that goes on from this one's state will have, too.
-            snapshot = self._follow_store(refresh)
-            if not self.queue:
-                self._draw_at_once(snapshot, size, at_once)
-            return self.queue.popleft()
         while len(self.queue) <= ahead:
             try:
                 plan = self.draw(size, refresh)
@@ -141,21 +132,20 @@ class Planner:
             self.queue.append(plan)
         return self.queue.popleft()
 
-    def _draw_at_once(self, snapshot: Any, size: int, batches: int) -> None:
-        self._need_ids(snapshot)
-        for draw in draw_batches(self.distribution, self.population, size, batches, self.rng, self._share):
-            if not len(draw.ids) and self.queue:
-                break
-            self.queue.append(Plan(snapshot, draw))
-
     def draw(self, size: int, refresh: bool) -> Plan:
         """Draw one batch from the store's snapshot."""
         if self.cursor is not None:
             snapshot, ids = self.cursor.plan(refresh)
             return Plan(snapshot, Draw(ids))
         snapshot = self._follow_store(refresh)
-        self._need_ids(snapshot)
-        draw = draw_share(self.distribution, self.population, size, self.rng, *self._share)
+        if not self.population.size:
+            raise NotEnoughData(
+                f"the store has {len(snapshot)} steps, 0 of them sampleable as {self._view}; 1 is needed"
+            )
+        if self._world_size == 1:
+            draw = self.distribution.draw(self.population, size, self.rng)
+        else:
+            draw = draw_share(self.distribution, self.population, size, self.rng, self._rank, self._world_size)
         return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._relabels else None)
 
     def _follow_store(self, refresh: bool) -> Any:
@@ -164,17 +154,6 @@ class Planner:
             self._store.refresh()
         snapshot = self._store.snapshot
         return snapshot if snapshot is self.population.snapshot else self._look()
-
-    def _need_ids(self, snapshot: Any) -> None:
-        if not self.population.size:
-            raise NotEnoughData(
-                f"the store has {len(snapshot)} steps, 0 of them sampleable as {self._view}; 1 is needed"
-            )
-
-    def delivered(self, plan: Plan) -> None:
-        """Count a plan's batch as delivered."""
-        if self.cursor is not None:
-            self.cursor.delivered(plan.draw.ids)
 
     def draw_apart(self, size: int, refresh: bool) -> Plan:
         """Draw one batch of another size than those that are drawn ahead, or return the one that was refused."""
@@ -189,7 +168,8 @@ class Planner:
         left = plan.draw.ids[self.population.contains(plan.draw.ids)]
         if not len(left):
             return self.draw(size, refresh=False)
-        more = draw_share(self.distribution, self.population, size - len(left), self.rng, *self._share)
+        missing = size - len(left)
+        more = draw_share(self.distribution, self.population, missing, self.rng, self._rank, self._world_size)
         return Plan(snapshot, more._replace(ids=np.concatenate([left, more.ids])), plan.entropy)
 
     def refused(self, plan: Plan, apart: int | None) -> None:

@@ -2,15 +2,14 @@
 
 A slot's arrays are made once, and each batch's tensors are made of them. A tensor made of an array holds a reference to
 it, and so, through the tensor's storage, does every view of the tensor and every array made of one. When the arrays are
-referenced as often as they were before, nobody can see the memory any more. Batches that are made at once share a slot:
-a tensor of one keeps the memory of all. A lease object as the owner of each batch's
+referenced as often as they were before, nobody can see the memory any more. A lease object as the owner of each batch's
 memory would tell the same, at the cost of new arrays for each batch: 20 of the 140 microseconds of a small one.
 """
 
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from diskreplay.views.base import ALIGNMENT, Block, Leaf, offsets
 
 Memory = NDArray[np.uint8]
+Arrays = tuple[NDArray[Any], ...]
 
 POISON = 0xFF  # NaN in every float dtype, -1 in every signed one
 
@@ -33,44 +33,29 @@ def ordinary_memory(nbytes: int) -> Memory:
 class Slot:
     """One piece of memory and the block laid out in it.
 
-    ``parts`` are the arrays of each batch in it, as a list and by the first part of their names.
+    ``fields`` are the arrays of the block by the first part of their names.
     """
 
-    def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int, batches: int = 1) -> None:
+    def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
         self.event: torch.cuda.Event | None = None  # after which the device has what it was sent
-        self.lay_out(leaves, size, batches)
+        self.lay_out(leaves, size)
 
-    def lay_out(self, leaves: Sequence[Leaf], size: int, batches: int = 1) -> None:
-        """Divide the memory anew, for so many batches one behind the other; only while the slot is free."""
-        self.layout = size, batches
-        self.block = Block(leaves, size * batches, self.memory)
-        arrays = [self.block.arrays]
-        if batches > 1:
-            arrays = [[array[i * size : (i + 1) * size] for array in self.block.arrays] for i in range(batches)]
-        # Dicts are copied for each batch, which takes a third of the time of making one of ten.
-        names = [leaf.path[0] for leaf in leaves]
-        self.parts = [(part, dict(zip(names, part, strict=True))) for part in arrays]
-        self._lent = [array for part in arrays for array in part]
-        self._references_when_free = sum(map(sys.getrefcount, self._lent))
+    def lay_out(self, leaves: Sequence[Leaf], size: int) -> None:
+        """Divide the memory anew; only while the slot is free."""
+        self.block = Block(leaves, size, self.memory)
+        self.fields = {leaf.path[0]: array for leaf, array in zip(leaves, self.block.arrays, strict=True)}
+        self._references_when_free = sum(map(sys.getrefcount, self.block.arrays))
 
     @property
     def free(self) -> bool:
-        """Whether no tensor of the last batches is left, and nothing is being copied out of the memory."""
-        if sum(map(sys.getrefcount, self._lent)) != self._references_when_free:
+        """Whether no tensor of the last batch is left, and nothing is being copied out of the memory."""
+        if sum(map(sys.getrefcount, self.block.arrays)) != self._references_when_free:
             return False
         if self.event is not None and self.event.query():
             self.event = None
         return self.event is None
-
-
-class Taken(NamedTuple):
-    """A batch's share of a slot: nobody else gets the slot while `arrays` are referenced here, or those of others."""
-
-    slot: Slot
-    arrays: tuple[NDArray[Any], ...]
-    by_name: dict[str, NDArray[Any]]
 
 
 class Ring:
@@ -99,45 +84,42 @@ class Ring:
         """Count the slots, lent and free."""
         return len(self._slots)
 
-    def take(self, leaves: Sequence[Leaf], size: int, batches: int = 1) -> list[Taken]:
-        """Return a free slot laid out for batches of `size` items, as the share of each; its contents are arbitrary."""
-        with self._lock:
-            slot = self._free_slot(leaves, (size, batches))
-            return [Taken(slot, tuple(arrays), by_name) for arrays, by_name in slot.parts]
+    def take(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Arrays]:
+        """Return a free slot laid out for a batch of `size` items, and its arrays; their contents are arbitrary.
 
-    def _free_slot(self, leaves: Sequence[Leaf], layout: tuple[int, int]) -> Slot:
-        if not self._debug and (len(self._slots) - 1) * layout[1] <= self._spare:
-            for slot in self._slots:
-                if slot.layout == layout and slot.block.leaves is leaves and slot.free:
-                    return slot
+        Nobody else gets the slot while those arrays, or tensors made of them, are referenced.
+        """
+        with self._lock:
+            # Most often one of a few is free, and none has to go.
+            if len(self._slots) <= self._spare + 1 and not self._debug:
+                for slot in self._slots:
+                    block = slot.block
+                    if block.size == size and block.leaves is leaves and slot.free:
+                        return slot, tuple(block.arrays)
+            slot = self._free_slot(leaves, size)
+            return slot, tuple(slot.block.arrays)
+
+    def _free_slot(self, leaves: Sequence[Leaf], size: int) -> Slot:
+        """Return a free slot, a new one if need be, and drop those that are too many."""
         free = [slot for slot in self._slots if slot.free]
         if self._debug:
             _poison(free)
-        chosen: Slot | None = None
-        for slot in free:
-            if slot.layout == layout and slot.block.leaves is leaves:
-                chosen = slot
-                break
-        if chosen is None:
-            chosen = self._lay_out(free, leaves, layout)
-        free = [slot for slot in free if slot is not chosen]
-        spare = 0
-        for slot in free:
-            if spare >= self._spare:
-                self._slots.remove(slot)
-            spare += slot.layout[1]
+        fitting = [slot for slot in free if slot.block.size == size and slot.block.leaves is leaves]
+        chosen = fitting[0] if fitting else self._lay_out(free, leaves, size)
+        others = [slot for slot in free if slot is not chosen]
+        for slot in others[self._spare :]:
+            self._slots.remove(slot)
         chosen.poisoned = False
         return chosen
 
-    def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], layout: tuple[int, int]) -> Slot:
+    def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
         """Return a new slot, in the memory of a free one where it is large enough."""
-        size, batches = layout
-        _, nbytes = offsets(leaves, size * batches)
+        _, nbytes = offsets(leaves, size)
         for slot in free:
             if nbytes <= len(slot.memory) <= 2 * nbytes:
-                slot.lay_out(leaves, size, batches)
+                slot.lay_out(leaves, size)
                 return slot
-        slot = Slot(self._allocate(max(nbytes, 1)), leaves, size, batches)
+        slot = Slot(self._allocate(max(nbytes, 1)), leaves, size)
         self._slots.append(slot)
         return slot
 

@@ -20,10 +20,10 @@ from diskreplay.loading.arguments import (
     view_argument,
 )
 from diskreplay.loading.batch import Batch
-from diskreplay.loading.delivery import Delivery
-from diskreplay.loading.gatherer import Destination
+from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.lock import ForeignLock, lock_of_one_process
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
+from diskreplay.loading.prefetcher import Prefetcher, is_large
 from diskreplay.loading.states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
@@ -32,6 +32,7 @@ from diskreplay.store.snapshot import SegmentGone
 from diskreplay.store.states import load_state, save_state
 from diskreplay.store.store import Store
 from diskreplay.views.base import CountingReader, View
+from diskreplay.views.rollouts import Rollouts
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
@@ -57,9 +58,9 @@ class Sampler:
     device : torch.device or str or None
         Where batches are delivered; None is the CPU.
     prefetch : int
-        Batches made ahead: large ones by threads, which read from disk together, while the trainer computes; small ones
-        on the CPU, as many as fill 512 KiB, in one go when none is left. Batch i is drawn in the call that delivers
-        batch i - prefetch or in a later one: it holds what the store held then, and knows no priorities updated since.
+        Batches made ahead by threads, which read from disk together, while the trainer computes. Batch i is drawn in
+        the call that delivers batch i - prefetch: it holds what the store held then, and knows no priorities updated
+        since. Batches of less than 256 KiB on the CPU, and rollouts, are made when they are asked for.
     seed : int or None
         Makes the draws a function of the seed and the calls; None is different each time.
     fields : sequence of str or None
@@ -130,7 +131,8 @@ class Sampler:
             self._store.follow_compiled()
             self._lock = lock_of_one_process(self)
             self._limiter = None if limiter is None else limiter.attach(self._store)
-            self._delivery = self._delivery_of(view)
+            self._gatherer, self._prefetcher = self._made_for(view)
+            self._item_steps = view.item_steps
             self._planner = Planner(
                 self._store,
                 view,
@@ -146,8 +148,31 @@ class Sampler:
             raise
         _logger.info("%s", self)
 
-    def _delivery_of(self, view: View) -> Delivery:
-        return Delivery(view, self._store.schema, self._fields, self._destination, self._batch_size, self._prefetch)
+    def _made_for(self, view: View) -> tuple[Gatherer, Prefetcher | None]:
+        """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
+        arguments = view, self._store.schema, self._fields, self._destination
+        gatherer = Gatherer(*arguments, helped=True)
+        if not self._prefetch or isinstance(view, Rollouts) or not is_large(gatherer, self._batch_size):
+            return gatherer, None
+        return gatherer, Prefetcher(Gatherer(*arguments))
+
+    def _seconds(self) -> dict[str, float]:
+        """Return where the time went of the batches of this view; see `stats`."""
+        makers, waiting = [self._gatherer], 0.0
+        if self._prefetcher is not None:
+            makers.append(self._prefetcher.gatherer)
+            waiting = self._prefetcher.seconds_waiting
+        return {
+            "seconds_waiting": waiting,
+            "seconds_reading": sum(maker.disk.seconds for maker in makers),
+            "seconds_gathering": sum(maker.seconds_gathering for maker in makers),
+            "seconds_copying": sum(maker.seconds_copying for maker in makers),
+        }
+
+    def _end_threads(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._gatherer.close()
 
     def __repr__(self) -> str:
         return str(self.view) if self._planner.cursor is not None else f"{self.distribution} over {self.view}"
@@ -159,12 +184,13 @@ class Sampler:
 
     @view.setter
     def view(self, view: View) -> None:
-        delivery = self._delivery_of(view_argument(view))
+        gatherer, prefetcher = self._made_for(view_argument(view))
         with self._lock:
             self._planner.aim(view, self._planner.distribution)
-            self._statistics.keep(self._delivery.seconds())
-            self._delivery.close()
-            self._view, self._delivery = view, delivery
+            self._statistics.keep(self._seconds())
+            self._end_threads()
+            self._view, self._gatherer, self._prefetcher = view, gatherer, prefetcher
+            self._item_steps = view.item_steps
             _logger.info("%s", self)
 
     @property
@@ -208,37 +234,42 @@ class Sampler:
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise _closed()
             planner = self._planner
-            check_meaning(planner.distribution, self._view, batch_size, beta)
+            if batch_size is not None or beta is not None:
+                check_meaning(planner.distribution, self._view, batch_size, beta)
             started = perf_counter()
-            apart = size if size != self._batch_size else None
-            item_steps = self._view.item_steps
-            if planner.cursor is None and item_steps is not None:
-                self._pay(size * item_steps)
-            if apart is None:
-                plan = planner.next(size, self._prefetch, self._refresh, self._delivery.at_once)
-            else:
-                plan = planner.draw_apart(size, self._refresh)
-            return self._deliver(plan, size, apart, beta, started)
+            if self._limiter is not None:
+                self._pay_before(size)
+            if size == self._batch_size:
+                ahead = 0 if self._prefetcher is None else self._prefetch
+                return self._deliver(planner.next(size, ahead, self._refresh), size, None, beta, started)
+            return self._deliver(planner.draw_apart(size, self._refresh), size, size, beta, started)
 
     def _deliver(self, plan: Plan, size: int, apart: int | None, beta: float | None, started: float) -> Batch:
         """Pay for the batch of a plan and gather it, another one if its segments have gone."""
-        planner, item_steps = self._planner, self._view.item_steps
+        planner = self._planner
         for attempt in range(ATTEMPTS):
             try:
                 if attempt:
                     plan = planner.draw_again(plan, size)
                 if not len(plan.draw.ids):
                     raise StopIteration(f"{planner.distribution} has drawn every id")
-                steps = self._count_steps(plan)
-                if planner.cursor is not None or item_steps is None:
+                ids, item_steps = plan.draw.ids, self._item_steps
+                steps = self._count_steps(plan) if item_steps is None else item_steps * len(ids)
+                if self._limiter is not None:
                     self._pay_for(plan, steps, apart)
                 planned = perf_counter()
-                if self._prefetch and apart is None and planner.cursor is None and not attempt:
-                    self._delivery.begin(plan, planner.queue)
                 weights = planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
-                batch = self._delivery.batch(plan, weights)
+                if self._prefetcher is not None and apart is None and not attempt:
+                    self._prefetcher.begin(planner.queue)
+                gathered = plan.gathered
+                if gathered is None:
+                    gathered = self._gatherer.gather(plan.snapshot, ids, plan.entropy)
+                elif self._prefetcher is not None:
+                    gathered = self._prefetcher.wait(gathered)
+                batch = self._gatherer.show(gathered, weights)
             except SegmentGone:
                 continue
             except Exception:
@@ -250,9 +281,17 @@ class Sampler:
                 plan.gathered = None
                 planner.refused(plan, apart)
                 raise
-            planner.delivered(plan)
+            if planner.cursor is not None:
+                planner.cursor.delivered(plan.draw.ids)
             self._paid = 0
-            self._statistics.count(steps, started, planned, perf_counter())
+            counts = self._statistics
+            if not counts.first:
+                counts.first = counts.last = started
+            counts.batches += 1
+            counts.steps += steps
+            counts.planning += planned - started
+            counts.elsewhere += started - counts.last
+            counts.last = perf_counter()
             return batch
         planner.refused(plan, apart)
         raise SegmentGone("segments were evicted faster than they could be read")
@@ -277,11 +316,17 @@ class Sampler:
                 self._store.refresh()
             for _ in range(ATTEMPTS):
                 try:
-                    self._delivery.reader.check(self._store.snapshot, wanted)
-                    return self._delivery.gather(self._store.snapshot, wanted)
+                    snapshot = self._store.snapshot
+                    self._gatherer.reader.check(snapshot, wanted)
+                    return self._gatherer.show(self._gatherer.gather(snapshot, wanted))
                 except SegmentGone:
                     self._store.refresh()  # which makes an evicted id an InvalidIndex
             raise SegmentGone("segments were evicted faster than they could be read")
+
+    def _pay_before(self, size: int) -> None:
+        """Pay for a batch that is not drawn yet, if it is known how many steps it has."""
+        if self._planner.cursor is None and self._item_steps is not None:
+            self._pay(size * self._item_steps)
 
     def _pay(self, steps: int) -> None:
         """Wait until the limiter lets so many steps be drawn; what a failed call has paid for counts for the next."""
@@ -291,6 +336,8 @@ class Sampler:
 
     def _pay_for(self, plan: Plan, steps: int, apart: int | None) -> None:
         """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
+        if self._planner.cursor is None and self._item_steps is not None:
+            return  # it was paid for before
         limiter, due = self._limiter, steps - self._paid
         try:
             self._pay(steps)
@@ -306,10 +353,8 @@ class Sampler:
             raise
 
     def _count_steps(self, plan: Plan) -> int:
-        """Return how many steps of the environment the batch of a plan has."""
-        if (item_steps := self._view.item_steps) is not None:
-            return len(plan.draw.ids) * item_steps
-        return cast(CountingReader, self._delivery.reader).count_steps(plan.snapshot, plan.draw.ids)
+        """Return how many steps of the environment the batch of a plan has, where that depends on its items."""
+        return cast(CountingReader, self._gatherer.reader).count_steps(plan.snapshot, plan.draw.ids)
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
         """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.
@@ -435,7 +480,7 @@ class Sampler:
             steps = self._steps_when_closed
             if steps is None:
                 steps = len(self._store.snapshot)
-            return self._statistics.report(steps, self._delivery.seconds())
+            return self._statistics.report(steps, self._seconds())
 
     def close(self) -> None:
         """End the threads and release memory. Batches stay valid; the store stays open, unless a path named it."""
@@ -444,7 +489,7 @@ class Sampler:
         with self._lock:
             self._closed = True
             self._planner.aim(self._view, self._planner.distribution)
-            self._delivery.close()
+            self._end_threads()
             self._destination.ring.clear()
             if self._own_store is not None:
                 if self._steps_when_closed is None:
@@ -459,4 +504,8 @@ class Sampler:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError("this sampler is closed")
+            raise _closed()
+
+
+def _closed() -> ValueError:
+    return ValueError("this sampler is closed")

@@ -17,11 +17,12 @@ class Admission:
     Parameters
     ----------
     ask : callable or None
-        Tells whether the episode that begins at an id counts: `ask(snapshot, first_id)`. None: all count.
+        Tells whether the episode that begins at an id counts: `ask(snapshot, first_id)`. None: all count, and ``asks``
+        is False.
     """
 
     def __init__(self, ask: Callable[[Any, int], bool] | None = None) -> None:
-        self._ask = ask
+        self._ask, self.asks = ask, ask is not None
         self._ended: dict[int, bool] = {}
 
     def admit(self, snapshot: Any, episodes: EpisodeTable) -> EpisodeTable:

@@ -23,12 +23,6 @@ class Draw(NamedTuple):
     size: int = 0
     least: float = 0.0
 
-    def split(self, size: int) -> "list[Draw]":
-        """Return draws of `size` ids each, one behind the other."""
-        parts = [slice(start, start + size) for start in range(0, len(self.ids), size)]
-        chances = self.chances
-        return [Draw(self.ids[i], None if chances is None else chances[i], self.size, self.least) for i in parts]
-
 
 class Distribution(Protocol):
     """Which ids are drawn. Not thread-safe unless it says so: a sampler calls it under its lock.
@@ -38,8 +32,7 @@ class Distribution(Protocol):
 
     Some have more: `Prioritized` and `Sweep` have state, with `claim`, `state_dict` and `load_state_dict`; a `Sweep`
     deals a rank its share by `draw_share`, where others are thinned out; those that a `Mixture` may weigh tell the
-    `chances` of any ids. Those without an end may have ``draw_batches(population, size, batches, rng)`` beside `draw`:
-    it draws the ids of several batches at once, one behind the other, as so many calls of `draw` would.
+    `chances` of any ids.
     """
 
     weighted: bool

@@ -170,7 +170,7 @@ class Population:
         is_new = self._snapshot is None or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
         ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
-        still_open = self._admission.admit(snapshot, snapshot.open)
+        still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else snapshot.open
         hides, self._visible = snapshot.oldest is not self._visible.oldest, snapshot.visible
         if ended is not None or hides:
             self._seen = seen
@@ -264,20 +264,17 @@ class Population:
 
     def take(self, positions: NDArray[Any]) -> Ints:
         """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
-        return self._ids(positions.astype(np.float64), 1.0)
+        return self.take_fractions(positions.astype(np.float64), 1)
 
-    def take_fractions(self, fractions: Floats) -> Ints:
-        """Return the ids that so much of all others is before, each from 0 to below 1."""
-        return self._ids(fractions, self.size)
-
-    def _ids(self, positions: Floats, scale: float) -> Ints:
-        count, block = len(positions), self._block
+    def take_fractions(self, fractions: Floats, scale: float | None = None) -> Ints:
+        """Return the ids that so much of all others is before, each from 0 to below 1; or to below size / `scale`."""
+        count, block = len(fractions), self._block
         out = np.empty(count, np.int64)
         if len(self._scratch) != count:
             self._scratch = np.empty(count, np.int64)
         chosen("pick")(
-            positions, scale, self._hidden, self._end, block.before, block.runs.first, block.runs.stride,
-            self._scratch, out,
+            fractions, self.size if scale is None else scale, self._hidden, self._end,
+            block.before, block.runs.first, block.runs.stride, self._scratch, out,
         )  # fmt: skip
         return out
 

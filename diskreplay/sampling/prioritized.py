@@ -135,12 +135,8 @@ class Prioritized(Owned):
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
-        return self.draw_batches(population, size, 1, rng)
-
-    def draw_batches(self, population: Population, size: int, batches: int, rng: np.random.Generator) -> Draw:
-        """Draw several batches of `size` ids, one behind the other, as so many calls of `draw` would."""
         table = self._followed(population)
-        ids, chances = table.draw(rng.random(size * batches), size if self._stratified else 1, size)
+        ids, chances = table.draw(rng.random(size), size if self._stratified else 1, size)
         least = max(table.tree.least / table.tree.total, _TINY) if self._normalize == "store" else 0.0
         return Draw(ids, chances, population.size, least)
 

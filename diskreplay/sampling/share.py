@@ -1,8 +1,5 @@
 """One trainer's share of a distribution: the ids that belong to its rank."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,26 +60,6 @@ def draw_share(
                 "1 is needed, append more"
             )
     return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
-
-
-def draw_batches(
-    distribution: Any, population: Population, size: int, batches: int, rng: np.random.Generator, share: tuple[int, int]
-) -> Iterator[Draw]:
-    """Draw what so many calls of `draw_share` would; an interrupt loses none that was yielded.
-
-    `share` is the rank and the world size.
-    """
-    if share[1] == 1 and _draws_batches(distribution):
-        yield from distribution.draw_batches(population, size, batches, rng).split(size)
-        return
-    for _ in range(batches):
-        yield draw_share(distribution, population, size, rng, *share)
-
-
-def _draws_batches(distribution: Distribution) -> bool:
-    """Tell whether it has a `draw_batches` that belongs to its `draw`: a subclass may have another `draw` alone."""
-    kinds = type(distribution).__mro__
-    return next(("draw_batches" in vars(kind) for kind in kinds if "draw" in vars(kind)), False)
 
 
 def _has_any(population: Population, rank: int, world_size: int, block: int = 1 << 16) -> bool:

@@ -21,10 +21,6 @@ class Uniform:
         # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
         return Draw(population.take_fractions(rng.random(size)))
 
-    def draw_batches(self, population: Population, size: int, batches: int, rng: np.random.Generator) -> Draw:
-        """Draw several batches of `size` ids, one behind the other, as so many calls of `draw` would."""
-        return self.draw(population, size * batches, rng)
-
     def chances(self, population: Population, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         return population.contains(ids) / max(population.size, 1)

@@ -59,12 +59,17 @@ class Index:
         self._generation = 0
         # What leaves one by one leaves in the order of time: without, nobody asks when a step was published.
         self._is_timed = (root.capacity, root.capacity_bytes, root.max_age_s) != (None, None, None)
-        self._kernels: dict[str, Kernel] = {"follow": rows.follow_plain, "hide_oldest": hide_oldest_plain}
+        self._kernels: dict[str, Kernel] = {
+            "follow": rows.follow_plain,
+            "has_news": rows.has_news_plain,
+            "hide_oldest": hide_oldest_plain,
+        }
         self._reset()
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
         self._kernels["follow"] = self._live.kernel = kernel("follow")
+        self._kernels["has_news"] = self._live.has_news = kernel("has_news")
         if self._is_timed:
             self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
 
@@ -79,7 +84,7 @@ class Index:
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
-        self._live = LiveLanes(self._kernels["follow"])
+        self._live = LiveLanes(self._kernels["follow"], self._kernels["has_news"])
         self._log = EpisodeLog(self._generation)
         self._frontier = Frontier(self._root.capacity, self._kernels["hide_oldest"])
         self._lanes = np.zeros(0, np.int64)

@@ -67,8 +67,8 @@ class LiveLanes:
     ----------
     segments : dict of int to LiveSegment
         By slot; `list` is called when it has changed.
-    kernel : callable
-        `kernels.follow`, or its plain twin.
+    kernel, has_news : callable
+        `kernels.follow` and `kernels.news.has_news`, or their plain twins.
     growing : (8, n) int64
         The lanes; see `kernels.following`.
     open : EpisodeTable
@@ -77,9 +77,9 @@ class LiveLanes:
         Their steps.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, has_news: Kernel) -> None:
         self.segments: dict[int, LiveSegment] = {}
-        self.kernel = kernel
+        self.kernel, self.has_news = kernel, has_news
         self.open = EpisodeTable.concatenate([])
         self.open_steps = 0
         self._found = np.zeros(rows.FOUND, np.int64)
@@ -144,6 +144,8 @@ class LiveLanes:
             Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns
             whether something has changed by that.
         """
+        if not changed and not self.has_news(self.growing, lanes):
+            return False
         found = self._found
         found[:] = 0
         found[rows.CHANGED] = changed

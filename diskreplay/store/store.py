@@ -133,7 +133,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The frozen state that everything here is read from."""
-        return self._open_index().snapshot
+        return (self._index or self._open_index()).snapshot
 
     def __len__(self) -> int:
         """Return the number of steps in the current snapshot."""
@@ -151,7 +151,8 @@ class Store:
 
     def refresh(self) -> int:
         """Take a new snapshot; return how many steps became visible with it."""
-        return self._open_index().refresh()
+        # By the attribute, here and for the snapshot: both are asked for at every batch.
+        return (self._index or self._open_index()).refresh()
 
     def follow_compiled(self) -> None:
         """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin."""

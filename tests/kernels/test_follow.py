@@ -1,4 +1,4 @@
-"""Following lanes that grow: the kernel and its twin do the same, and find what a scan of all flags finds."""
+"""Following lanes that grow: kernels and their twins do the same, and find what a scan of all flags finds."""
 
 import numpy as np
 import pytest
@@ -92,12 +92,15 @@ def test_the_kernel_and_its_twin_follow_alike(case: int) -> None:
         lanes.publish(rng)
         if case % 7 == 0 and step == 5:
             lanes.observed[0] += 2  # no writer does that
+        unseen = (lanes.committed != states[0][following.COMMITTED]) | (lanes.observed != states[0][following.OBSERVED])
+        assert [bool(kernel(lanes.growing, states[0])) for kernel in KERNELS["has_news"]] == [unseen.any()] * 2
         fast, plain = (lanes.followed(kernel, state) for kernel, state in zip(KERNELS["follow"], states, strict=True))
         assert fast[0] == plain[0]
         for one, other in zip((*fast[1:], states[0]), (*plain[1:], states[1]), strict=True):
             np.testing.assert_array_equal(one, other)
         if fast[0] != following.DONE:
             return
+        assert [kernel(lanes.growing, states[0]) for kernel in KERNELS["has_news"]] == [0, 0]
 
 
 @pytest.mark.parametrize("kernel", [0, 1])

@@ -69,7 +69,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 def test_one_copy_brings_all_arrays(current: Stream) -> None:
     ring, courier = Ring(), Courier(torch.device("cpu"))
-    slot = ring.take(LEAVES, 5)[0].slot
+    slot = ring.take(LEAVES, 5)[0]
     for number, array in enumerate(slot.block.arrays):
         array[:] = np.arange(array.size).reshape(array.shape) + number
     sent = courier.send(slot)
@@ -85,12 +85,12 @@ def test_one_copy_brings_all_arrays(current: Stream) -> None:
 
 def test_a_slot_is_free_when_the_device_has_it(current: Stream) -> None:
     ring, courier = Ring(), Courier(torch.device("cpu"))
-    taken = ring.take(LEAVES, 5)[0]
-    slot, sent = taken.slot, courier.send(taken.slot)
-    del taken
-    assert ring.take(LEAVES, 5)[0].slot is not slot
+    slot, arrays = ring.take(LEAVES, 5)
+    sent = courier.send(slot)
+    del arrays
+    assert ring.take(LEAVES, 5)[0] is not slot
     sent.event.happened = True
-    assert ring.take(LEAVES, 5)[0].slot is slot
+    assert ring.take(LEAVES, 5)[0] is slot
     again = courier.send(slot)
     courier.receive(slot, again, changed=4)
     again.event.happened = True

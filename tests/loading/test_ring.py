@@ -28,13 +28,13 @@ def address(slot: object) -> int:
 
 def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
     ring = Ring()
-    first = ring.take(LEAVES, 8)[0].slot
+    first = ring.take(LEAVES, 8)[0]
     tensors = lend(first)
     assert not first.free
-    assert ring.take(LEAVES, 8)[0].slot is not first
+    assert ring.take(LEAVES, 8)[0] is not first
     del tensors
     assert first.free
-    assert ring.take(LEAVES, 8)[0].slot is first
+    assert ring.take(LEAVES, 8)[0] is first
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
 )
 def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 8)[0].slot
+    slot = ring.take(LEAVES, 8)[0]
     slot.block.arrays[0][:] = 7.0
     view = keep(lend(slot))
     gc.collect()
     assert not slot.free
     for _ in range(3):
-        other = ring.take(LEAVES, 8)[0].slot
+        other = ring.take(LEAVES, 8)[0]
         other.block.arrays[0][:] = 9.0
         assert address(other) != address(slot)
     del view
@@ -67,7 +67,7 @@ def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
 
 def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 4)[0].slot
+    slot = ring.take(LEAVES, 4)[0]
     weight = torch.ones(3, requires_grad=True)
     loss = (lend(slot)[0] * weight).sum()
     assert not slot.free
@@ -77,7 +77,7 @@ def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
 
 
 def test_tensors_have_the_shapes_and_see_the_memory() -> None:
-    slot = Ring().take(LEAVES, 5)[0].slot
+    slot = Ring().take(LEAVES, 5)[0]
     obs, done, none = lend(slot)
     slot.block.arrays[0][:] = np.arange(15).reshape(5, 3)
     assert obs.tolist() == np.arange(15).reshape(5, 3).tolist()
@@ -90,39 +90,18 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
     ring = Ring(spare=2)
     batches = []
     for _ in range(10):
-        batches.append(lend(ring.take(LEAVES, 8)[0].slot))
+        batches.append(lend(ring.take(LEAVES, 8)[0]))
     assert len(ring) == 10
     batches.clear()
     ring.take(LEAVES, 8)
     assert len(ring) == 3
 
 
-def test_batches_that_share_memory_keep_it_until_the_last_is_gone() -> None:
-    ring = Ring()
-    shares = ring.take(LEAVES, 8, 3)
-    slot = shares[0].slot
-    slot.block.arrays[0][:] = np.arange(72).reshape(24, 3)
-    obs = [torch.from_numpy(share.by_name["obs"]) for share in shares]
-    assert [part.shape for part in obs] == [(8, 3)] * 3
-    assert torch.cat(obs).tolist() == slot.block.arrays[0].tolist()
-    del shares
-    while obs:
-        assert not slot.free
-        assert ring.take(LEAVES, 8, 3)[0].slot is not slot
-        view = obs.pop().view(-1)[3:]
-        assert not slot.free
-        del view
-    assert slot.free
-    assert ring.take(LEAVES, 8, 3)[0].slot is slot
-    assert [share.arrays[0].shape for share in ring.take(LEAVES, 6, 4)] == [(6, 3)] * 4
-    assert slot.layout == (6, 4)
-
-
 def test_memory_serves_another_layout_of_about_its_size_only() -> None:
     ring = Ring()
-    large = ring.take(LEAVES, 1000)[0].slot
-    assert ring.take(LEAVES, 900)[0].slot is large
-    assert ring.take(LEAVES, 10)[0].slot is not large
+    large = ring.take(LEAVES, 1000)[0]
+    assert ring.take(LEAVES, 900)[0] is large
+    assert ring.take(LEAVES, 10)[0] is not large
     assert large.block.size == 900
 
 
@@ -141,7 +120,7 @@ def test_memory_comes_from_the_function_given() -> None:
 
 def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
     ring = Ring(debug=True)
-    slot = ring.take(LEAVES, 4)[0].slot
+    slot = ring.take(LEAVES, 4)[0]
     slot.block.arrays[0][:] = 1.0
     tensors = lend(slot)
     ring.take(LEAVES, 4)
@@ -154,7 +133,7 @@ def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
 
 def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 4)[0].slot
+    slot = ring.take(LEAVES, 4)[0]
     slot.block.arrays[0][:] = 3.0
     memory, tensors = weakref.ref(slot.memory.base), lend(slot)
     ring.clear()
@@ -169,7 +148,7 @@ def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
 
 def test_a_batch_may_die_in_another_thread() -> None:
     ring = Ring()
-    slot = ring.take(LEAVES, 4)[0].slot
+    slot = ring.take(LEAVES, 4)[0]
     held = [lend(slot)]
     thread = threading.Thread(target=held.clear)
     thread.start()

@@ -63,7 +63,7 @@ class Source:
 
 
 def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> Batch:
-    slot = Ring(debug=True).take(reader.leaves, len(ids))[0].slot
+    slot = Ring(debug=True).take(reader.leaves, len(ids))[0]
     reader.fill(snapshot, ids, slot.block)
     return Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays])))
 

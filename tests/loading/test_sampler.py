@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.loading import delivery
+from diskreplay.loading import prefetcher
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.uniform import Uniform
@@ -203,22 +203,21 @@ def test_ranks_share_the_steps(store: Store) -> None:
     assert sum(map(len, seen)) == len(store.snapshot.model)
 
 
-@pytest.mark.parametrize(("prefetch", "at_once"), [(0, 1), (1, 1), (3, 1), (1, 2), (3, 4), (5, 2)])
-def test_a_batch_is_what_it_was_planned_from(prefetch: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "MOST_AT_ONCE", at_once * 75_000)  # a batch takes 70 kB
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("large", [True, False])
+def test_a_batch_is_what_it_was_planned_from(prefetch: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 70_000 if large else 80_000)  # a batch takes 75 kB
     rng = np.random.default_rng(0)
     growing = [episode(FLAT_SCHEMA, 5 * (i + 1), "open", True, rng) for i in range(12)]
     snapshots = [Snapshot(FLAT_SCHEMA, [Segment([[made]])]) for made in growing]
     store = Store(snapshots[0], snapshots[1:])
-    sampler = Sampler(store, Transitions(), batch_size=1000, prefetch=prefetch, seed=0)
-    for i in range(8):
-        batch = sampler.sample()
-        # At once: in the first of so many calls, each of which looks for new steps. Else batch i after refresh i.
-        drawn = i - i % at_once
-        assert store.snapshot is snapshots[1 + i + (prefetch if at_once == 1 else 0)]
-        # It holds what the store held then.
-        assert batch.index.max() == (2 << 35) + 5 * (drawn + 2) - 1
-        assert set(batch.action.tolist()) == {int(step.action["action"]) for step in growing[drawn + 1].steps}
+    with Sampler(store, Transitions(), batch_size=1000, prefetch=prefetch, seed=0) as sampler:
+        for i in range(8):
+            batch = sampler.sample()
+            assert store.snapshot is snapshots[1 + i + (prefetch if large else 0)]
+            # It holds what the store held when it was drawn.
+            assert batch.index.max() == (2 << 35) + 5 * (i + 2) - 1
+            assert set(batch.action.tolist()) == {int(step.action["action"]) for step in growing[i + 1].steps}
 
 
 def test_prefetching_changes_no_draw(store: Store) -> None:
@@ -258,7 +257,7 @@ def test_a_batch_whose_segment_is_gone_is_drawn_again() -> None:
 def test_a_batch_that_is_drawn_again_counts_the_steps_that_it_has() -> None:
     store = Store(snapshot_of([4]), [snapshot_of([9])])
     sampler = Sampler(store, dr.Episodes(), batch_size=3, refresh=False)
-    reader: Any = sampler._delivery.reader
+    reader: Any = sampler._gatherer.reader
     fill = reader.fill
 
     def gone_at_first(*args: Any) -> None:
@@ -304,7 +303,7 @@ def test_an_interrupt_loses_no_id_of_a_sweep(at: str, prefetch: int, size: int |
     snapshot = snapshot_of([3] * 11)
     view = dr.Episodes() if at == "count_steps" else Transitions()
     sampler = Sampler(Store(snapshot), view, dr.Sweep(passes=1), batch_size=2, prefetch=prefetch, seed=0)
-    reader, method = sampler._delivery.reader, getattr(sampler._delivery.reader, at)
+    reader, method = sampler._gatherer.reader, getattr(sampler._gatherer.reader, at)
     calls = []
 
     def interrupted(*args: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import diskreplay as dr
+from diskreplay.loading import prefetcher
 from diskreplay.sampling import extents, population
 from diskreplay.testing.nested import flat
 from tests.testing.support import run_python
@@ -24,6 +25,11 @@ SCHEMA = dr.Schema(
     extra={"value": dr.Field((), "float32")},
 )
 LANES = 3
+
+
+@pytest.fixture(autouse=True)
+def small_batches_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
 
 
 def reached(achieved: np.ndarray, desired: np.ndarray, *_: Any) -> np.ndarray:
@@ -187,8 +193,8 @@ def test_every_distribution_goes_on_as_if_nothing_had_happened(
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("before", [17, 18, 23, 24])
-def test_batches_drawn_at_once_go_on_wherever_they_were(tmp_store: Path, distribution: str, before: int) -> None:
-    check(tmp_store, "transitions", distribution, 3, before, every=1)  # with 3, 2, 1 and none of four left
+def test_batches_drawn_ahead_go_on_wherever_they_were(tmp_store: Path, distribution: str, before: int) -> None:
+    check(tmp_store, "transitions", distribution, 3, before, every=1)
 
 
 @pytest.mark.parametrize(("distribution", "prefetch"), [("uniform", 3), ("prioritized", 0)])
@@ -245,8 +251,10 @@ def test_many_episodes_are_sorted_at_the_same_batch(tmp_store: Path, monkeypatch
 FRESH = """
 import hashlib, sys
 import diskreplay as dr
+from diskreplay.loading import prefetcher
 from tests.loading import test_states as t
 
+prefetcher.LEAST_FOR_A_THREAD = 0
 with dr.open(sys.argv[1]) as store:
     view, distribution = t.VIEWS[sys.argv[2]](), t.DISTRIBUTIONS[sys.argv[3]]()
     sampler = dr.Sampler(store, view, distribution, batch_size=16, prefetch=2, seed=7)

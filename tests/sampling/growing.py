@@ -25,13 +25,16 @@ class FakeStore:
         self.log: list[tuple[int, int, int, int, int]] = []
         self.frontier = 0
         self.generation = 0
+        self._widths: list[int] = []
         self._visible = without(0, 0, np.zeros(0, np.int64))
 
     def snapshot(self) -> Any:
         snapshot = type("Snapshot", (), {})()
         lanes = np.array(self.lanes, np.int64)
         if self._visible.reached != self.frontier or self._visible.lanes.tolist() != self.lanes:
-            self._visible = without(self.frontier, 0, lanes)
+            # The lanes of a segment that is gone keep their places.
+            self._widths += self.lanes[len(self._widths) :]
+            self._visible = without(self.frontier, 0, np.array(self._widths, np.int64))._replace(lanes=lanes)
         snapshot.visible, snapshot.oldest = self._visible, self._visible.oldest
         snapshot.least_ids = lambda ids: least_ids(ids, *snapshot.visible[1:])
         snapshot.times = lambda ids: ids

@@ -13,6 +13,7 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.hidden import ROWS
 from diskreplay.format.root import read_root
+from diskreplay.loading import prefetcher
 from diskreplay.store import retention
 from diskreplay.store.repair import repair
 from tests.testing.support import append_numbered, serial_schema
@@ -156,7 +157,8 @@ def test_evicted_ids_are_refused_not_drawn_and_their_priorities_are_gone(store):
     sampler.close()
 
 
-def test_a_sampler_keeps_every_batch_that_it_has_planned(store):
+def test_a_sampler_keeps_every_batch_that_it_has_planned(store, monkeypatch):
+    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
     write(store, 20)
     args = {"batch_size": 32, "seed": 3, "prefetch": 3}
     sampler, twin = (dr.Sampler(store, dr.Transitions(), **args) for _ in range(2))
@@ -165,6 +167,9 @@ def test_a_sampler_keeps_every_batch_that_it_has_planned(store):
     for _ in range(4):
         assert sampler.sample().index.tolist() == twin.sample().index.tolist()
     planned = [plan.draw.ids.tolist() for plan in twin._planner.queue]
+    assert len(planned) == 3
+    for plan in sampler._planner.queue:
+        plan.gathered.result()  # once it has begun, it has what it needs
     assert store.evict(lambda episode: True) == 100
     assert segments_on_disk(store.path) == []
     for ids in planned:

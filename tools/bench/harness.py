@@ -15,14 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 OURS = "diskreplay"
-AHEAD = 7
-OURS_AHEAD = f"{OURS}, prefetch={AHEAD}"
-DRAWN_AHEAD = (
-    f"With prefetch={AHEAD}, {AHEAD + 1} batches are drawn and gathered in one go, inside the call that delivers the "
-    "first of them: the mean and the ratios tell what a batch costs, the median what the other calls cost, the high "
-    "percentiles what that one costs. No peer prefetches. The targets do not speak of prefetching: both rows are held "
-    "against them. Tensors are taken and not read."
-)
 RESULTS = Path(__file__).parent / "results"
 LEAST_ROUNDS = 7
 PACKAGES = (

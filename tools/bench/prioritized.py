@@ -11,10 +11,7 @@ import diskreplay as dr
 from tools.bench import ram_peers
 from tools.bench.data import GAMMA, N_STEP, READ_BACK, SCHEMA, Size, drop, episodes, fill, nstep_rows
 from tools.bench.harness import (
-    AHEAD,
-    DRAWN_AHEAD,
     OURS,
-    OURS_AHEAD,
     Contestant,
     Report,
     Table,
@@ -84,9 +81,9 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Job]]:
         yield TORCHRL, partial(_torchrl, theirs)
 
 
-def _sampler(store: dr.Store, size: Size, ahead: int = 0) -> dr.Sampler:
+def _sampler(store: dr.Store, size: Size) -> dr.Sampler:
     view, distribution = dr.Transitions(n_step=N_STEP, gamma=GAMMA), dr.Prioritized(alpha=ALPHA, beta=BETA)
-    return dr.Sampler(store, view, distribution, batch_size=size.batch_size, prefetch=ahead, seed=0)
+    return dr.Sampler(store, view, distribution, batch_size=size.batch_size, seed=0)
 
 
 def _contestants(jobs: list[tuple[str, Job]], size: Size) -> list[Contestant]:
@@ -99,18 +96,13 @@ def _contestants(jobs: list[tuple[str, Job]], size: Size) -> list[Contestant]:
 def _beside_peers(size: Size, rounds: int, folder: Path, peers: bool) -> tuple[list[Table], list[Target]]:
     fill(folder / "store", size.steps, size.shortest, size.longest)
     drop(folder / "store")
-    with (
-        dr.open(folder / "store") as store,
-        _sampler(store, size) as sampler,
-        _sampler(store, size, AHEAD) as ahead,
-    ):
-        ours: list[tuple[str, Job]] = [(OURS, partial(_ours, sampler)), (OURS_AHEAD, partial(_ours, ahead))]
+    with dr.open(folder / "store") as store, _sampler(store, size) as sampler:
         theirs = list(_peers(size, folder)) if peers else []
-        seconds = in_turn(_contestants(ours + theirs, size), rounds)
+        seconds = in_turn(_contestants([(OURS, partial(_ours, sampler)), *theirs], size), rounds)
     tables = [timing_table(seconds, f"a batch of {size.batch_size}, drawn and updated")]
     if theirs:
-        tables.append(ratio_table(seconds, [(one, other) for one, _ in ours for other, _ in theirs]))
-    return tables, faster(seconds, WANTED) + faster(seconds, WANTED, f"prefetch={AHEAD}: ", OURS_AHEAD)
+        tables.append(ratio_table(seconds, [(OURS, other) for other, _ in theirs]))
+    return tables, faster(seconds, WANTED)
 
 
 def _grown(sizes: Sizes, rounds: int, folder: Path) -> tuple[list[Table], list[Target]]:
@@ -149,8 +141,6 @@ def run(size: Sizes, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"{one.steps:,} steps of CartPole's shape in episodes of {one.shortest} to {one.longest}, "
             f"{one.batches:,} batches in a round. The stores of several sizes take turns like contestants.",
-            f"{DRAWN_AHEAD} What is drawn ahead does not know the priorities that are updated in between; the peers' "
-            "batches do.",
             READ_BACK,
             "Ours gives torch tensors, six of which are taken from the batch by name; cpprb gives numpy arrays.",
             f"cpprb has an easier job: its rows were made {N_STEP}-step ones before they were stored. Ours holds "

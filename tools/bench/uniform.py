@@ -9,10 +9,7 @@ import diskreplay as dr
 from tools.bench import ram_peers
 from tools.bench.data import GAMMA, N_STEP, READ_BACK, SCHEMA, Array, Size, drop, episodes, fill, nstep_rows
 from tools.bench.harness import (
-    AHEAD,
-    DRAWN_AHEAD,
     OURS,
-    OURS_AHEAD,
     Contestant,
     Report,
     Table,
@@ -63,24 +60,19 @@ def _one(n: int, size: Size, rounds: int, folder: Path, peers: bool) -> tuple[li
         jobs += _torchrl(columns, size, folder / f"{n}")
     wanted = {name: IN_RAM.get(name, WANTED_OF_TORCHRL[n]) for name, _ in jobs}
     with ExitStack() as stack:
-        for name, files, ahead in ((WRITTEN, WRITTEN, 0), (OURS_AHEAD, OURS, AHEAD), (OURS, OURS, 0)):
-            store = stack.enter_context(dr.open(folder / files))
+        for name in (WRITTEN, OURS):
+            store = stack.enter_context(dr.open(folder / name))
             view = dr.Transitions(n_step=n, gamma=GAMMA)
-            sampler = dr.Sampler(store, view, batch_size=size.batch_size, prefetch=ahead, seed=0)
+            sampler = dr.Sampler(store, view, batch_size=size.batch_size, seed=0)
             jobs.insert(0, (name, partial(draw, stack.enter_context(sampler).sample, OUR_FIELDS)))
         calls = [()] * size.batches
         seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
         made = sampler.stats()
     tables = [timing_table(seconds, f"one batch of {size.batch_size}, {n}-step")]
     if wanted:
-        tables.append(ratio_table(seconds, [(ours, name) for ours in (OURS, OURS_AHEAD) for name in wanted]))
+        tables.append(ratio_table(seconds, [(OURS, name) for name in wanted]))
     share = made["seconds_planning"] / (made["seconds_planning"] + made["seconds_gathering"])
-    targets = [
-        target
-        for ours, how in ((OURS, ""), (OURS_AHEAD, f", prefetch={AHEAD}"))
-        for target in faster(seconds, wanted, f"{n}-step{how}: ", ours)
-    ]
-    return tables, targets, share
+    return tables, faster(seconds, wanted, f"{n}-step: "), share
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
@@ -101,7 +93,6 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"{size.steps:,} steps of CartPole's shape in episodes of {size.shortest} to {size.longest} steps, "
             f"{size.batches:,} batches in a round; CPU tensors, but cpprb gives numpy arrays.",
-            DRAWN_AHEAD,
             READ_BACK,
             f"The peers have the easiest job: their rows were made 1-step or {N_STEP}-step ones before they were "
             "stored (obs, action, reward, next_obs, done, flat), as TorchRL's MultiStep transform does on the "
@@ -110,7 +101,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "Five tensors of ours and of TorchRL's are taken from the batch by name.",
             'Nested keys are those that TorchRL\'s own losses read: ("next", "reward") and so on.',
             "A batch of ours also holds terminated, truncated, n_steps, index and weight, and each call looks for new "
-            f"steps first. Without prefetch {share:.0%} of its time went into looking and drawing, the rest into "
+            f"steps first. {share:.0%} of its time went into looking and drawing, the rest into "
             "gathering.",
             "torch uses its default number of threads; ours gathers with one.",
             ram_peers.MISSING_ARE_LEFT_OUT,

@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.loading import delivery, disk
+from diskreplay.loading import disk, prefetcher
 from diskreplay.loading.disk import WARM_BATCHES
-from diskreplay.sampling import share
-from diskreplay.sampling.base import Draw
-from diskreplay.store.snapshot import SegmentGone
 from tests.testing.support import resident_pages, run_python
 
 SCHEMA = dr.Schema(
@@ -73,75 +70,67 @@ def test_what_threads_make_is_what_the_caller_would_have_made(store: Any, view: 
     assert threads() == set()
 
 
+@pytest.fixture
+def threads_make_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
+
+
 DISTRIBUTIONS = (
     dr.Uniform, dr.Prioritized, lambda: dr.Prioritized(normalize="store", stratified=False), lambda: dr.Recency(100),
     dr.Sweep, lambda: dr.Mixture([(dr.Sweep(), 0.5), (dr.Prioritized(), 0.5)]),
 )  # fmt: skip
 
 
-def counting(sampler: dr.Sampler, monkeypatch: Any) -> list[int]:
-    """Return a list that gets the number of items of each block that is filled."""
-    filled: list[int] = []
-    fill = sampler._delivery.reader.fill
-    monkeypatch.setattr(
-        sampler._delivery.reader,
-        "fill",
-        lambda snapshot, ids, block: (filled.append(len(ids)), fill(snapshot, ids, block)),
-    )
-    return filled
-
-
+@pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("view", [dr.Transitions(2), dr.Sequences(length=5, overlap=2)], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda make: repr(make()))
 @pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
-def test_what_is_made_at_once_is_what_would_have_been_made_one_by_one(
-    store: Any, view: Any, distribution: Any, rank: dict[str, int], monkeypatch: Any
+def test_what_is_drawn_ahead_is_what_would_have_been_drawn(
+    store: Any, view: Any, distribution: Any, rank: dict[str, int]
 ) -> None:
     kwargs: Any = {"batch_size": 5, "seed": 3, "fields": ("obs/number", "action", "reward"), **rank}
     with (
         dr.Sampler(store, view, distribution(), **kwargs) as plain,
-        dr.Sampler(store, view, distribution(), prefetch=3, debug=True, **kwargs) as at_once,
+        dr.Sampler(store, view, distribution(), prefetch=3, debug=True, **kwargs) as ahead,
     ):
         if plain.distribution.weighted:
-            for sampler in (plain, at_once):  # before anything is drawn: weights differ
+            for sampler in (plain, ahead):  # before anything is drawn: weights differ
                 sampler._planner._follow_store(True)
                 ids = sampler._planner.population.take(np.arange(sampler._planner.population.size))
                 sampler.update_priorities(ids, np.random.default_rng(0).standard_normal(len(ids)))
-        filled, held = counting(at_once, monkeypatch), []
+        held = []
         for number in range(30):
-            expected, batch = plain.sample(), at_once.sample()
+            expected, batch = plain.sample(), ahead.sample()
             assert contents(expected) == contents(batch)
             held = [*held[-5:], (batch, contents(batch))]
             assert all(contents(old) == was for old, was in held)
             if number % 7 == 6:
-                assert contents(plain.gather(expected.index)) == contents(at_once.gather(expected.index))
+                assert contents(plain.gather(expected.index)) == contents(ahead.gather(expected.index))
         assert len(set(expected.weight.tolist())) > 1 or not plain.distribution.weighted
-        assert filled == [20, 20, 5, 20, 20, 5, 20, 20, 5, 20, 5, 20]
-        assert threads() - {"diskreplay-copy"} == set()
 
 
-def test_the_last_batch_of_a_sweep_is_short_and_made_by_itself(store: Any, monkeypatch: Any) -> None:
+@pytest.mark.usefixtures("threads_make_all")
+def test_the_last_batch_of_a_sweep_is_short(store: Any) -> None:
     store.refresh()
     size = (len(store) - 1) // 6
     last = len(store) - 6 * size
     assert 0 < last < size
     kwargs: Any = {"batch_size": size, "fields": ("obs/number",), "prefetch": 3, "seed": 0}
     with dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1), **kwargs) as sampler:
-        filled = counting(sampler, monkeypatch)
         assert [len(batch) for batch in sampler] == [size] * 6 + [last]
-        assert filled == [4 * size, 2 * size, last]
 
 
+@pytest.mark.usefixtures("threads_make_all")
 def test_an_interrupt_while_batches_are_drawn_loses_none_of_them(store: Any, monkeypatch: Any) -> None:
     draws = iter([None, None, KeyboardInterrupt, *([None] * 1000)])
-    draw_share = share.draw_share
+    draw_once = dr.Sweep.draw
 
     def interrupted(*args: Any) -> Any:
         if error := next(draws):
             raise error
-        return draw_share(*args)
+        return draw_once(*args)
 
-    monkeypatch.setattr(share, "draw_share", interrupted)
+    monkeypatch.setattr(dr.Sweep, "draw", interrupted)
     seen: list[int] = []
     with dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1), batch_size=10, prefetch=3, seed=0) as sampler:
         with pytest.raises(KeyboardInterrupt):
@@ -151,15 +140,17 @@ def test_an_interrupt_while_batches_are_drawn_loses_none_of_them(store: Any, mon
     assert len(seen) == len(set(seen)) == len(store)
 
 
-def test_a_subclass_that_draws_otherwise_is_asked_for_each_batch(store: Any) -> None:
-    class Newest(dr.Uniform):
-        def draw(self, population: Any, size: int, rng: Any) -> Any:
-            return Draw(population.take(np.arange(population.size - size, population.size)))
-
-    with dr.Sampler(store, dr.Transitions(), Newest(), batch_size=8, prefetch=3) as sampler:
-        one, *others = (sampler.sample().index.tolist() for _ in range(6))
-        assert one == sorted(one)
-        assert others == [one] * 5
+@pytest.mark.usefixtures("threads_make_all")
+def test_priorities_count_from_the_next_batch_that_is_drawn(store: Any) -> None:
+    with dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=8, prefetch=3, seed=0) as sampler:
+        batches = [sampler.sample()]
+        only = batches[0].index[:1]
+        everything = sampler._planner.population.take(np.arange(sampler._planner.population.size))
+        sampler.update_priorities(everything, np.zeros(len(everything)))
+        sampler.update_priorities(only, np.array([1e6]))
+        batches += [sampler.sample() for _ in range(5)]
+        alike = [set(batch.index.tolist()) == set(only.tolist()) for batch in batches]
+        assert alike == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("size", [8, 1024])
@@ -177,19 +168,8 @@ def test_what_was_drawn_ahead_is_delivered_by_a_sampler_that_draws_nothing_ahead
         assert threads() - {"diskreplay-copy"} == set()
 
 
-def test_priorities_count_from_the_next_batches_that_are_drawn_at_once(store: Any) -> None:
-    with dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=8, prefetch=3, seed=0) as sampler:
-        batches = [sampler.sample()]
-        only = batches[0].index[:1]
-        everything = sampler._planner.population.take(np.arange(sampler._planner.population.size))
-        sampler.update_priorities(everything, np.zeros(len(everything)))
-        sampler.update_priorities(only, np.array([1e6]))
-        batches += [sampler.sample() for _ in range(5)]
-        alike = [set(batch.index.tolist()) == set(only.tolist()) for batch in batches]
-        assert alike == [False] * 4 + [True] * 2
-
-
-def test_updates_of_batches_drawn_at_once_are_those_of_batches_drawn_apart(store: Any) -> None:
+@pytest.mark.usefixtures("threads_make_all")
+def test_updates_of_batches_drawn_ahead_are_the_same_in_any_order(store: Any) -> None:
     """Their places are remembered batch by batch; an id's place found anew is the same."""
     found = []
     for shuffled in (False, True):
@@ -206,24 +186,7 @@ def test_updates_of_batches_drawn_at_once_are_those_of_batches_drawn_apart(store
     assert found[0] == found[1]
 
 
-def test_a_segment_that_is_gone_costs_no_batch_that_was_drawn_at_once(store: Any, monkeypatch: Any) -> None:
-    with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
-        fill, gone = sampler._delivery.reader.fill, []
-
-        def fill_what_is_there(snapshot: Any, ids: Any, block: Any) -> None:
-            if len(ids) > 8:
-                gone.append(len(ids))
-                raise SegmentGone("gone")
-            fill(snapshot, ids, block)
-
-        monkeypatch.setattr(sampler._delivery.reader, "fill", fill_what_is_there)
-        with dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as plain:
-            for _ in range(8):
-                assert contents(sampler.sample()) == contents(plain.sample())
-        assert gone == [32, 24, 16, 32, 24, 16]
-
-
-def test_memory_of_batches_made_at_once_is_used_again_when_all_are_gone(store: Any) -> None:
+def test_memory_of_small_batches_is_used_again_when_they_are_gone(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
         for _ in range(40):
             sampler.sample()
@@ -233,11 +196,11 @@ def test_memory_of_batches_made_at_once_is_used_again_when_all_are_gone(store: A
         for _ in range(40):
             sampler.sample()
         assert [part.tolist() for part in kept] == was
-        assert len(sampler._destination.ring) >= 10
+        assert len(sampler._destination.ring) >= 40
         del kept
         for _ in range(40):
             sampler.sample()
-        assert len(sampler._destination.ring) <= 3  # two that are spare hold eight batches, and five are asked for
+        assert len(sampler._destination.ring) <= 3 + 2 + 1
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
@@ -252,14 +215,15 @@ def test_a_second_thread_copies_where_there_is_a_processor_for_it(
     assert threads() == set()
 
 
-def test_small_batches_are_made_without_threads(store: Any) -> None:
+def test_small_batches_are_made_when_they_are_asked_for(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), batch_size=4, prefetch=3) as sampler:
         for _ in range(5):
             sampler.sample()
         assert threads() == set()
-        assert all(plan.gathered is not None for plan in sampler._planner.queue)
+        assert not sampler._planner.queue
 
 
+@pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("size", [8, 300])
 def test_planned_batches_outlive_their_steps(tmp_store: Path, size: int) -> None:
     with dr.create(tmp_store, SCHEMA, capacity=100, chunk_bytes=64 << 10, segment_steps=50) as store:
@@ -268,8 +232,7 @@ def test_planned_batches_outlive_their_steps(tmp_store: Path, size: int) -> None
         sampler = dr.Sampler(store, dr.Transitions(), batch_size=size, seed=0, prefetch=3)
         sampler.sample()
         for plan in sampler._planner.queue:
-            if isinstance(plan.gathered, delivery.Future):
-                plan.gathered.result()  # once it has begun, it has what it needs
+            plan.gathered.result()  # once it has begun, it has what it needs
         planned = [plan.draw.ids.tolist() for plan in sampler._planner.queue]
         for first in range(100, 1000, 100):
             append(writer, first, 90)
@@ -379,16 +342,16 @@ def test_the_disk_is_asked_for_exactly_the_pages_until_all_is_in_memory(store: A
             sampler.sample()
         assert len(asked) == WARM_BATCHES
         assert 0 < min(asked) <= max(asked) <= 2 * 2 * 2 * 4096  # items; frames of 1,600 bytes, on one page or two
-        fill = sampler._delivery.reader.fill
+        fill = sampler._gatherer.reader.fill
 
         def fill_from_disk(*args: Any) -> None:
             blocks[0] += 1
             fill(*args)
 
-        monkeypatch.setattr(sampler._delivery.reader, "fill", fill_from_disk)
+        monkeypatch.setattr(sampler._gatherer.reader, "fill", fill_from_disk)
         sampler.sample()
         assert len(asked) == WARM_BATCHES
-        monkeypatch.setattr(sampler._delivery.reader, "fill", fill)
+        monkeypatch.setattr(sampler._gatherer.reader, "fill", fill)
         sampler.sample()
         assert len(asked) == WARM_BATCHES + 1
 
