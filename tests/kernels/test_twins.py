@@ -34,8 +34,9 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "count_newer", "draw", "follow", "gae", "gather", "locate", "newest", "nstep", "pick", "powers",
-        "scan", "show", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions", "update", "weights",
+        "advise", "count_newer", "draw", "follow", "gae", "gather", "locate", "newest", "nstep", "offer", "pick",
+        "powers", "scan", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions", "update",
+        "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
