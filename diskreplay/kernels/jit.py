@@ -93,6 +93,14 @@ if COMPILED:
 
         return store
 
+    def _lowest_bit(typing_context: Any, x: Any) -> Any:
+        """Count the zeros below the lowest bit that is set; one must be."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+        return types.int64(types.int64), generate
+
     def _zero_bytes(typing_context: Any, target: Any, count: Any) -> Any:
         """Set `count` bytes from an address on to zero."""
 
@@ -173,6 +181,7 @@ if COMPILED:
     store_float32: Any = intrinsic(_storing(types.float32, ir.FloatType()))
     bits_of: Any = intrinsic(_reading_as(types.int64, ir.IntType(64), types.float64))
     number_of: Any = intrinsic(_reading_as(types.float64, ir.DoubleType(), types.int64))
+    lowest_bit: Any = intrinsic(_lowest_bit)
     zero_bytes: Any = intrinsic(_zero_bytes)
     prefetch: Any = intrinsic(_prefetch)
     madvise: Any = intrinsic(_madvise)

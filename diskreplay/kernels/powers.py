@@ -28,6 +28,8 @@ _LOG_FIRST, _LOG_REST = _LOG[0], _LOG[1:]
 _EXP_FIRST, _EXP_REST = _EXP[0], _EXP[1:]
 _ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
 _EXPONENT = 52  # the bit where it starts
+# Masses lie between two to these: sums of 1e17 of them are finite, and none is lost to denormal numbers.
+SMALLEST, LARGEST = -963.0, 963.0
 # Added to a number of less than 2 ** 51, it leaves the nearest whole number in the lowest bits.
 _ROUND = 1.5 * 2.0**52
 

@@ -154,7 +154,7 @@ def _smallest_plain(mass: Floats) -> Any:
 def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints, some: Floats) -> None:
     """Replace nodes by their children, in the level that begins at `start`.
 
-    What will be read next lies at the address `after`, 2 ** `width` bytes for each of these.
+    What will be read next lies from the address `after` on, `width` bytes for each of these.
 
     Three sums are compared to find the two children that matter, then the one between these.
     """
@@ -172,7 +172,7 @@ def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nod
         some[4], some[5] = before, before + tree[_at(j)]
         second = np.int64(some[5] <= x)
         node = j + second - start
-        jit.prefetch(after + (node << width))
+        jit.prefetch(after + node * width)
         nodes[i] = node
         left, most = x - some[_at(second + 4)], tree[_at(j + second)] * _BELOW
         mass[i] = left if left < most else most
@@ -182,13 +182,13 @@ if jit.COMPILED:
     _descend_all = jit.apart(_descend)
 
 
-@jit.kernel("none", "ints", "floats", "floats", "ints32", "out_floats", "out_ints", "out_floats")
+@jit.kernel("none", "ints", "floats", "floats", "ints2", "out_floats", "out_ints", "out_floats")
 def sumtree_find(
-    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints, some: Floats
+    starts: Ints, tree: Floats, sums: Floats, notes: Ints, mass: Floats, leaves: Ints, some: Floats
 ) -> None:
     """Find the leaf at each cumulated mass from 0 to the total; `mass` is overwritten with the leaf's own.
 
-    `notes` has a number for each leaf that the caller reads next: those of the leaves found are loaded meanwhile.
+    `notes` has a byte a leaf, in lines that the caller reads next: those of the leaves found are loaded meanwhile.
 
     Level by level for all at once, without a branch on data: cache misses overlap. The total must not be 0. `some` is
     scratch memory for `SOME` numbers.
@@ -209,15 +209,15 @@ def sumtree_find(
         mass[i] = left if left < most else most
     for level in range(starts.size - 3, -1, -1):
         if level > 0:
-            _descend_all(starts[level], tree.ctypes.data + 8 * starts[level - 1], _BITS + 3, tree, mass, leaves, some)
+            _descend_all(starts[level], tree.ctypes.data + 8 * starts[level - 1], 64, tree, mass, leaves, some)
         else:
-            _descend_all(0, notes.ctypes.data, 2, tree, mass, leaves, some)
+            _descend_all(0, notes.ctypes.data, 1, tree, mass, leaves, some)
     for i in range(mass.size):
         mass[i] = tree[_at(leaves[i])]
 
 
 def sumtree_find_plain(
-    starts: Ints, tree: Floats, sums: Floats, notes: NDArray[np.int32], mass: Floats, leaves: Ints, some: Floats
+    starts: Ints, tree: Floats, sums: Floats, notes: Ints, mass: Floats, leaves: Ints, some: Floats
 ) -> None:
     """Do what `sumtree_find` does."""
     sought = np.clip(mass, 0.0, sums[-1] * _BELOW)

@@ -136,14 +136,14 @@ class Prioritized(Owned):
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
         table = self._followed(population)
-        ids, chances = table.draw(rng.random(size), size if self._stratified else 1, size)
+        ids, chances = table.draw(rng.random(size), size if self._stratified else 1)
         least = max(table.tree.least / table.tree.total, _TINY) if self._normalize == "store" else 0.0
         return Draw(ids, chances, population.size, least)
 
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         table = self._followed(population)
-        places = table.places(population, ids)
+        places = table.places(ids)
         return np.where(places >= 0, table.tree.masses[places] / (table.tree.total or 1.0), 0.0)
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32]:

@@ -50,6 +50,11 @@ class SumTree:
         return int(tree_starts(capacity)[-1])
 
     @property
+    def arrays(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """All of the arrays, in this order."""
+        return self.starts, self.tree, self.sums, self.smallest
+
+    @property
     def total(self) -> float:
         """The sum of all masses."""
         return float(self.sums[-1])

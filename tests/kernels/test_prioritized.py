@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from diskreplay.kernels import jit
+from diskreplay.kernels.table import KERNELS
+from diskreplay.sampling import priorities, sumtree
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
+from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, everything
 
@@ -21,14 +25,16 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 def kernels(kind: int) -> Iterator[None]:
     """Choose the compiled kernels, 0, or the plain ones, 1."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "COMPILED", kind == 0)
+        for module in (priorities, sumtree):
+            patch.setattr(module, "chosen", lambda name: KERNELS[name][kind])
+        patch.setattr(priorities, "FIRST_PAGES", 1)
         yield
 
 
 def arrays(table: PriorityTable) -> dict[str, np.ndarray]:
-    tree, end = table.tree, table.state_dict()["end"]
-    found = {"tree": tree.tree, "sums": tree.sums, "least": tree.smallest, "raw": table._raw}
-    return found | {"owner": table._owner[:end], "largest": np.array(table.largest)}
+    tree = table.tree
+    found = {"tree": tree.tree, "sums": tree.sums, "least": tree.smallest, "raw": table._raw, "pages": table._pages}
+    return found | {"largest": np.array(table.largest), "unused": table._stacks[0, : table._heights[0]]}
 
 
 def grow(store: FakeStore, rng: np.random.Generator) -> None:
@@ -40,34 +46,39 @@ def grow(store: FakeStore, rng: np.random.Generator) -> None:
                 store.end(segment, lane)
     if rng.random() < 0.2:
         store.add_segment(int(rng.integers(1, 4)))
-    if store.log and rng.random() < 0.2:
+    if store.log and rng.random() < 0.3:
         store.frontier = max(store.frontier, store.log[int(rng.integers(len(store.log)))][0] + 1)
+    if rng.random() < 0.2:
+        store.drop_hidden_segments()
+    if rng.random() < 0.1:
+        store.new_log()
 
 
 @compiled
-@settings(max_examples=40)
-@given(st.sampled_from((0.0, 0.6, 1.0, 3.0)), st.booleans(), seeds)
-def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, least: bool, seed: int) -> None:
+@settings(max_examples=60)
+@given(
+    st.sampled_from((Transitions(2), Sequences(length=5, overlap=3, pad=False), Sequences(length=90, overlap=0))),
+    st.sampled_from((0.0, 0.6, 1.0, 3.0)), st.booleans(), seeds,
+)  # fmt: skip
+def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(
+    view: Any, alpha: float, least: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     store = FakeStore()
     store.add_segment(2)
-    population = Population(Transitions(2))
+    population = Population(view)
     tables: list[PriorityTable] = []
     for kind in (0, 1):
         with kernels(kind):
             tables.append(PriorityTable(alpha, least))
-    before = np.zeros(0, np.int64)
-    for _ in range(8):
+    for _ in range(12):
         grow(store, rng)
         population.refresh(store.snapshot())
         if not population.size:
             continue
-        batch, batches = int(rng.integers(1, 60)), int(rng.integers(1, 4))
-        fractions, strata = rng.random(batch * batches), batch if rng.random() < 0.5 else 1
+        fractions = rng.random(int(rng.integers(1, 180)))
+        strata = len(fractions) if rng.random() < 0.5 else 1
         ids = rng.choice([*everything(population), -1, 1 << 50, store.frontier - 1], int(rng.integers(0, 40)))
-        # Those of a batch of the last draw have places that are known, unless something has been followed since.
-        which, drawn_batch = rng.integers(3), slice(start := batch * int(rng.integers(batches)), start + batch)
-        ids = (ids, before if len(before) else ids, np.zeros(batch, np.int64))[which]
         errors = rng.standard_normal(len(ids)) * 10.0 ** rng.integers(-5, 5)
         if len(ids) and rng.random() < 0.1:
             errors[rng.integers(len(ids))] = rng.choice((np.nan, np.inf, -np.inf))
@@ -75,11 +86,9 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(alpha: float, l
         for kind, table in enumerate(tables):
             with kernels(kind):
                 table.follow(population)
-                drawn = table.draw(fractions, strata, batch)
-                updated = drawn[0][drawn_batch] if which == 2 else ids
-                found.append((*drawn, table.update(updated, errors, 1e-6), arrays(table)))
+                drawn = table.draw(fractions, strata)
+                found.append((*drawn, table.update(ids, errors, 1e-6), arrays(table)))
         fast, plain = found
-        before = fast[0][drawn_batch]
         for one, other in zip(fast[:3], plain[:3], strict=True):
             np.testing.assert_array_equal(one, other)
         for name, array in fast[3].items():
@@ -107,7 +116,7 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
         table.follow(population)
         assert table.tree.total == 4725 - 1001 + 2
         assert table.tree.least == 1.0
-        ids, chances = table.draw(np.linspace(0, 0.999999, 5000), 1, 5000)
+        ids, chances = table.draw(np.linspace(0, 0.999999, 5000), 1)
         assert sorted(set(ids.tolist())) == everything(population).tolist()
         assert chances.max() == 3.0 / table.tree.total
 
@@ -123,7 +132,7 @@ def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
     with kernels(kind):
         table = PriorityTable(1.0)
         table.follow(population)
-        ids, _ = table.draw(np.linspace(0, 0.999, 100), 1, 100)
+        ids, _ = table.draw(np.linspace(0, 0.999, 100), 1)
         assert table.update(ids, np.full(100, 2.0), 0.0) == 0
         store.frontier = int(ids[40])
         population.refresh(store.snapshot())

@@ -1,7 +1,6 @@
 """The sum tree against sums and searches in plain numpy, and its kernels against their twins."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +8,7 @@ from hypothesis import given, strategies as st
 
 from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels import jit
-from diskreplay.kernels.extents import COLUMNS, HIGH, LOW
-from diskreplay.kernels.runs import lane_keys
+from diskreplay.kernels.pages import COLUMNS, PAGE
 from diskreplay.kernels.sumtree import FAN_OUT, SOME, TOP, tree_arrays, tree_starts
 from diskreplay.kernels.table import KERNELS
 
@@ -28,7 +26,7 @@ class Tree:
 
     def __init__(self, capacity: int, kind: int, least: bool = True, top: int = TOP) -> None:
         self.starts, self.tree, self.sums, self.least = tree_arrays(capacity, least, top)
-        self.leaves, self.notes = np.zeros(capacity), np.zeros(capacity, np.int32)
+        self.leaves, self.notes = np.zeros(capacity), np.zeros((-(-capacity // PAGE), COLUMNS), np.int64)
         self._set, self._find = KERNELS["sumtree_set"][kind], KERNELS["sumtree_find"][kind]
 
     def set(self, leaves: np.ndarray, masses: np.ndarray) -> None:
@@ -168,7 +166,7 @@ def test_the_tree_kernels_do_what_their_twins_do(capacity: int, top: int, seed: 
                 np.testing.assert_array_equal(one, other)
 
 
-def extents(rng: np.random.Generator) -> tuple[int, np.ndarray, list[tuple[int, int, int]]]:
+def runs_of_lanes(rng: np.random.Generator) -> tuple[int, np.ndarray, list[tuple[int, int, int]]]:
     """Return the first segment, the lanes of segments, and runs of ids that do not overlap."""
     origin, lanes = int(rng.integers(0, 3)), rng.integers(0, 4, rng.integers(0, 4))
     runs = []
@@ -181,25 +179,3 @@ def extents(rng: np.random.Generator) -> tuple[int, np.ndarray, list[tuple[int, 
                 runs.append((((slot + origin) << POSITION_BITS) | (row * width + lane), width * step, count))
                 row += step * count
     return origin, lanes, [runs[i] for i in rng.permutation(len(runs))]
-
-
-@pytest.mark.parametrize("kind", kinds)
-@given(seeds)
-def test_locate_finds_the_extent_and_number_of_every_id_that_counts(kind: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    origin, lanes, runs = extents(rng)
-    table = np.zeros((len(runs), len(COLUMNS)), np.int64)
-    first, stride, count = np.array(runs, np.int64).reshape(-1, 3).T
-    low, high = np.sort(rng.integers(0, count + 1, (2, len(runs))), axis=0)
-    table[:, :2], table[:, [LOW, HIGH]] = np.stack([first, stride], 1), np.stack([low, high], 1)
-    keys = lane_keys(first, origin, lanes)
-    at = np.argsort(keys)
-    where = {f + s * j: (i, j) for i, (f, s, _) in enumerate(runs) for j in range(low[i].item(), high[i].item())}
-    near = {i + d for f, s, c in runs for i in range(f - s, f + s * (c + 1), s) for d in (-1, 0, 1)}
-    ids = np.array([*near, -1, 1 << 60, (1 << 62) + 5], np.int64)
-    extent, number = np.full(len(ids), -1), np.full(len(ids), -1)
-    KERNELS["locate"][kind](
-        ids, origin, lanes, keys[at], at, table, LOW, HIGH, *np.empty((2, len(ids)), np.int64), extent, number
-    )
-    found: list[Any] = list(zip(extent.tolist(), number.tolist(), strict=True))
-    assert found == [where.get(i, (-1, -1)) for i in ids.tolist()]

@@ -34,8 +34,9 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "draw", "follow", "gae", "gather", "has_news", "hide_oldest", "locate", "nstep", "pick",
-        "powers", "scan", "show", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions", "update",
+        "advise", "draw", "follow", "gae", "gather", "has_news", "hide_oldest", "locate", "nstep", "offer",
+        "pick", "powers", "scan", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions",
+        "update",
         "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():

@@ -14,7 +14,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.loading import prefetcher
-from diskreplay.sampling import extents, population
+from diskreplay.sampling import population, priorities
 from diskreplay.testing.nested import flat
 from tests.testing.support import run_python
 
@@ -244,7 +244,7 @@ def test_a_thousand_batches_are_the_same_while_old_steps_leave(tmp_store: Path, 
 
 def test_many_episodes_are_sorted_at_the_same_batch(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(population, "SMALL", 3)
-    monkeypatch.setattr(extents, "SMALL", 3)
+    monkeypatch.setattr(priorities, "FIRST_PAGES", 1)
     check(tmp_store, "transitions", "prioritized", 2, before=30, after=20, every=1, capacity=300)
 
 

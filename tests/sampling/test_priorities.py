@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from diskreplay.sampling import extents, population as population_module
+from diskreplay.sampling import population as population_module
 from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
@@ -65,7 +65,7 @@ class Model:
         assert found == pytest.approx(want)
         assert self.table.tree.total == pytest.approx(sum(want.values()))
         assert self.table.tree.least == pytest.approx(min(want.values(), default=np.inf))
-        assert self.table.ids(self.table.places(self.population, np.array(drawable, np.int64))).tolist() == drawable
+        assert self.table.ids(self.table.places(np.array(drawable, np.int64))).tolist() == drawable
         assert self.table.largest == self.largest
 
 
@@ -172,7 +172,7 @@ def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
         model.compare()
         some = rng.choice([*every_id(model.population), store.frontier - 1], 5)
         model.update(some.tolist(), rng.uniform(0.01, 3.0, 5).tolist())
-    assert model.table.tree.capacity < 1500
+    assert model.table.tree.capacity <= 64 * 40
 
 
 def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
@@ -194,8 +194,7 @@ def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
 @pytest.fixture(autouse=True)
 def sort_and_compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(population_module, "SMALL", 3)
-    monkeypatch.setattr(extents, "SMALL", 3)
-    monkeypatch.setattr("diskreplay.sampling.priorities.FIRST_CAPACITY", 16)
+    monkeypatch.setattr("diskreplay.sampling.priorities.FIRST_PAGES", 1)
 
 
 TestPrioritizing = Prioritizing.TestCase

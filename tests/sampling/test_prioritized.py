@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.schedule import Linear
 from diskreplay.sampling.share import belongs, draw_share
@@ -270,6 +271,42 @@ def test_a_loaded_distribution_draws_on_bit_by_bit() -> None:
     assert go_on(loaded, copy, 2) == go_on(distribution, growing, 2)
 
 
+def test_a_table_that_uses_its_pages_again_goes_on_bit_by_bit_wherever_it_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("diskreplay.sampling.priorities.FIRST_PAGES", 1)
+    store, rng = grown(3, [[30], [], []]), np.random.default_rng(0)
+    population = population_of(store)
+    table = PriorityTable(0.6)
+    sizes: list[int] = []
+    seen: set[int] = set()
+    for step in range(150):
+        for segment in range(len(store.lanes)):
+            for lane in range(len(store.open[segment])):
+                store.open[segment][lane] += int(rng.integers(1, 30))
+                if rng.random() < 0.5:
+                    store.end(segment, lane)
+        if step % 20 == 19:
+            store.add_segment(int(rng.integers(1, 4)))
+        store.frontier = max(store.frontier, int(everything(population)[-3000:][0]))
+        store.drop_hidden_segments()
+        loaded = PriorityTable.loaded(pickle.loads(pickle.dumps(table.state_dict())), 0.6)
+        population.refresh(store.snapshot())
+        fractions, errors, found = rng.random(64), rng.exponential(1.0, 64), []
+        for one in (table, loaded):
+            one.follow(population)
+            ids, chances = one.draw(fractions, 64)
+            assert one.update(ids, errors, 1e-3) == 0
+            found.append((ids.tolist(), chances.tolist(), one.tree.tree.tolist(), one.tree.sums.tolist()))
+        assert found[0] == found[1], step
+        if rng.random() < 0.5:
+            table = loaded
+        sizes.append(len(table._pages))
+        seen |= set(table._pages[:, 0].tolist())
+    assert len(set(sizes[-60:])) == 1
+    assert len(seen) > 2 * sizes[-1]
+
+
 def test_loading_drops_what_is_gone_and_takes_the_rest_for_new() -> None:
     store = grown(1, [[10, 10]])
     distribution, population = updated(store, alpha=1.0, eps=0.1)
@@ -292,13 +329,15 @@ def test_loading_drops_what_is_gone_and_takes_the_rest_for_new() -> None:
     [
         {"values": np.ones(3)},
         {"values": np.zeros(20)},
-        {"base": np.array([-5, 3])},
-        {"room": np.array([1, 1])},
-        {"base": np.array([1 << 62, 0])},
-        {"end": 3},
-        {"capacity": 2},
+        {"page": np.array([-5, 3])},
+        {"page": np.array([1, 1])},
+        {"page": np.array([1 << 62, 0])},
+        {"pages": 0},
+        {"first": np.array([0, 5])},
+        {"first": np.array([1, 1])},
+        {"stride": np.array([0, 2])},
+        {"known": np.array([1, 1])},
         {"largest": np.nan},
-        {"free": np.array([[1 << 40, 0]])},
         {"first": "nonsense"},
     ],
     ids=repr,

@@ -1,0 +1,289 @@
+"""Prioritized replay: which ids can be drawn follows lists of their runs, in one call. See `pages`."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.kernels import jit
+from diskreplay.kernels.pages import (
+    FIRST,
+    KNOWN,
+    LAST_ROW,
+    PAGE,
+    PAGE_BITS,
+    SHOWN,
+    STRIDE,
+    TOUCHED,
+    WANTED,
+    find_page,
+    find_pages_plain,
+    slot_of,
+    slots_of,
+)
+from diskreplay.kernels.powers import LARGEST, SMALLEST, powers, powers_plain
+from diskreplay.kernels.sumtree import sumtree_set, sumtree_set_plain
+
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+if jit.COMPILED:
+    from diskreplay.kernels.jit import lowest_bit
+
+    _powers, _sumtree_set = map(jit.apart, (powers, sumtree_set))
+
+# Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched.
+UNUSED, CHANGED = range(2)
+
+_at = np.uint64
+
+
+@jit.kernel("int", "int", "int", "out_ints2", "out_ints32", "out_ints2", "out_ints", inner=True)
+def _add_page(first: int, stride: int, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints) -> int:
+    """Make a page of one that nobody uses and return it, -1 if there is none."""
+    if heights[UNUSED] == 0:
+        return -1
+    heights[UNUSED] -= 1
+    page = stacks[UNUSED, heights[UNUSED]]
+    at = slot_of(first, slots.size)
+    while slots[at] > 0:
+        at = (at + 1) & (slots.size - 1)
+    slots[at] = page + 1
+    pages[page, FIRST], pages[page, STRIDE] = first, stride
+    return int(page)
+
+
+@jit.kernel("none", "int", "out_ints2", "out_ints2", "out_ints", inner=True, inlined=True)
+def _touch(page: int, pages: Ints, stacks: Ints, heights: Ints) -> None:
+    """Note that a page changes."""
+    if pages[page, TOUCHED] == 0:
+        pages[page, TOUCHED] = 1
+        stacks[CHANGED, heights[CHANGED]] = page
+        heights[CHANGED] += 1
+
+
+@jit.kernel("int", "int", "int", "int", inner=True, inlined=True)
+def _mask(begin: int, count: int, step: int) -> int:
+    """Set so many bits from one on, each `step` behind the one before."""
+    if step == 1:
+        return int(np.int64((_at(0) - _at(1)) >> _at(PAGE - count)) << begin)
+    bits = np.int64(0)
+    for i in range(count):
+        bits |= np.int64(1) << (begin + i * step)
+    return int(bits)
+
+
+@jit.kernel(
+    "int", "int", "int", "int", "int", "int", "ints", "out_ints2", "out_ints32", "out_ints2", "out_ints",
+    inner=True, inlined=True,
+)  # fmt: skip
+def _want(
+    first: int, stride: int, count: int, wanted: int, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
+    stacks: Ints, heights: Ints,
+) -> int:  # fmt: skip
+    """Set the ids of a run to be wanted or not; return how many pages are lacking for it."""
+    slot = (first >> POSITION_BITS) - origin
+    width = lanes[slot] if 0 <= slot < lanes.size else 0
+    if width == 0:
+        return 0
+    row, lacking = int(np.int64(_at(first & POSITION_MASK) // _at(width))), 0
+    step = 1 if stride == width else stride // width  # most often a division less
+    row_0 = first - row * width
+    while count > 0:
+        begin = row & LAST_ROW
+        some: int = min(count, PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1)
+        rows = _mask(begin, some, step)
+        page_first = row_0 + (row - begin) * width
+        page = find_page(page_first, pages, slots)
+        if page < 0 and wanted:
+            page = _add_page(page_first, width, pages, slots, stacks, heights)
+            lacking += 1 if page < 0 else 0
+        if page >= 0:
+            before = pages[page, WANTED]
+            after = before | rows if wanted else before & ~rows
+            if after != before:
+                pages[page, WANTED] = after
+                _touch(page, pages, stacks, heights)
+        row += some * step
+        count -= some
+    return lacking
+
+
+@jit.kernel("int", "int", "int", "ints", inner=True)
+def _lane(first: int, origin: int, lanes: Ints) -> int:
+    """Return the id of row 0 of an id's lane: a number that orders ids by segment and lane."""
+    slot = (first >> POSITION_BITS) - origin
+    width = lanes[slot] if 0 <= slot < lanes.size else 1
+    return int(first - (first & POSITION_MASK) // max(width, 1) * width)
+
+
+@jit.kernel(
+    "int", "int", "ints2", "int", "int", "ints2", "int", "int", "int", "int", "ints",
+    "out_ints2", "out_ints32", "out_ints2", "out_ints", inner=True,
+)  # fmt: skip
+def _want_difference(
+    wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: int,
+    origin: int, lanes: Ints, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
+) -> int:  # fmt: skip
+    """Set the ids of runs that are not in the other ones to be wanted or not; return how many pages are lacking.
+
+    A run that is in both costs what it has grown, or lost, at one end. For that both are ordered `by_lane`, or else of
+    those that are not wanted what is left is wanted in the same order, and then others. Where they are not, more is set
+    than need be: with the same outcome, as all that is not wanted comes first.
+    """
+    lacking = np.int64(0)
+    while i < stop:
+        first, stride, count = runs[0, i], runs[1, i], runs[2, i]
+        if j < others_stop:
+            apart, more = first - others[0, j], count - others[2, j]
+            if stride == others[1, j] and (apart == 0 or apart + more * stride == 0):
+                first += others[2, j] * stride if apart == 0 else 0
+                count = more
+                j += 1
+            elif wanted if not by_lane else _lane(others[0, j], origin, lanes) < _lane(first, origin, lanes):
+                j += 1
+                continue
+        if count > 0:
+            lacking += _want(first, stride, count, wanted, origin, lanes, pages, slots, stacks, heights)
+        i += 1
+    return int(lacking)
+
+
+@jit.kernel(
+    "none", "float", "float", "out_ints2", "out_ints2", "out_ints", "out_floats",
+    "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2", inner=True,
+)  # fmt: skip
+def _show(
+    alpha: float, fresh: float, pages: Ints, stacks: Ints, heights: Ints, raw: Floats,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
+) -> None:  # fmt: skip
+    """Give what is wanted of the pages that were touched its masses, and what is not wanted 0."""
+    places, changed = ints[0], ints[1]
+    values, numbers, masses = floats[0], floats[1], floats[2]
+    done, count = 0, heights[CHANGED]
+    while done < count:
+        used = np.int64(0)
+        while done < count and used + PAGE <= places.size:
+            page = stacks[CHANGED, done]
+            wanted, known = pages[page, WANTED], pages[page, KNOWN]
+            rows = pages[page, SHOWN] ^ wanted
+            pages[page, SHOWN], pages[page, KNOWN], pages[page, TOUCHED] = wanted, known | wanted, 0
+            while rows != 0:
+                row = lowest_bit(rows)
+                rows &= rows - 1
+                place = (page << PAGE_BITS) + row
+                if (wanted >> row) & 1 and (known >> row) & 1 == 0:
+                    raw[place] = fresh
+                places[used] = place
+                values[used] = raw[place] if (wanted >> row) & 1 else 0.0
+                used += 1
+            done += 1
+        _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
+        for i in range(used):
+            masses[i] = masses[i] if values[i] > 0.0 else 0.0
+        _sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
+    heights[CHANGED] = 0
+
+
+@jit.kernel(
+    "int", "ints2", "int", "int", "int", "ints", "ints2", "int", "int", "int", "ints", "int", "float", "float",
+    "out_ints2", "out_ints32", "out_ints2", "out_ints", "out_floats",
+    "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2", checked=False,
+)  # fmt: skip
+def offer(
+    old: Ints, old_ended: int, old_left: int, old_origin: int, old_lanes: Ints,
+    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float, fresh: float,
+    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
+) -> int:  # fmt: skip
+    """Let the ids of `new` runs be drawn, and those of `old` ones that are not among them no more.
+
+    Runs are (3, n): first ids, strides and counts. The first `ended` ones stay as they are from then on, so the old
+    ones of these are not looked at. Then come `left`, of which as many are the same as before in the same order; the
+    rest are by segment and lane. `whole`: nothing but the new ones can be drawn, whatever was before.
+
+    Ids that were never drawn get the raw priority `fresh`. Returns how many pages are lacking; if there are some,
+    nothing can be drawn that could not be, and the call is to be repeated with more. `ints` and `floats` are scratch
+    memory, (2, block) and (3, block), at least a page.
+    """
+    if whole:
+        for page in range(pages.shape[0]):
+            if pages[page, SHOWN] | pages[page, WANTED]:
+                pages[page, WANTED] = 0
+                _touch(page, pages, stacks, heights)
+    end, stop, old_end, old_stop = ended + left, new.shape[1], old_ended + old_left, old.shape[1]
+    if whole:
+        old_ended = old_end = old_stop
+    _want_difference(
+        0, old, old_ended, old_end, new, ended, end, 0, old_origin, old_lanes, pages, slots, stacks, heights
+    )  # fmt: skip
+    _want_difference(
+        0, old, old_end, old_stop, new, end, stop, 1, old_origin, old_lanes, pages, slots, stacks, heights
+    )  # fmt: skip
+    lacking = _want_difference(1, new, 0, ended, old, 0, 0, 0, origin, lanes, pages, slots, stacks, heights)
+    lacking += _want_difference(
+        1, new, ended, end, old, old_ended, old_end, 0, origin, lanes, pages, slots, stacks, heights
+    )  # fmt: skip
+    lacking += _want_difference(
+        1, new, end, stop, old, old_end, old_stop, 1, origin, lanes, pages, slots, stacks, heights
+    )  # fmt: skip
+    if lacking == 0:
+        _show(alpha, fresh, pages, stacks, heights, raw, starts, tree, sums, least, ints, floats)
+    return int(lacking)
+
+
+def offer_plain(
+    old: Ints, old_ended: int, old_left: int, old_origin: int, old_lanes: Ints,
+    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float, fresh: float,
+    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
+) -> int:  # fmt: skip
+    """Do what `offer` does."""
+    table = pages, slots, stacks, heights
+    found = [_places_plain(run, True, origin, lanes, *table) for run in new.T.tolist()]
+    if lacking := sum(missing for _, missing in found):
+        return lacking
+    known = [np.zeros(0, np.int64)]
+    shown = np.concatenate(known + [places for places, _ in found])
+    if whole:
+        gone = np.flatnonzero(tree[: len(raw)])
+    else:
+        gone = np.concatenate(
+            known + [_places_plain(r, False, old_origin, old_lanes, *table)[0] for r in old.T[old_ended:].tolist()]
+        )
+    gone, shown = np.setdiff1d(gone[gone >= 0], shown), shown[tree[shown] == 0]
+    page, bit = shown >> PAGE_BITS, np.int64(1) << (shown & LAST_ROW)
+    raw[shown[pages[page, KNOWN] & bit == 0]] = fresh
+    np.bitwise_and.at(pages[:, SHOWN], gone >> PAGE_BITS, ~(np.int64(1) << (gone & LAST_ROW)))
+    for column in (SHOWN, KNOWN):
+        np.bitwise_or.at(pages[:, column], page, bit)
+    pages[:, WANTED] = pages[:, SHOWN]
+    masses = np.zeros(len(shown) + len(gone))
+    powers_plain(raw[shown], alpha, SMALLEST, LARGEST, np.empty(len(shown)), masses[: len(shown)])
+    places = np.concatenate([shown, gone])
+    sumtree_set_plain(places, masses, starts, tree, sums, least, places.copy())
+    return 0
+
+
+def _places_plain(
+    run: list[int], add: bool, origin: int, lanes: Ints,
+    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
+) -> tuple[Ints, int]:  # fmt: skip
+    """Return the places of a run, below 0 without a page, and how many pages are lacking; one may `add` some."""
+    first, stride, count = run
+    width = int(lanes[(first >> POSITION_BITS) - origin])
+    rows = (first & POSITION_MASK) // width + np.arange(count) * (stride // width)
+    starts, at = np.unique(rows & ~LAST_ROW, return_inverse=True)
+    firsts = first + (starts - rows[:1]) * width
+    page = find_pages_plain(firsts, pages, slots)
+    some = np.flatnonzero(page < 0)[: heights[UNUSED] if add else 0]
+    heights[UNUSED] -= len(some)
+    page[some] = stacks[UNUSED, heights[UNUSED] : heights[UNUSED] + len(some)][::-1]
+    for first_id, number in zip(firsts[some].tolist(), page[some].tolist(), strict=True):
+        pages[number, FIRST], pages[number, STRIDE] = first_id, width
+        slot = int(slots_of(np.array([first_id]), slots)[0])
+        while slots[slot]:
+            slot = (slot + 1) & (len(slots) - 1)
+        slots[slot] = number + 1
+    lacking = int(np.count_nonzero(page < 0)) if add else 0
+    return ((page << PAGE_BITS)[at] + (rows & LAST_ROW)), lacking

@@ -1,0 +1,102 @@
+"""Pages: places for ids, which are the leaves of a sum tree.
+
+A page has a place for each of `PAGE` successive rows of a lane, from a row on that is a multiple of `PAGE`: its number
+times `PAGE`, and the rest of the row. It is a line of a table, as long as a cache line: the id of its first row; the
+stride of ids from row to row, 0 where nobody uses it; and masks with a bit a row, of those that can be drawn (`SHOWN`),
+that will be when a call of `offer` returns (`WANTED`), and that have a priority (`KNOWN`).
+
+`slots` is a hash table with open addressing: the number of a page plus 1 at the hash of its first id, or behind it.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, mixed
+from diskreplay.kernels import jit
+
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+
+PAGE_BITS = 6
+PAGE = 1 << PAGE_BITS
+LAST_ROW = PAGE - 1
+
+FIRST, STRIDE, SHOWN, WANTED, KNOWN, TOUCHED = range(6)
+COLUMNS = 8
+
+_at = np.uint64
+
+
+@jit.kernel("int", "int", "int", inner=True, inlined=True)
+def slot_of(first: int, slots: int) -> int:
+    """Return the hash of a page's first id, below the number of slots, which is a power of two."""
+    x = _at(first)
+    x = (x ^ (x >> _at(30))) * _at(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> _at(27))) * _at(0x94D049BB133111EB)
+    return int((x ^ (x >> _at(31))) & _at(slots - 1))
+
+
+@jit.kernel("int", "int", "ints2", "ints32", inner=True, inlined=True)
+def find_page(first: int, pages: Ints, slots: Ints32) -> int:
+    """Return the page of this first id, -1 if there is none."""
+    at = slot_of(first, slots.size)
+    page = np.int64(slots[_at(at)]) - 1
+    while page >= 0 and pages[_at(page), FIRST] != first:
+        at = (at + 1) & (slots.size - 1)
+        page = np.int64(slots[_at(at)]) - 1
+    return int(page)
+
+
+@jit.kernel("none", "ints", "int", "ints", "ints2", "ints32", "out_ints", checked=False)
+def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
+    """Write the place of each id, -1 where it cannot be drawn; `lanes` are those of the segments from `origin` on."""
+    for i in range(ids.size):
+        places[i] = -1
+        slot = (ids[i] >> POSITION_BITS) - origin
+        width = lanes[slot] if 0 <= slot < lanes.size else 0
+        if width > 0:
+            row = (ids[i] & POSITION_MASK) // width
+            within = row & LAST_ROW
+            page = find_page(ids[i] - within * width, pages, slots)
+            if page >= 0 and (pages[_at(page), SHOWN] >> within) & 1:
+                places[i] = (page << PAGE_BITS) + within
+
+
+def locate_plain(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
+    """Do what `locate` does."""
+    slot = (ids >> POSITION_BITS) - origin
+    known = (slot >= 0) & (slot < len(lanes))
+    width = np.append(lanes, 0)[np.where(known, slot, len(lanes))]
+    within = (ids & POSITION_MASK) // np.maximum(width, 1) & LAST_ROW
+    page = np.full(len(ids), -1)
+    page[width > 0] = find_pages_plain((ids - within * width)[width > 0], pages, slots)
+    shown = (page >= 0) & ((pages[page, SHOWN] >> within) & 1 > 0)
+    places[:] = np.where(shown, (page << PAGE_BITS) + within, -1)
+
+
+def find_pages_plain(first: Ints, pages: Ints, slots: Ints32) -> Ints:
+    """Return the page of each first id, -1 where there is none."""
+    at = slots_of(first, slots)
+    page = slots[at].astype(np.int64) - 1
+    while len(left := np.flatnonzero((page >= 0) & (pages[page, FIRST] != first))):
+        at[left] = (at[left] + 1) & (len(slots) - 1)
+        page[left] = slots[at[left]] - 1
+    return page
+
+
+def slots_of(first: Ints, slots: Ints32) -> Ints:
+    """Return the hash of each first id, as `slot_of` does."""
+    hashes = mixed(np.ascontiguousarray(first).view(np.uint64))
+    return (hashes & _at(len(slots) - 1)).astype(np.int64)
+
+
+def index_pages(pages: Ints, slots: Ints32) -> None:
+    """Make all pages in use findable, and no other."""
+    slots[:] = 0
+    left = np.flatnonzero(pages[:, STRIDE])
+    at = slots_of(pages[left, FIRST], slots)
+    while len(left):
+        is_free = slots[at] == 0
+        slots[at[is_free]] = left[is_free] + 1  # of several that come to one slot the last stays
+        again = slots[at] != left + 1
+        left, at = left[again], (at[again] + 1) & (len(slots) - 1)
