@@ -33,6 +33,8 @@ class Frontier:
 
     Attributes
     ----------
+    generation : int
+        Of the log that it follows.
     oldest : (lanes,) int64
         The first row of each lane that is not hidden, `hiding.NEVER` where its segment is gone. A change
         replaces it.
@@ -74,7 +76,7 @@ class Frontier:
         return np.clip(self.oldest[place] - row, 0, episodes.steps)
 
     def _forget(self, generation: int) -> None:
-        self._generation = generation
+        self.generation = generation
         self._by_place[[hiding.LINE, hiding.TAIL]] = -1
         self._by_place[hiding.LISTED] = 0
         self._heap = np.zeros((self._by_place.shape[1], hiding.HEAP_COLUMNS), np.int64)
@@ -88,6 +90,8 @@ class Frontier:
         """
         self._forget(log.generation)
         self.hidden = int(self._hidden_of(log.table, log_place).sum()) + self._hidden_from(place, start)
+        if not self.hidden:
+            self.reached = 0
 
     def drop_open(self, place: Ints, start: Ints) -> None:
         """Leave out open episodes, which are nobody's any more: their lanes, and their first rows."""
@@ -95,10 +99,6 @@ class Frontier:
 
     def _hidden_from(self, place: Ints, start: Ints) -> int:
         return int(np.maximum(self.oldest[place] - start, 0).sum())
-
-    def is_of(self, log: EpisodeLog) -> bool:
-        """Whether it follows this generation of the log."""
-        return self._generation == log.generation
 
     def advance(
         self, log: EpisodeTable, total: int, until: int, growing: Ints, rows: Ints, segments: Segments, times: LeafTable

@@ -19,6 +19,7 @@ from diskreplay.format.unwritten import NeverWritten
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following as rows
 from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
+from diskreplay.kernels.runs import ALL_VISIBLE, Visible
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.damaged import DAMAGE, DamagedSegments
 from diskreplay.store.flags import LaneFlags, check_chunks, read_lanes, read_sealed
@@ -86,6 +87,7 @@ class Index:
         self._tables = Tables(self._root)
         self._live = LiveLanes(self._kernels["follow"], self._kernels["has_news"])
         self._log = EpisodeLog(self._generation)
+        self._visible = ALL_VISIBLE
         self._frontier = Frontier(self._root.capacity, self._kernels["hide_oldest"])
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
@@ -149,8 +151,12 @@ class Index:
             changed |= self._take_newly_sealed()
         changed = self._follow_lanes(changed)
         arrived += self._log.steps + self._live.open_steps - steps + self._lost
-        if changed or self._root.max_age_s is not None:
+        if self._is_timed and (changed or self._root.max_age_s is not None):
             self._hide_oldest(changed)
+        elif changed:
+            if self._frontier.generation != self._log.generation:
+                self._follow_log()
+            self.snapshot = self._freeze()
         return arrived
 
     def _follow_lanes(self, changed: bool) -> bool:
@@ -183,7 +189,7 @@ class Index:
             self.snapshot = self._freeze()
 
     def _follow_log(self) -> None:
-        if not self._frontier.is_of(self._log):
+        if self._frontier.generation != self._log.generation:
             place = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
             start = self._rows[rows.OPEN_START, place]
             self._frontier.follow(self._log, self._places_of(self._log.table), place, start)
@@ -324,7 +330,8 @@ class Index:
         self._gone.extend(slot + self._origin for slot in slots)
         self._evictions.forget(np.array(slots) + self._origin)
         behind = np.isin(self._log.table.first >> POSITION_BITS, self._gone)
-        if 2 * np.count_nonzero(behind) >= len(behind):
+        # Without times, nobody could tell which episodes began after those that are gone.
+        if not self._is_timed or 2 * np.count_nonzero(behind) >= len(behind):
             self._compact()
 
     def _compact(self) -> None:
@@ -496,14 +503,17 @@ class Index:
 
     def _freeze(self) -> Snapshot:
         committed, observed = self._rows[: rows.OBSERVED + 1].copy()
-        frontier = self._frontier
+        frontier, visible = self._frontier, self._visible
+        if visible.oldest is not frontier.oldest or visible[:2] != (frontier.reached, self._origin):
+            visible = Visible(frontier.reached, self._origin, self._lanes, self._lane_base, frontier.oldest)
+            self._visible = visible
         return Snapshot(
             schema=self._root.schema,
             generation=self._log.generation,
             origin=self._origin,
             oldest=frontier.oldest,
             hidden_before=frontier.until,
-            reached=frontier.reached,
+            visible=visible,
             steps=self._log.steps + self._live.open_steps - frontier.hidden,
             lanes=self._lanes,
             lane_base=self._lane_base,

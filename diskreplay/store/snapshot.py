@@ -23,13 +23,12 @@ class Snapshot:
 
     Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is
     gone), ``lane_base``, ``sealed`` and ``clocks``, the wall time at which the clock of its rows began, in nanoseconds
-    since the epoch; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows of
-    that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden by a
-    capacity or for its age. Hidden are all steps that were published before ``hidden_before``, and none of an episode
-    that began at ``reached`` or later: nanoseconds since the epoch. The episodes in ``hidden`` were evicted by hand or
-    lost to damage, and are in neither table of episodes.
-    ``log`` holds the ended episodes in the order they were found, ``open`` the others; positions in
-    ``log`` mean the same episode in every snapshot of one ``generation``.
+    since the epoch; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows of that lane that are
+    complete and whose observation is there, and ``oldest``, the first row that is not hidden by a capacity or for its
+    age. Hidden are all steps that were published before ``hidden_before``, and none of an episode that began at
+    ``visible.reached`` or later: nanoseconds since the epoch. The episodes in ``hidden`` were evicted by hand or lost
+    to damage, and are in neither table of episodes. ``log`` holds the ended episodes in the order they were found,
+    ``open`` the others; positions in ``log`` mean the same episode in every snapshot of one ``generation``.
     """
 
     schema: Schema
@@ -37,7 +36,7 @@ class Snapshot:
     origin: int
     oldest: NDArray[np.int64]
     hidden_before: int
-    reached: int
+    visible: Visible
     steps: int
     lanes: NDArray[np.int64]
     lane_base: NDArray[np.int64]
@@ -81,11 +80,6 @@ class Snapshot:
             every.end,
             every.time,
         )
-
-    @property
-    def visible(self) -> Visible:
-        """What is hidden of each lane."""
-        return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
