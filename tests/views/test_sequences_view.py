@@ -86,7 +86,7 @@ def test_a_length_of_episodes_that_makes_no_sense_is_refused() -> None:
             Episodes(),
             ("discount",),
             "fields names 'discount', and a batch has action, index, is_first, loss_mask, mask, next_obs, obs, reward, "
-            "terminated, truncated, weight",
+            "terminated, time, truncated, weight",
         ),
     ],
 )

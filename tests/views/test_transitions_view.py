@@ -94,7 +94,7 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str
             {},
             ("obs", "reards"),
             "fields names 'reards', and a batch has action, discount, index, n_steps, next_obs, obs, reward, "
-            "terminated, truncated, weight",
+            "terminated, time, truncated, weight",
         ),
         (FLAT_SCHEMA, {}, "obs", "fields must be a sequence of names, not 'obs'"),
     ],
