@@ -31,7 +31,7 @@ class MappingRefused(ReplayError):
 
 
 _there: set[int] = set()  # the address of each mapping of this process
-_relief: list[Callable[[], None]] = []
+_relief: list[Callable[[], bool]] = []
 
 
 def count_mappings() -> int:
@@ -39,8 +39,8 @@ def count_mappings() -> int:
     return len(_there)
 
 
-def relieved_by(let_go: Callable[[], None]) -> None:
-    """Have a function called when the system refuses another mapping, before it is asked once more."""
+def relieved_by(let_go: Callable[[], bool]) -> None:
+    """Have a function called when the system refuses another mapping, which is tried again while it returns True."""
     _relief.append(let_go)
 
 
@@ -55,6 +55,15 @@ def _map(fd: int, nbytes: int, prot: int) -> int:
 def _unmap(address: int, nbytes: int) -> None:
     _there.discard(address)  # first: the next mapping may get the same address
     _libc.munmap(address, nbytes)
+
+
+def _refused(error: OSError) -> MappingRefused:
+    return MappingRefused(
+        f"this process has {count_mappings()} files of stores mapped, and the system refuses another one: "
+        f"{os.strerror(error.errno or 0)}. Close stores and samplers, and let go of arrays and episodes, that are not "
+        "needed any more; make stores with larger chunk_bytes; or allow a process more memory, or more mappings "
+        "(sysctl vm.max_map_count)"
+    )
 
 
 class Mapping:
@@ -72,27 +81,17 @@ class Mapping:
         self.nbytes = nbytes
         self.writable = writable
         prot = _PROT_READ | (_PROT_WRITE if writable else 0)
-        try:
-            self.address = _map(fd, nbytes, prot)
-        except OSError as error:
-            if error.errno != errno.ENOMEM:
-                raise
-            for let_go in _relief:
-                let_go()
-            self.address = self._map_again(fd, prot)
+        while True:
+            try:
+                self.address = _map(fd, nbytes, prot)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise
+                if not any([let_go() for let_go in _relief]):
+                    raise _refused(error) from error
         _there.add(self.address)
         weakref.finalize(self, _unmap, self.address, nbytes).atexit = False
-
-    def _map_again(self, fd: int, prot: int) -> int:
-        try:
-            return _map(fd, self.nbytes, prot)
-        except OSError as error:
-            raise MappingRefused(
-                f"this process has {count_mappings()} files of stores mapped, and the system refuses another one: "
-                f"{os.strerror(error.errno or 0)}. Close stores and samplers, and let go of arrays and episodes, that "
-                "are not needed any more; make stores with larger chunk_bytes; or allow a process more memory, or more "
-                "mappings (sysctl vm.max_map_count)"
-            ) from error
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

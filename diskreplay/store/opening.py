@@ -41,7 +41,7 @@ def create(
     exist_ok : bool
         Open the store that is there, if it has the same schema.
     chunk_bytes : int
-        Bytes of a chunk file, about. Larger ones make fewer mappings: a reader keeps 30,000.
+        Bytes of a chunk file, about. Larger ones make fewer mappings: a process keeps 30,000.
     segment_steps : int or "episode", optional
         Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
         by size, at most 4 GiB and a sixteenth of either capacity.

@@ -1,8 +1,8 @@
-"""Where the rows of each field are in memory: chunk files mapped when they are first needed, addresses in arrays."""
+"""Where the rows of each field are in memory: chunk files mapped or read when first needed, addresses in arrays."""
 
-import itertools
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,25 @@ from diskreplay.format.mapping import (
     MADV_RANDOM,
     Mapping,
     MappingRefused,
-    count_mappings,
     map_file,
+    read_into,
     refuse_links,
-    relieved_by,
 )
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
-from diskreplay.store.forks import each_of, told_of_forks
-
-# Of all stores of this process together: the kernel allows 65,530, and the trainer has others.
-MOST_MAPPINGS = 30_000
+from diskreplay.store import chunk_budget
+from diskreplay.store.arena import Piece
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
 # is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
 WIDE_ROW = 1024
 
+# Bytes of the largest chunk file that is read and not mapped. Only of sealed segments, which never change, and of
+# narrow rows.
+LARGEST_READ = 256 << 10
+
+# The system may refuse a mapping, and then others leave, also of those needed with it, which are mapped once more.
+_ATTEMPTS = 8
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
@@ -39,8 +42,9 @@ _ROWS_A_LANE = 64
 class LeafTable:
     """The chunks of one array in all segments.
 
-    ``first_chunk``, ``chunks`` and ``shift`` are by slot, ``bases`` holds the address of each mapped chunk and 0 for
-    the others. Raw addresses may be used while ``holder`` is referenced.
+    ``first_chunk``, ``chunks`` and ``shift`` are by slot, ``bases`` holds the address of each chunk that is mapped or
+    read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. For ``used`` and ``is_read``
+    see `chunk_budget.ChunkTable`.
 
     Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
     """
@@ -58,7 +62,9 @@ class LeafTable:
         self.chunks = np.zeros(0, np.int64)
         self.shift = np.zeros(0, np.int64)
         self.bases = np.zeros(0, np.int64)
-        self.holder: dict[int, Mapping] = {}
+        self.used = np.zeros(0, np.int64)
+        self.is_read = np.zeros(0, np.bool_)
+        self.holder: dict[int, Mapping | Piece] = {}
 
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
         """Add segments with room for one chunk each; see `Tables.add_slots`."""
@@ -67,10 +73,15 @@ class LeafTable:
         self.shift = np.concatenate([self.shift, np.array(shifts, np.int64)])
         self.first_chunk = np.concatenate([self.first_chunk, start + np.arange(len(infos))])
         self.chunks = np.concatenate([self.chunks, np.ones(len(infos), np.int64)])
-        self.bases = np.concatenate([self.bases, np.zeros(len(infos), np.int64)])
+        self._add_places(np.zeros(len(infos), np.int64))
+
+    def _add_places(self, bases: NDArray[np.int64]) -> None:
+        self.used = np.concatenate([self.used, np.zeros(len(bases), np.int64)])
+        self.is_read = np.concatenate([self.is_read, np.zeros(len(bases), np.bool_)])
+        self.bases = np.concatenate([self.bases, bases])
 
     def ensure(self, slot: NDArray[np.int64], first_row: NDArray[np.int64], last_row: NDArray[np.int64]) -> None:
-        """Map every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``slot[i]``.
+        """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``slot[i]``.
 
         Raises
         ------
@@ -81,12 +92,18 @@ class LeafTable:
         """
         shift = self.shift[slot]
         first, last = first_row >> shift, last_row >> shift
-        if (last < self.chunks[slot]).all():
-            at = self.first_chunk[slot]
-            if self.bases[at + first].all() and self.bases[at + last].all() and int((last - first).max(initial=0)) < 2:
-                return
+        if self._has(slot, first, last):
+            return
         with self._tables.lock:
             self._map(slot, first, last)
+
+    def _has(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> bool:
+        """Whether these chunks are there, two of each slot at most; they count as used."""
+        if (last >= self.chunks[slot]).any() or int((last - first).max(initial=0)) > 1:
+            return False
+        at = self.first_chunk[slot]
+        self.used[at + first] = self.used[at + last] = chunk_budget.now()
+        return bool(self.bases[at + first].all() and self.bases[at + last].all())
 
     def _map(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> None:
         wanted = {
@@ -94,27 +111,45 @@ class LeafTable:
             for s, a, b in zip(slot.tolist(), first.tolist(), last.tolist(), strict=True)
             for chunk in range(a, b + 1)
         }
-        missing = [key for key in sorted(wanted) if key[1] >= self.chunks[key[0]] or not self.bases[self._place(*key)]]
-        if not missing:
-            return
-        if self._tables.make_room(len(missing)):
-            missing = sorted(wanted)
-        try:
-            self._map_chunks(missing)
-        except MappingRefused:  # though other tables have let go of theirs
-            self._tables.forget()
-            self._map_chunks(sorted(wanted))
-
-    def _map_chunks(self, missing: list[tuple[int, int]]) -> None:
-        for s, chunk in missing:
+        for s, chunk in wanted:
             self._extend(s, chunk + 1)
-            place = self._place(s, chunk)
-            mapping = self._tables.map(s, self.leaf, chunk)
+        use = chunk_budget.now()
+        self.used[[self._place(*key) for key in wanted]] = use
+        for _ in range(_ATTEMPTS):
+            missing = sorted(key for key in wanted if not self.bases[self._place(*key)])
+            if not missing:
+                return
+            for key in missing:
+                self._open(*key, use)
+        raise MappingRefused(
+            f"the system allows this process too few mappings for {len(wanted)} chunks of {self.leaf} at once; make "
+            "stores with larger chunk_bytes, or allow it more (sysctl vm.max_map_count)"
+        )
+
+    def _open(self, slot: int, chunk: int, use: int) -> None:
+        """Read or map a chunk; what was asked for before this use may leave for it."""
+        piece, nbytes = None, self._bytes_to_read(slot)
+        if nbytes:
+            piece = chunk_budget.take_memory(nbytes, use)
+        if piece is None:
+            chunk_budget.make_room(use)
+        held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
+        if isinstance(held, Mapping):
             # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
             # ones are more than the processor has room for, which takes a quarter of a small batch's time.
-            mapping.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
-            self.holder[place] = mapping
-            self.bases[place] = mapping.address
+            held.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
+        place = self._place(slot, chunk)
+        self.is_read[place] = piece is not None
+        self.holder[place] = held
+        self.bases[place] = held.address
+
+    def _bytes_to_read(self, slot: int) -> int:
+        """Return the size of a slot's chunks, or 0 where they are mapped and never read."""
+        info = self._tables.infos[slot]
+        if self.wide or info is None or not info.sealed:
+            return 0
+        nbytes = chunk_nbytes(self._tables.root, info, self.leaf)
+        return nbytes if nbytes <= LARGEST_READ else 0
 
     def _place(self, slot: int, chunk: int) -> int:
         return int(self.first_chunk[slot]) + chunk
@@ -127,7 +162,9 @@ class LeafTable:
         room = max(chunks, 2 * have)
         old = int(self.first_chunk[slot])
         start = len(self.bases)
-        self.bases = np.concatenate([self.bases, self.bases[old : old + have], np.zeros(room - have, np.int64)])
+        self._add_places(np.concatenate([self.bases[old : old + have], np.zeros(room - have, np.int64)]))
+        for column in self.used, self.is_read:
+            column[start : start + have] = column[old : old + have]
         # A new dict: whoever uses the old places holds the old one, and only new places are let go with their slot.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
@@ -145,8 +182,17 @@ class LeafTable:
         """
         return self.holder, self.chunks, self.first_chunk, self.bases
 
+    def release(self, places: NDArray[np.int64]) -> None:
+        """Let go of the chunks at these places; those in use stay until their user lets go of ``holder``."""
+        bases, holder = self.bases.copy(), self.holder.copy()
+        bases[places] = 0
+        for place in places.tolist():
+            holder.pop(place, None)
+        # In this order: see `addresses`.
+        self.bases, self.holder = bases, holder
+
     def forget(self) -> None:
-        """Let go of every mapping; those in use stay until their user lets go of ``holder``."""
+        """Let go of every chunk; those in use stay until their user lets go of ``holder``."""
         self.bases, self.holder = np.zeros_like(self.bases), {}
 
     def rows(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> NDArray[Any]:
@@ -204,27 +250,8 @@ class LeafTable:
         return parts
 
 
-def _map_anew(tables: "Tables") -> None:
-    """Let go of all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
-    tables.lock = threading.RLock()  # another thread may have held it
-    tables.forget()
-
-
-_alive = told_of_forks(_map_anew)
-_uses = itertools.count()
-
-
-def _forget_all() -> None:
-    """Let go of all mappings but those of tables that are in use."""
-    for tables in each_of(_alive):
-        tables.forget_if_idle()
-
-
-relieved_by(_forget_all)
-
-
 class Tables:
-    """The tables of all arrays of a store. All those of a process share the number of mappings that they may hold.
+    """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
 
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
     """
@@ -232,35 +259,18 @@ class Tables:
     def __init__(self, root: Root) -> None:
         self.root = root
         self.lock = threading.RLock()
-        self._used = 0
-        _alive.add(self)
         self.infos: list[SegmentInfo | None] = []
         self.leaves = {leaf: LeafTable(self, leaf) for leaf in root.blueprint.arrays}
+        chunk_budget.share(self)
 
-    def make_room(self, count: int) -> bool:
-        """See that so many more chunks can be mapped; tell whether all mappings of these tables had to go for that.
+    def by_array(self) -> Iterable[LeafTable]:
+        """Return the table of each array."""
+        return self.leaves.values()
 
-        First go those of the tables for which nothing had to be mapped for the longest time. The caller holds the lock.
-        """
-        self._used = next(_uses)
-        if count_mappings() + count <= MOST_MAPPINGS:
-            return False
-        for tables in sorted(each_of(_alive), key=lambda tables: tables._used):
-            if tables is not self:
-                tables.forget_if_idle()
-                if count_mappings() + count <= MOST_MAPPINGS:
-                    return False
+    def start_anew(self) -> None:
+        """Let go of all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
+        self.lock = threading.RLock()  # another thread may have held it
         self.forget()
-        return True
-
-    def forget_if_idle(self) -> None:
-        """Let go of every mapping, unless a thread, perhaps this one, is in the middle of mapping or reading rows."""
-        # Held by this thread, it could be taken once more.
-        if not self.lock._is_owned() and self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
-            try:
-                self.forget()
-            finally:
-                self.lock.release()
 
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
         """Add segments in the order of their numbers; None where one was evicted already."""
@@ -270,12 +280,12 @@ class Tables:
                 table.add_slots(infos)
 
     def forget(self) -> None:
-        """Let go of every mapping."""
+        """Let go of every chunk."""
         for table in self.leaves.values():
             table.forget()
 
     def without(self, slots: list[int]) -> "Tables":
-        """Return tables in which these slots are empty; everything else stays mapped."""
+        """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
         new = Tables(self.root)
         with self.lock:
             new.infos = list(self.infos)
@@ -285,6 +295,7 @@ class Tables:
                 copy = new.leaves[leaf]
                 copy.shift, copy.chunks = table.shift, table.chunks
                 copy.first_chunk, copy.bases = table.first_chunk, table.bases.copy()
+                copy.used, copy.is_read = table.used.copy(), table.is_read.copy()
                 copy.holder = dict(table.holder)
                 for slot in slots:
                     for place in range(int(copy.first_chunk[slot]), int(copy.first_chunk[slot] + copy.chunks[slot])):
@@ -292,20 +303,23 @@ class Tables:
                         copy.holder.pop(place, None)
         return new
 
-    def map(self, slot: int, leaf: str, chunk: int) -> Mapping:
-        """Map one chunk file; see `LeafTable.ensure`."""
+    def open_chunk(self, slot: int, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
+        """Read one chunk file into memory, or map it where there is none; see `LeafTable.ensure`."""
         info = self.infos[slot]
         if info is None:
             raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
         with shown_paths():
-            return self._map(info, leaf, chunk)
+            return self._open_chunk(info, leaf, chunk, piece)
 
-    def _map(self, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
-        path = chunk_path(self.root, info, leaf, chunk)
+    def _open_chunk(self, info: SegmentInfo, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
+        path, nbytes = chunk_path(self.root, info, leaf, chunk), chunk_nbytes(self.root, info, leaf)
         parts = leaf.split("/")
         refuse_links(info.path, ("/".join(parts[: i + 1]) for i in range(len(parts))))
         try:
-            return map_file(path, chunk_nbytes(self.root, info, leaf))
+            if piece is None:
+                return map_file(path, nbytes)
+            read_into(path, nbytes, np.asarray(piece))
+            return piece
         except FileNotFoundError:
             if not info.path.exists():
                 raise SegmentGone(f"segment {info.number} was evicted or set aside; refresh and draw again") from None

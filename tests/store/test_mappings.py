@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store import tables
+from diskreplay.store import chunk_budget, tables
 from tests.testing.support import append_numbered, mapped_files, run_python, serial_schema
 
 STEPS = 400
@@ -34,7 +34,8 @@ def read_all(store):
 
 
 def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_MAPPINGS", MOST)
+    monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", MOST)
+    monkeypatch.setattr(tables, "LARGEST_READ", 0)
     stores = [dr.open(path) for path in paths]
     for _ in range(3):
         for store in stores:
@@ -46,7 +47,8 @@ def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_
 
 
 def test_samplers_in_threads_take_mappings_from_each_other_and_draw_what_is_there(paths, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_MAPPINGS", MOST)
+    monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", MOST)
+    monkeypatch.setattr(tables, "LARGEST_READ", 0)
     wrong = []
 
     def draw(path, seed):
