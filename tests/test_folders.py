@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from diskreplay.folders import OpenFolder, is_deleted, show_paths, shown, shown_paths
+from diskreplay.folders import BY_PATH, LookupBelow, OpenFolder, is_deleted, show_paths, shown, shown_paths
 from tests.testing.filesystems import KINDS, mounted
 
 
@@ -71,3 +71,46 @@ def test_paths_are_shown_as_they_were_given(tmp_path):
         assert str(folder.path) not in str(error)
         assert str(tmp_path) in str(error)
     assert show_paths(caught.value) is caught.value
+
+
+def test_files_are_found_below_a_folder_as_by_their_paths(tmp_path):
+    folder, beside = tmp_path / "folder", tmp_path / "folder beside"
+    for each in (folder, beside):
+        (each / "inside").mkdir(parents=True)
+        (each / "inside" / "file").write_bytes(b"bytes of " + each.name.encode())
+        (each / "link").symlink_to("inside")
+    with LookupBelow(str(folder)) as below:
+        for path in (f"{each}/{name}" for each in (folder, beside) for name in ("inside", "inside/file", "link")):
+            assert below.status(path) == BY_PATH.status(path)
+            assert below.is_link(path) == BY_PATH.is_link(path) == path.endswith("link")
+            fds = [lookup.open(path, os.O_RDONLY) for lookup in (below, BY_PATH)]
+            assert os.path.sameopenfile(*fds)
+            for fd in fds:
+                os.close(fd)
+        for call in (below.status, lambda path: below.open(path, os.O_RDONLY)):
+            with pytest.raises(FileNotFoundError) as caught:
+                call(f"{folder}/inside/missing")
+            assert caught.value.filename == f"{folder}/inside/missing"
+        assert not below.is_link(f"{folder}/inside/missing")
+
+
+def test_files_are_found_below_a_folder_that_another_one_has_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"old")
+    with LookupBelow(str(tmp_path / "folder")) as below:
+        (tmp_path / "folder").rename(tmp_path / "elsewhere")
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "file").write_bytes(b"newer")
+        assert below.status(f"{tmp_path}/folder/file").st_size == 3
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "missing"])
+def test_files_are_not_looked_up_below_what_is_no_folder(tmp_path, kind):
+    path = tmp_path / "folder"
+    if kind == "link":
+        path.symlink_to(tmp_path)
+    elif kind == "file":
+        path.touch()
+    error = FileNotFoundError if kind == "missing" else NotADirectoryError
+    with pytest.raises(error), LookupBelow(str(path)):
+        pass

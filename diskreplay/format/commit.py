@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
-from diskreplay.folders import shown
+from diskreplay.folders import BY_PATH, Lookup, shown
 from diskreplay.format.durable import storage_error, write_at
 from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.layout import (
@@ -234,9 +234,9 @@ def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counter
     return open_counters(os.path.join(folder, "c.0"), lanes, late=late)
 
 
-def read_lane_counter(folder: str, lanes: int, name: str = "c.0") -> NDArray[np.int64]:
+def read_lane_counter(folder: str, lanes: int, name: str = "c.0", lookup: Lookup = BY_PATH) -> NDArray[np.int64]:
     """Return what one of a segment's arrays of a number a lane holds now, ``(lanes,)`` int64."""
-    fd = open_regular(f"{folder}/{name}", lanes * 8)
+    fd = open_regular(f"{folder}/{name}", lanes * 8, lookup=lookup)
     try:
         return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
     finally:

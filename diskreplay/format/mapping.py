@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from diskreplay.errors import FormatError, ReplayError
+from diskreplay.folders import BY_PATH, Lookup
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -123,7 +124,7 @@ class Mapping:
         _libc.madvise(first, self.address + start + nbytes - first, MADV_WILLNEED)
 
 
-def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> int:
     """Open a regular file of exactly ``nbytes``, never through a symbolic link, and return its descriptor.
 
     Raises
@@ -132,7 +133,7 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY) -> int
         The file is a link, not regular, or of another size.
     """
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = lookup.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except IsADirectoryError as error:  # only who asks to write is told so here
         raise _unfit(path, "not a regular file", nbytes) from error
     except OSError as error:
@@ -152,7 +153,7 @@ def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
     return FormatError(f"{path} is {kind}{needed}; the store is damaged, restore this file")
 
 
-def read_into(path: str, nbytes: int, out: NDArray[np.uint8]) -> None:
+def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = BY_PATH) -> None:
     """Fill an array with the first bytes of a file of exactly ``nbytes``.
 
     Raises
@@ -160,7 +161,7 @@ def read_into(path: str, nbytes: int, out: NDArray[np.uint8]) -> None:
     FormatError
         The file is a link, not regular, or of another size.
     """
-    fd = open_regular(path, nbytes)
+    fd = open_regular(path, nbytes, lookup=lookup)
     try:
         if not read_part(fd, 0, out):
             raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged")
@@ -206,7 +207,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
         os.close(fd)
 
 
-def refuse_links(segment: Path, names: Iterable[str]) -> None:
+def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
     """Check that none of these in a segment leads elsewhere.
 
     Raises
@@ -215,5 +216,5 @@ def refuse_links(segment: Path, names: Iterable[str]) -> None:
         One is a symbolic link.
     """
     for name in names:
-        if os.path.islink(f"{segment}/{name}"):
+        if lookup.is_link(f"{segment}/{name}"):
             raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore what was there")

@@ -17,6 +17,7 @@ import numpy as np
 from crc32c import crc32c
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.format.layout import (
     COMMITTED,
     COUNTER_WORDS,
@@ -233,11 +234,25 @@ def read_document(path: Path | str) -> bytes:
     OSError
         The system's; FileNotFoundError where there is nothing.
     """
-    fd = open_regular(str(path), None)
+    return read_identified(str(path), BY_PATH)[0]
+
+
+def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
+    """Return the bytes of a document, and what tells it from any other that is in its place before or after.
+
+    Raises
+    ------
+    FormatError
+        It is none.
+    OSError
+        The system's; FileNotFoundError where there is nothing.
+    """
+    fd = open_regular(path, None, lookup=lookup)
     try:
-        if (size := os.fstat(fd).st_size) > _MAX_BYTES:
+        status = os.fstat(fd)
+        if status.st_size > _MAX_BYTES:
             raise FormatError(f"{path} is larger than {_MAX_BYTES} bytes; restore this file")
-        return os.read(fd, size)
+        return os.read(fd, status.st_size), (status.st_ino, status.st_mtime_ns)
     finally:
         os.close(fd)
 
@@ -269,11 +284,11 @@ def verify_document(data: bytes, path: Path | str) -> None:
     FormatError
         It has none, or it does not fit.
     """
-    found = _CHECKSUM.findall(data)
-    if len(found) != 1:
+    found = _CHECKSUM.search(data)
+    if found is None or _CHECKSUM.search(data, found.end()):
         raise FormatError(f"{path} has no checksum of itself; it was changed by something else, restore this file")
-    blank = _CHECKSUM.sub(b'"diskreplay_crc32c":"' + _BLANK.encode() + b'"', data)
-    if crc32c(blank) != int(found[0], 16):
+    blank = data[: found.start(1)] + _BLANK.encode() + data[found.end(1) :]
+    if crc32c(blank) != int(found[1], 16):
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskreplay.errors import FormatError
-from diskreplay.folders import OpenFolder
+from diskreplay.folders import BY_PATH, Lookup, LookupBelow, OpenFolder
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import Lock, overwrite, storage_error, try_lock, write_atomic, write_file
@@ -33,7 +33,7 @@ _NO_NUMBER = -1
 _END_OF_TIME = 1e12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SegmentInfo:
     """A segment's attributes. `path` is below the descriptor of the store's folder, `home`, and so valid with it."""
 
@@ -61,6 +61,8 @@ class SegmentInfo:
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
     lost: Lost = NOTHING_LOST
+    # Inode and time of change of the zarr.json that says so; zeros: it was not read.
+    document: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
 
     @property
     def is_in_place(self) -> bool:
@@ -70,8 +72,12 @@ class SegmentInfo:
     @property
     def has_its_inode(self) -> bool:
         """Whether the files are no copies; a snapshot of the volume may be one all the same."""
+        return self.has_inode_of(BY_PATH)
+
+    def has_inode_of(self, lookup: Lookup) -> bool:
+        """Return `has_its_inode`."""
         try:
-            return self.inode == counter_inode(str(self.path))
+            return self.inode == counter_inode(str(self.path), lookup)
         except FileNotFoundError:  # lost with the power
             return False
 
@@ -125,9 +131,9 @@ class Size(NamedTuple):
     rows: int | None = None
 
 
-def counter_inode(path: str) -> int:
+def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
     """Return the inode of a segment's committed counter: another one means that the segment is a copy."""
-    return os.stat(f"{path}/{layout.COMMITTED}/c.0").st_ino
+    return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 
 def build_segment(
@@ -329,11 +335,19 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
         It is damaged or hostile.
     """
     path = path or root.segment_path(number)
-    if os.path.islink(path):
-        raise FormatError(f"{path} is a symbolic link; a store has none, restore the folder itself")
+    try:
+        with LookupBelow(str(path)) as lookup:
+            return _read_segment(root, number, path, lookup)
+    except NotADirectoryError:
+        if os.path.islink(path):
+            raise FormatError(f"{path} is a symbolic link; a store has none, restore the folder itself") from None
+        raise
+
+
+def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> SegmentInfo:
     document_path = f"{path}/{layout.METADATA}"
     try:
-        data = metadata.read_document(document_path)
+        data, identity = metadata.read_identified(document_path, lookup)
         attributes = metadata.parse_document(data, document_path).get("attributes")
         metadata.verify_document(data, document_path)
     except (FormatError, FileNotFoundError):
@@ -341,27 +355,27 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power went", str(path)) from None
         raise
     # Of thousands of segments only these are read at once; the folders of other arrays are looked at when mapped.
-    refuse_links(path, _READ_AT_ONCE)
+    refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
-        return _as_copied(root, _parse_segment(root, number, path, attributes))
+        return _as_copied(root, _parse_segment(root, number, path, attributes, identity), lookup)
     except FormatError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{document_path}: unusable attributes ({error!r}); restore this file") from None
 
 
-def _as_copied(root: Root, info: SegmentInfo) -> SegmentInfo:
+def _as_copied(root: Root, info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows."""
     try:
-        if not info.sealed or info.has_its_inode or is_whole_copy(root, str(info.path), info.checksums):
+        if not info.sealed or info.has_inode_of(lookup) or is_whole_copy(root, str(info.path), info.checksums):
             return info
     except FileNotFoundError:
         return info  # a counter is missing: whoever reads it says so
     return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, times=None, boot="")
 
 
-def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> SegmentInfo:
+def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: tuple[int, int]) -> SegmentInfo:
     lanes, chunk_rows = tuple(map(_whole, attributes["lanes"])), attributes["chunk_rows"]
     if not 1 <= len(lanes) <= layout.MAX_LANES:
         raise ValueError(f"{len(lanes)} lanes")
@@ -400,6 +414,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any) -> Segm
         claimed=parse_claimed(attributes, len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
         lost=parse_lost(attributes, len(lanes)),
+        document=identity,
     )
 
 

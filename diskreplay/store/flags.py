@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.mapping import next_data, next_hole, open_regular, read_into, read_part
@@ -102,7 +103,7 @@ def _allocated(root: Root, info: SegmentInfo, rows: int) -> int:
     return sum(os.stat(chunk_path(root, info, layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
 
 
-def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int) -> int:
+def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
     """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
 
     Return up to which row all chunks are known to be there.
@@ -125,7 +126,7 @@ def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int) -> int:
         size = lanes * per_chunk * array.row_bytes
         for chunk in range(checked // per_chunk, chunks):
             path = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
-            found = os.stat(path).st_size
+            found = lookup.status(path).st_size
             if found != size:
                 raise FormatError(
                     f"{path} is {found} bytes where {size} are needed; the store is damaged, restore this file"
@@ -145,31 +146,38 @@ def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], LaneF
     FormatError
         It is damaged.
     """
+    with LookupBelow(str(info.path)) as lookup:
+        return _read_sealed(root, info, lookup)
+
+
+def _read_sealed(root: Root, info: SegmentInfo, lookup: Lookup) -> tuple[NDArray[np.int64], LaneFlags]:
     lanes = len(info.lanes)
-    committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes)
+    committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes, lookup=lookup)
     least, most = int(committed.min()), int(committed.max())
     if least < 0 or most * lanes > layout.POSITION_MASK:
         raise FormatError(f"{info.path}: committed is damaged; restore it")
-    check_chunks(root, info, 0, most)
+    check_chunks(root, info, 0, most, lookup)
     if most * lanes < _LARGE:  # as nearly all are, where there are thousands
-        return committed, LaneFlags(_read_dense(root, info, committed), committed)
+        return committed, LaneFlags(_read_dense(root, info, committed, lookup), committed)
     first = np.zeros_like(committed)
     return committed, read_lanes(
-        root, info, np.arange(lanes), first, committed, lambda: _read_dense(root, info, committed)
+        root, info, np.arange(lanes), first, committed, lambda: _read_dense(root, info, committed, lookup)
     )
 
 
-def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:
     lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
     least, most = int(committed.min()), int(committed.max())
     chunks = -(-most // per_chunk)
-    flags = np.empty((chunks, lanes, per_chunk), np.uint8)
+    # Of a single lane, what lies behind its rows need not be read.
+    flags = np.empty(most if lanes == 1 else chunks * lanes * per_chunk, np.uint8)
     size = chunk_nbytes(root, info, layout.DONE)
     for chunk in range(chunks):
-        # Of a single lane, what lies behind its rows need not be read.
-        wanted = min(per_chunk, most - chunk * per_chunk) if lanes == 1 else size
-        read_into(chunk_path(root, info, layout.DONE, chunk), size, flags[chunk].reshape(-1)[:wanted])
-    by_lane = flags.transpose(1, 0, 2).reshape(lanes, -1)
+        path = chunk_path(root, info, layout.DONE, chunk)
+        read_into(path, size, flags[chunk * size : (chunk + 1) * size], lookup)
+    if lanes == 1:
+        return flags
+    by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
     if least == most:
         return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # of one row a lane, `reshape` makes no copy
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]

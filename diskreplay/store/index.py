@@ -275,9 +275,9 @@ class Index:
 
     def _read_segment(self, number: int) -> SegmentInfo | None:
         """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
-        self._places.note(number)
         try:
             info = read_segment(self._root, number)
+            self._places.note(info)
             return None if self._places.was_taken_out(info) else info
         except NeverWritten:
             return None
@@ -414,8 +414,8 @@ class Index:
 
     def _read_anew(self, slot: int) -> bool:
         """Read the document of a live segment that was replaced; tell whether it is sealed."""
-        self._places.note(self._origin + slot)
         before, live = self._live.segments[slot], LiveSegment(self._root, self._origin + slot)
+        self._places.note(live.info)
         if live.folder != before.folder:
             return False  # replaced by repair, which is about to count a change
         live.checked_rows = before.checked_rows

@@ -32,9 +32,9 @@ class Places:
             return first
         return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
 
-    def note(self, number: int) -> None:
-        """Remember which document a segment has, before it is read."""
-        self._documents[number] = document_identity(self._root, number)
+    def note(self, info: SegmentInfo) -> None:
+        """Remember from which document a segment was read."""
+        self._documents[info.number] = info.document
 
     def was_taken_out(self, info: SegmentInfo) -> bool:
         """Whether a segment is below the horizon, or is back after a loss of power that had left for its age."""

@@ -16,6 +16,7 @@ BENCHES = {
     "pixels": "pixels",
     "sequences": "sequences",
     "open": "open_time",
+    "many_segments": "many_segments",
     "memory": "reader_memory",
     "episode_layout": "episode_layout",
     "import": "import_time",

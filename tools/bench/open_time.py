@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 import diskreplay as dr
-from tools.bench.data import SCHEMA, append_whole, episodes, fill
+from tools.bench.data import fill
 from tools.bench.fresh import measure
 from tools.bench.harness import Report, Table, Target, number
+from tools.bench.many_segments import fill_segments
 
 
 class Size(NamedTuple):
@@ -36,7 +37,11 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     for name, steps, make in (
         ("1", size.steps, lambda path: fill(path, size.steps, size.episode_steps, size.episode_steps)),
         ("one large segment", size.large_steps, lambda path: _fill_large(path, size.large_steps)),
-        ("a group an episode", size.groups * GROUP_EPISODE, lambda path: _fill_groups(path, size.groups)),
+        (
+            "a group an episode",
+            size.groups * GROUP_EPISODE,
+            lambda path: fill_segments(path, size.groups * GROUP_EPISODE, GROUP_EPISODE),
+        ),
     ):
         path = folder / "store"
         make(path)
@@ -76,9 +81,3 @@ def _fill_large(path: Path, steps: int) -> None:
     with dr.create(path, NARROW) as store, store.writer() as writer:
         for _ in range(steps // LARGE_EPISODE):
             writer.append_episode(obs, action, reward, terminated=True)
-
-
-def _fill_groups(path: Path, groups: int) -> None:
-    with dr.create(path, SCHEMA, segment_steps="episode") as store, store.writer() as writer:
-        for episode in episodes(groups * GROUP_EPISODE, GROUP_EPISODE, GROUP_EPISODE):
-            append_whole(writer, episode)
