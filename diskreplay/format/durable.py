@@ -317,10 +317,10 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
     StoreLocked
         Another process kept it for the whole time.
     FormatError
-        A link or a folder is in its place.
+        A link, a folder or anything else that is no regular file is in its place.
     """
     until = time.monotonic() + timeout_s
-    if os.path.islink(path) or os.path.isdir(path):
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise FormatError(f"{os.fspath(path)} is no regular file; diskreplay repair moves it away")
     while (lock := try_lock(path)) is None:
         if time.monotonic() > until:

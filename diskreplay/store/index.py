@@ -380,21 +380,11 @@ class Index:
                     table.ensure(np.full(len(lane), slot), known[lane], committed[lane] - 1)
 
     def _cannot_follow(self, slot: int, error: Exception) -> bool:
-        """Go on without a live segment that is damaged or gone; tell whether that changed anything."""
+        """Go on without a live segment that is damaged or gone."""
         steps = self._total_steps()
-        if is_damaged := self.damaged.note(self._origin + slot, error):
-            self._drop([slot])
-        else:
-            del self._live.segments[slot]
-            self._list_growing()
-            span = self._span(slot)
-            self._follow_log()
-            self._drop_open(np.arange(span.start, span.stop))
-            if self._rows[rows.COMMITTED, span].any():
-                self._words[layout.STEPS_EVICTED] = -1  # it is gone: the next refresh looks for such
-                self._raw = b""
+        self._leave_out(slot, error)
         self._lost += steps - self._total_steps()
-        return is_damaged
+        return True
 
     def _span(self, slot: int) -> slice:
         base = int(self._lane_base[slot])

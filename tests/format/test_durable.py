@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from diskreplay.errors import StorageFull, StoreLocked
+from diskreplay.errors import FormatError, StorageFull, StoreLocked
 from diskreplay.format import durable, machine
 from diskreplay.format.durable import held_lock, is_locked, try_lock, write_at, write_atomic, write_file, write_row
 
@@ -216,3 +216,14 @@ def test_a_fork_waits_until_a_lock_that_is_being_taken_is_known(path, monkeypatc
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     if lock:
         lock.release()
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkdir, os.mkfifo, lambda path: os.symlink("elsewhere", path)], ids=["folder", "pipe", "link"]
+)
+def test_what_is_no_regular_file_is_refused_as_a_lock(tmp_path, make):
+    path = tmp_path / "lock"
+    make(path)
+    with pytest.raises(FormatError, match=f"^{path} is no regular file; diskreplay repair moves it away$"):
+        with held_lock(path):
+            pass
