@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, Visible, joined, keep, lane_keys
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, Visible, keep, lane_keys
 from diskreplay.sampling.population import Mark, Population
 
 Ints = NDArray[np.int64]
@@ -124,10 +124,6 @@ class Arrivals:
         if population.version == self._version and population is self._population:
             return
         changes = population.changes(self._mark if population is self._population else None)
-        ended = len(changes.runs.first) - changes.loose
-        new = changes.runs
-        if not changes.whole:
-            new = joined([_part(new, 0, ended), _part(new, ended + changes.left, None)])
         self._mark, self._visible = None, population.visible
         if self._generation == population.generation:
             self._taken = np.append(self._taken, np.full(len(self._visible.oldest) - len(self._taken), -1))
@@ -136,7 +132,7 @@ class Arrivals:
         self._leave_out_gone()
         if self._generation != population.generation:
             self._leave_out(population)
-        if not self._take(new, population):
+        if not self._take(changes.runs, population):
             # Steps are back that had been set aside: only their times tell where they belong.
             self._clear()
             self._list_lanes()
@@ -322,10 +318,6 @@ def _places(ids: Ints, visible: Visible) -> Ints:
     width = visible.lanes[slot]
     lane = (ids & POSITION_MASK) % np.maximum(width, 1)
     return np.where(known & (width > 0), visible.lane_base[slot] + lane, -1)
-
-
-def _part(runs: IdRuns, start: int, stop: int | None) -> IdRuns:
-    return IdRuns(*(column[start:stop] for column in runs))
 
 
 def _merged(pieces: Ints) -> Ints:
