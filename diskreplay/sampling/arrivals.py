@@ -30,6 +30,8 @@ _MOST_PIECES = 256
 _PARTS = 4
 # Ids that are looked up together.
 _AT_ONCE = 1 << 20
+# Of the ids that can be drawn: behind so many of them, whatever is gone is so for being the oldest.
+_NEARLY_ALL = 0.9
 # Half-lives between the newest block and the one by which weights are told: 2 ** 500 is within a double.
 _FAR = 500.0
 
@@ -129,7 +131,7 @@ class Arrivals:
             self._taken = np.append(self._taken, np.full(len(self._visible.oldest) - len(self._taken), -1))
         else:
             self._list_lanes()
-        self._leave_out_gone()
+        self._leave_out_gone(population.size)
         if self._generation != population.generation:
             self._leave_out(population)
         if not self._take(changes.runs, population):
@@ -170,15 +172,21 @@ class Arrivals:
         if len(of) != len(first) or (pieces[2] != count).any():
             self._replace(np.stack(pieces), of)
 
-    def _leave_out_gone(self) -> None:
-        """Take away what was in segments that are gone."""
+    def _leave_out_gone(self, size: int) -> None:
+        """Take away what was in segments that were set aside; ``size`` ids can be drawn.
+
+        Those that a capacity has deleted are behind all that can be drawn. They go with their blocks: readers learn of
+        them at different times, and have to draw the same.
+        """
         if self._visible.lanes is not self._lanes:
             self._lanes = self._visible.lanes
             known = np.flatnonzero(self._taken >= 0)
             self._taken[known[_places(self._taken[known], self._visible) < 0]] = -1
-            there = np.flatnonzero(_places(self._pieces[0], self._visible) >= 0)
-            if len(there) < self._pieces.shape[1]:
-                self._replace(self._pieces[:, there], there)
+            newer = self._before[self._starts[-1]] - self._before[1 : self._starts[-1] + 1]
+            is_old = (newer >= _NEARLY_ALL * size) & bool(self._visible.reached)
+            left = np.flatnonzero(is_old | (_places(self._pieces[0], self._visible) >= 0))
+            if len(left) < self._pieces.shape[1]:
+                self._replace(self._pieces[:, left], left)
 
     def _replace(self, pieces: Ints, of: Ints) -> None:
         """Go on with some of the pieces, or parts of them; ``of`` says which ones. What went makes none older."""
