@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,20 +21,13 @@ from diskreplay.testing.coded import check_coded_parts
 from diskreplay.testing.power import another_boot
 from tests.crash import workloads
 from tests.testing.filesystems import mounted
-from tests.testing.support import append_numbered, digest, serial_schema
+from tests.testing.support import append_numbered, digest, serial_schema, wait_until
 
 SECTOR = 512
 
 
 def segment_of(path: Path, number: int = 0) -> Path:
     return path / "segments" / f"{number:08d}"
-
-
-def wait_until(condition) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def durable_rows(path: Path, lanes: int = 1) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.format.durable import is_locked, try_lock
-from tests.testing.support import REPOSITORY, append_numbered, mapped_files, serial_schema
+from tests.testing.support import REPOSITORY, append_numbered, mapped_files, serial_schema, wait_until
 
 STEPS = 500
 
@@ -353,8 +353,11 @@ def test_threads_evict_and_write_at_once(tmp_store):
                 for start in range(first, first + 1000, 5):
                     append_numbered(writer, range(start, start + 5))
 
+        def tenth(episode):
+            return episode["serial"][-1] % 50 < 5  # the last step: capacity may have hidden the first ones
+
         def evict():
-            return sum(store.evict(lambda episode: episode["serial"][0] % 50 == 0) for _ in range(15))
+            return sum(store.evict(tenth) for _ in range(15))
 
         with ThreadPoolExecutor(4) as pool:
             writing = [pool.submit(write, first) for first in (0, 10_000)]
@@ -362,9 +365,9 @@ def test_threads_evict_and_write_at_once(tmp_store):
             for each in writing:
                 each.result()
             evicted = sum(each.result() for each in evicting)
-        evicted += store.evict(lambda episode: episode["serial"][0] % 50 == 0)
+        evicted += store.evict(tenth)
         store.refresh()
-        assert evicted % 5 == 0
+        assert 0 < evicted <= 200
         assert not [serial for serial in visible(store) if serial % 50 < 5]
         assert len(store) <= 400
         info = store.info()
@@ -376,8 +379,12 @@ def test_threads_evict_and_write_at_once(tmp_store):
 
 def test_a_segment_has_one_writer(store):
     """Nobody is given a lock that a living writer holds: not this process, not one that looks for dead writers."""
-    numbers = [info["number"] for info in store.info()["segments"] if info["state"] == "writing"]
-    assert len(numbers) == 1
+
+    def writing():
+        return [info["number"] for info in store.info()["segments"] if info["state"] == "writing"]
+
+    wait_until(lambda: len(writing()) == 1)  # what is full is sealed beside its writer
+    numbers = writing()
     lock = store.path / "segments" / f"{numbers[0]:08d}" / "committed" / "lock"
     assert try_lock(lock) is None
     with dr.open(store.path, "a") as other, other.writer() as writer:

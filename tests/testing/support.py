@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,3 +158,11 @@ def said(stderr: str) -> str:
     from diskreplay.kernels.cache import COMPILING
 
     return stderr.replace(f"{COMPILING}\n", "")
+
+
+def wait_until(condition, at_most_s=60) -> None:
+    """Wait for what another thread or process does; it fails where that does not come."""
+    until = time.monotonic() + at_most_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
