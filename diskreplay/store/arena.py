@@ -43,6 +43,15 @@ class Piece:
         """Do nothing: what was read is in memory."""
 
 
+def lone_piece(nbytes: int) -> Piece | None:
+    """Return a piece that is no part of a block, or None where the system has no memory for it."""
+    try:
+        memory = np.empty(nbytes, np.uint8)
+    except MemoryError:
+        return None
+    return Piece(memory, memory.ctypes.data, nbytes)
+
+
 class _Block:
     """Anonymous memory in pieces of one size."""
 

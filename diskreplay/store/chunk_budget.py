@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.mapping import count_mappings, relieved_by
-from diskreplay.store.arena import Arena, Piece
+from diskreplay.store.arena import Arena, Piece, lone_piece
 from diskreplay.store.forks import each_of, told_of_forks
 
 # The kernel allows 65,530, and the trainer has others.
@@ -81,6 +81,15 @@ def take_memory(nbytes: int, before: int) -> Piece | None:
     if piece is None and _release(read=True, before=before):
         piece = _arena.take(nbytes, MOST_READ)
     return piece
+
+
+def take_memory_beyond(nbytes: int, before: int) -> Piece | None:
+    """Return memory for a chunk that the system refuses to map, beyond what is kept otherwise; None: there is none.
+
+    Others that were read leave first, so only what is asked for at once takes more than the budget.
+    """
+    _release(read=True, before=before)
+    return lone_piece(nbytes)
 
 
 def _release(*, read: bool, before: int = sys.maxsize) -> bool:

@@ -32,7 +32,7 @@ WIDE_ROW = 1024
 # narrow rows.
 LARGEST_READ = 256 << 10
 
-# The system may refuse a mapping, and then others leave, also of those needed with it, which are mapped once more.
+# The system may refuse a mapping, and then others leave, also of those needed with it, which are opened once more.
 _ATTEMPTS = 8
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
@@ -115,25 +115,38 @@ class LeafTable:
             self._extend(s, chunk + 1)
         use = chunk_budget.now()
         self.used[[self._place(*key) for key in wanted]] = use
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             missing = sorted(key for key in wanted if not self.bases[self._place(*key)])
             if not missing:
                 return
             for key in missing:
-                self._open(*key, use)
+                self._open(*key, use, copy=attempt > 0)
         raise MappingRefused(
             f"the system allows this process too few mappings for {len(wanted)} chunks of {self.leaf} at once; make "
             "stores with larger chunk_bytes, or allow it more (sysctl vm.max_map_count)"
         )
 
-    def _open(self, slot: int, chunk: int, use: int) -> None:
-        """Read or map a chunk; what was asked for before this use may leave for it."""
-        piece, nbytes = None, self._bytes_to_read(slot)
-        if nbytes:
+    def _open(self, slot: int, chunk: int, use: int, *, copy: bool) -> None:
+        """Map or read a chunk; what was asked for before this use may leave for it.
+
+        `copy` says that there are too few mappings for what is needed at once. Sealed chunks are then read into memory,
+        as they are where the system refuses a mapping: they never change.
+        """
+        nbytes = self._sealed_bytes(slot)
+        piece = None
+        if self._is_small(nbytes):
             piece = chunk_budget.take_memory(nbytes, use)
+        if piece is None and copy and nbytes:
+            piece = chunk_budget.take_memory_beyond(nbytes, use)
         if piece is None:
             chunk_budget.make_room(use)
-        held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
+        try:
+            held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
+        except MappingRefused:
+            piece = chunk_budget.take_memory_beyond(nbytes, use) if nbytes else None
+            if piece is None:
+                raise
+            held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
         if isinstance(held, Mapping):
             # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
             # ones are more than the processor has room for, which takes a quarter of a small batch's time.
@@ -143,13 +156,16 @@ class LeafTable:
         self.holder[place] = held
         self.bases[place] = held.address
 
-    def _bytes_to_read(self, slot: int) -> int:
-        """Return the size of a slot's chunks, or 0 where they are mapped and never read."""
+    def _sealed_bytes(self, slot: int) -> int:
+        """Return the size of a slot's chunks, or 0 where they may still change."""
         info = self._tables.infos[slot]
-        if self.wide or info is None or not info.sealed:
+        if info is None or not info.sealed:
             return 0
-        nbytes = chunk_nbytes(self._tables.root, info, self.leaf)
-        return nbytes if nbytes <= LARGEST_READ else 0
+        return chunk_nbytes(self._tables.root, info, self.leaf)
+
+    def _is_small(self, nbytes: int) -> bool:
+        """Whether sealed chunks of this size are read and not mapped."""
+        return not self.wide and 0 < nbytes <= LARGEST_READ
 
     def _place(self, slot: int, chunk: int) -> int:
         return int(self.first_chunk[slot]) + chunk

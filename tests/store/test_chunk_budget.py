@@ -151,11 +151,12 @@ def test_two_stores_of_a_process_share_what_it_may_have(path, tmp_path, monkeypa
         assert mapping.count_mappings() <= 50 + 32
 
 
-def test_a_system_that_refuses_mappings_is_not_what_a_user_sees(path, monkeypatch, fresh):
+@pytest.mark.parametrize("allowed", [0, 1, 45])
+def test_a_system_that_refuses_mappings_is_not_what_a_user_sees(path, monkeypatch, fresh, allowed):
     wanted = expected(path, 40)
     only_mapped(monkeypatch)
     with dr.open(path) as store, sampler_of(store) as sampler:
-        real, refused, most = mapping._map, [], mapping.count_mappings() + 45
+        real, refused, most = mapping._map, [], mapping.count_mappings() + allowed
 
         def refuse(*arguments):
             if mapping.count_mappings() >= most:
@@ -166,6 +167,23 @@ def test_a_system_that_refuses_mappings_is_not_what_a_user_sees(path, monkeypatc
         monkeypatch.setattr(mapping, "_map", refuse)
         assert_equal(draw(sampler, 40), wanted)
         assert refused
+        monkeypatch.undo()
+        assert_equal(draw(sampler, 1), expected(path, 41)[40:])
+
+
+def test_chunks_that_may_change_are_never_copied_when_mappings_are_refused(tmp_path, monkeypatch, fresh):
+    with dr.create(tmp_path / "store", serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(STEPS))
+        with dr.open(tmp_path / "store") as reader:
+            monkeypatch.setattr(mapping, "_map", refuse_all)
+            with pytest.raises(dr.ReplayError, match="the system refuses another one"):
+                _ = reader.episodes[0].obs
+            monkeypatch.undo()
+            assert reader.episodes[0].obs[0, 0] == 0
+
+
+def refuse_all(*arguments):
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 def test_arrays_stay_what_they_are_when_their_chunks_leave(path, monkeypatch, fresh):
