@@ -32,7 +32,7 @@ WIDE_ROW = 1024
 # narrow rows.
 LARGEST_READ = 256 << 10
 
-# The system may refuse a mapping, and then others leave, also of those needed with it, which are opened once more.
+# The system may refuse a mapping, and then others leave, also of those needed with it: what is missing is opened again.
 _ATTEMPTS = 8
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
@@ -119,34 +119,23 @@ class LeafTable:
             missing = sorted(key for key in wanted if not self.bases[self._place(*key)])
             if not missing:
                 return
-            for key in missing:
-                self._open(*key, use, copy=attempt > 0)
+            try:
+                for key in missing:
+                    self._open(*key, use, copy=attempt > 0)
+            except MappingRefused:
+                if attempt > 0:
+                    raise
         raise MappingRefused(
             f"the system allows this process too few mappings for {len(wanted)} chunks of {self.leaf} at once; make "
             "stores with larger chunk_bytes, or allow it more (sysctl vm.max_map_count)"
         )
 
     def _open(self, slot: int, chunk: int, use: int, *, copy: bool) -> None:
-        """Map or read a chunk; what was asked for before this use may leave for it.
-
-        `copy` says that there are too few mappings for what is needed at once. Sealed chunks are then read into memory,
-        as they are where the system refuses a mapping: they never change.
-        """
-        nbytes = self._sealed_bytes(slot)
-        piece = None
-        if self._is_small(nbytes):
-            piece = chunk_budget.take_memory(nbytes, use)
-        if piece is None and copy and nbytes:
-            piece = chunk_budget.take_memory_beyond(nbytes, use)
+        """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
+        piece = self._memory(slot, use, copy)
         if piece is None:
             chunk_budget.make_room(use)
-        try:
-            held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
-        except MappingRefused:
-            piece = chunk_budget.take_memory_beyond(nbytes, use) if nbytes else None
-            if piece is None:
-                raise
-            held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
+        held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
         if isinstance(held, Mapping):
             # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
             # ones are more than the processor has room for, which takes a quarter of a small batch's time.
@@ -156,16 +145,22 @@ class LeafTable:
         self.holder[place] = held
         self.bases[place] = held.address
 
-    def _sealed_bytes(self, slot: int) -> int:
-        """Return the size of a slot's chunks, or 0 where they may still change."""
+    def _memory(self, slot: int, use: int, copy: bool) -> Piece | None:
+        """Return memory to read a chunk of a slot into, or None where it is to be mapped.
+
+        Chunks that may still change are mapped always, large ones and wide rows unless `copy` says that there are too
+        few mappings for what is needed at once.
+        """
         info = self._tables.infos[slot]
         if info is None or not info.sealed:
-            return 0
-        return chunk_nbytes(self._tables.root, info, self.leaf)
-
-    def _is_small(self, nbytes: int) -> bool:
-        """Whether sealed chunks of this size are read and not mapped."""
-        return not self.wide and 0 < nbytes <= LARGEST_READ
+            return None
+        nbytes = chunk_nbytes(self._tables.root, info, self.leaf)
+        piece = None
+        if not self.wide and nbytes <= LARGEST_READ:
+            piece = chunk_budget.take_memory(nbytes, use)
+        if piece is None and copy:
+            piece = chunk_budget.take_memory_beyond(nbytes, use)
+        return piece
 
     def _place(self, slot: int, chunk: int) -> int:
         return int(self.first_chunk[slot]) + chunk
