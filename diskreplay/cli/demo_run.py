@@ -30,6 +30,7 @@ ENOUGH_RETURN = 475.0
 CHUNK_BYTES = 1 << 20  # 65,536 observations of CartPole; a chunk takes its whole size while it is written
 JOIN_SECONDS = 10.0
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+RESEND_SECONDS = 0.01
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal to draw on
 
 
@@ -160,22 +161,40 @@ def _signals_unwind() -> Iterator[None]:
     """Make the signals that end a process raise in the block, so that nothing stays behind.
 
     The block then ends with SystemExit, also where a library made another error of what was raised in it, or lost it.
-    A signal that the process was started to ignore, as by nohup, stays ignored.
+    Python drops what is raised in a finalizer, so the signal is then sent again. A signal that the process was started
+    to ignore, as by nohup, stays ignored.
     """
     received: list[int] = []
+    resent: list[threading.Timer] = []
+    ended = False
 
     def leave(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        sys.exit(128 + number)
+        if not ended:
+            sys.exit(128 + number)
+
+    def take_dropped(dropped: "sys.UnraisableHookArgs") -> None:
+        if not received or not isinstance(dropped.exc_value, SystemExit):
+            previous_hook(dropped)
+        elif not ended:
+            main_thread = threading.main_thread().ident
+            resent.append(threading.Timer(RESEND_SECONDS, signal.pthread_kill, (main_thread, received[0])))
+            resent[-1].start()
 
     numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
     wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous_hook, sys.unraisablehook = sys.unraisablehook, take_dropped
     previous = [(number, signal.signal(number, leave)) for number in wanted]
     try:
         yield
     finally:
+        ended = True
+        for timer in resent:
+            timer.cancel()
+            timer.join()
         for number, handler in previous:
             signal.signal(number, handler)
+        sys.unraisablehook = previous_hook
         if received:
             sys.exit(128 + received[0])
 

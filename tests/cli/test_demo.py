@@ -252,6 +252,54 @@ def test_a_signal_ends_the_block_whatever_becomes_of_what_it_raises(number: int)
         signal.signal(number, before)
 
 
+class SignalledWhenFinalized:
+    """Something of which the finalizer is interrupted by a signal: what the signal's handler raises is dropped."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.number)
+        for _ in range(1000):  # the handler runs between two steps of the interpreter
+            pass
+
+
+def finalize_and_go_on(number: int, went_on: list[int]) -> None:
+    SignalledWhenFinalized(number)
+    time.sleep(PATIENCE_SECONDS)
+    went_on.append(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_a_finalizer_ends_the_block_and_prints_nothing(
+    number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, hook = signal.signal(number, signal.default_int_handler), sys.unraisablehook
+    went_on: list[int] = []
+    try:
+        with pytest.raises(SystemExit) as raised, demo_run._signals_unwind():
+            finalize_and_go_on(number, went_on)
+        assert (raised.value.code, went_on) == (128 + number, [])
+        assert signal.getsignal(number) is signal.default_int_handler
+        assert sys.unraisablehook is hook
+    finally:
+        signal.signal(number, before)
+    assert capfd.readouterr() == ("", "")
+
+
+class FailsWhenFinalized:
+    def __del__(self) -> None:
+        raise OSError("of the finalizer")
+
+
+def test_other_errors_of_finalizers_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(str(dropped.exc_value)))
+    with demo_run._signals_unwind():
+        FailsWhenFinalized()
+    assert told == ["of the finalizer"]
+
+
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
