@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,7 +30,6 @@ ENOUGH_RETURN = 475.0
 CHUNK_BYTES = 1 << 20  # 65,536 observations of CartPole; a chunk takes its whole size while it is written
 JOIN_SECONDS = 10.0
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-RESEND_SECONDS = 0.01
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal to draw on
 
 
@@ -38,13 +37,13 @@ def run(seed: int, path: Path | None, max_seconds: float) -> bool:
     """Play, learn and tell what the store holds; return whether it was learnt, having said why if not."""
     started = time.monotonic()
     with ExitStack() as stack:
-        stack.enter_context(_signals_unwind())
+        check_signals = stack.enter_context(_signals_unwind())
         folder = Path(tempfile.mkdtemp(prefix="diskreplay-demo-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         store_path = path or folder / "store"
         kept = "" if path is None else f"; the store is kept at {text.clean(path)}"
         try:
-            last = _learn(store_path, folder, seed, started, max_seconds)
+            last = _learn(store_path, folder, seed, started, max_seconds, check_signals)
         except CollectorDied as error:
             console.complain(f"{error}{kept}")
             return False
@@ -67,7 +66,9 @@ def is_enough(progress: "Progress") -> bool:
     return progress.greedy_return is not None and progress.greedy_return >= ENOUGH_RETURN
 
 
-def _learn(path: Path, folder: Path, seed: int, started: float, max_seconds: float) -> "Progress":
+def _learn(
+    path: Path, folder: Path, seed: int, started: float, max_seconds: float, check_signals: Callable[[], None]
+) -> "Progress":
     """Run collectors and learner until it is learnt or time is up; return the last progress."""
     with (
         dr.create(path, demo_collector.schema(), chunk_bytes=CHUNK_BYTES) as store,
@@ -79,6 +80,7 @@ def _learn(path: Path, folder: Path, seed: int, started: float, max_seconds: flo
 
         progress = Progress()
         for progress in learn(store, collectors.policy_file, seed, COLLECTORS):
+            check_signals()
             display.show(progress)
             if is_enough(progress) or time.monotonic() - started > max_seconds:
                 break
@@ -157,46 +159,34 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 @contextmanager
-def _signals_unwind() -> Iterator[None]:
-    """Make the signals that end a process raise in the block, so that nothing stays behind.
+def _signals_unwind() -> Iterator[Callable[[], None]]:
+    """Make the signals that end a process end the block, so that nothing stays behind; yield a check for one.
 
-    The block then ends with SystemExit, also where a library made another error of what was raised in it, or lost it.
-    Python drops what is raised in a finalizer, so the signal is then sent again. A signal that the process was started
-    to ignore, as by nohup, stays ignored.
+    The check raises SystemExit after a signal, and so does the end of the block. The first signal raises nowhere else:
+    in the middle of compiling, that crashes the process, and in a finalizer Python drops what is raised. A second one,
+    of somebody who cannot wait for the check, raises where it comes. A signal that the process was started to ignore,
+    as by nohup, stays ignored.
     """
     received: list[int] = []
-    resent: list[threading.Timer] = []
-    ended = False
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def check() -> None:
+        if received:
+            sys.exit(128 + received[0])
+
+    def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        if not ended:
-            sys.exit(128 + number)
-
-    def take_dropped(dropped: "sys.UnraisableHookArgs") -> None:
-        if not received or not isinstance(dropped.exc_value, SystemExit):
-            previous_hook(dropped)
-        elif not ended:
-            main_thread = threading.main_thread().ident
-            resent.append(threading.Timer(RESEND_SECONDS, signal.pthread_kill, (main_thread, received[0])))
-            resent[-1].start()
+        if len(received) > 1:
+            check()
 
     numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
     wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    previous_hook, sys.unraisablehook = sys.unraisablehook, take_dropped
-    previous = [(number, signal.signal(number, leave)) for number in wanted]
+    previous = [(number, signal.signal(number, receive)) for number in wanted]
     try:
-        yield
+        yield check
     finally:
-        ended = True
-        for timer in resent:
-            timer.cancel()
-            timer.join()
         for number, handler in previous:
             signal.signal(number, handler)
-        sys.unraisablehook = previous_hook
-        if received:
-            sys.exit(128 + received[0])
+        check()
 
 
 class Display:
