@@ -288,17 +288,23 @@ def test_a_signal_in_a_finalizer_ends_the_block_at_the_next_check_and_prints_not
     assert capfd.readouterr() == ("", "")
 
 
-def send_twice(went_on: list[int]) -> None:
-    for number in signal.SIGTERM, signal.SIGINT:
+def send_each(numbers: Sequence[int], went_on: list[int]) -> None:
+    for number in numbers:
         os.kill(os.getpid(), number)
         went_on.append(number)
 
 
 def test_a_second_signal_does_not_wait_for_a_check() -> None:
+    numbers = signal.SIGTERM, signal.SIGINT
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]  # one may have been ignored
     went_on: list[int] = []
-    with pytest.raises(SystemExit) as raised, demo_run._signals_unwind():
-        send_twice(went_on)
-    assert (raised.value.code, went_on) == (128 + signal.SIGTERM, [signal.SIGTERM])
+    try:
+        with pytest.raises(SystemExit) as raised, demo_run._signals_unwind():
+            send_each(numbers, went_on)
+        assert (raised.value.code, went_on) == (128 + signal.SIGTERM, [signal.SIGTERM])
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
