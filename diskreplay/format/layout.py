@@ -62,6 +62,8 @@ MAX_SEGMENTS = 1 << (63 - POSITION_BITS)
 SEGMENT_BYTES = 4 << 30
 MIN_CHUNK_BYTES = 64
 MAX_CHUNK_BYTES = 1 << 31
+# To begin, seal and delete a segment takes as long as to write so much.
+SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
 HIDDEN_ROWS = 4096  # entries a chunk of hidden/
 # Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
@@ -108,7 +110,7 @@ def target_rows(
         return min(segment_steps, most)
     rows = SEGMENT_BYTES // max(1, step_bytes)
     if capacity is not None:
-        rows = min(rows, capacity // 16)
+        rows = min(rows, max(capacity // 16, min(capacity // 4, SMALL_SEGMENT_BYTES // max(1, step_bytes))))
     if capacity_bytes is not None:
         rows = min(rows, capacity_bytes // 16 // max(1, step_bytes))
     return min(max(1024 * lanes, rows), most)

@@ -44,7 +44,7 @@ def create(
         Bytes of a chunk file, about. Larger ones make fewer mappings: a process keeps 30,000.
     segment_steps : int or "episode", optional
         Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
-        by size, at most 4 GiB and a sixteenth of either capacity.
+        by size, at most 4 GiB and a sixteenth of either capacity, or 1 MiB of a small `capacity`.
 
     Raises
     ------
