@@ -165,14 +165,17 @@ def follow(
     growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
     time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
-    """Take in what lanes have published, from column found[LEFT] of `growing` down; see `DONE` for the result.
+    """Take in what lanes have published; see `DONE` for the result.
+
+    It goes from column found[LEFT] of `growing` down, from the last one where that is negative, as it is when all was
+    done: where a lane has moved on to a newer segment, what it left is read after it left. Ended episodes go to
+    `ended`, from line found[ENDED] on, and when all is done and found[CHANGED], the open ones to `opened`.
 
     `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`, the next four those of `time`; with
-    no `times` no time is read. The last lanes come first: where a lane has moved on to a newer segment, what it left is
-    read after it left. Ended episodes go to `ended`, from line found[ENDED] on, and when all is done and something has
-    changed, the open ones to `opened`.
+    no `times` no time is read.
     """
-    for which in range(found[LEFT], -1, -1):
+    last = found[LEFT] if found[LEFT] >= 0 else growing.shape[1] - 1
+    for which in range(last, -1, -1):
         status = _follow_lane(
             which, growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin,
             lanes, ended, found,

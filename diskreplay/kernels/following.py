@@ -39,7 +39,7 @@ LANE_ROWS = 5
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 # What `found` holds: how many lines of `ended` are filled, whether anything changed, the open episodes, their steps,
-# and, where a lane has to be attended to, its column in `growing`.
+# and, where a lane has to be attended to, its column in `growing`, else -1.
 ENDED, CHANGED, OPENED, OPEN_STEPS, LEFT = range(5)
 FOUND = 5
 
@@ -58,7 +58,8 @@ def follow_plain(
     time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
-    for which in range(int(found[LEFT]), -1, -1):
+    last = int(found[LEFT]) if found[LEFT] >= 0 else growing.shape[1] - 1
+    for which in range(last, -1, -1):
         column = growing[:, which].tolist()
         observed, stop = (ctypes.c_int64.from_address(column[at]).value for at in (OBSERVED_AT, COMMITTED_AT))
         row, seen, start, so_far, time = lanes[:, column[PLACE]].tolist()
@@ -105,15 +106,6 @@ def follow_plain(
         opened[:count] = np.stack(columns, axis=1)[some]
         found[OPEN_STEPS] = opened[:count, STEPS].sum()
     return DONE
-
-
-def has_news_plain(growing: Ints, lanes: Ints) -> int:
-    """Do what `has_news` does."""
-    for column in growing.T.tolist():
-        observed, committed = (ctypes.c_int64.from_address(column[at]).value for at in (OBSERVED_AT, COMMITTED_AT))
-        if [committed, max(observed, committed)] != lanes[[COMMITTED, OBSERVED], column[PLACE]].tolist():
-            return 1
-    return 0
 
 
 def _new_values(column: list[int], row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:

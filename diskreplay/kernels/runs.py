@@ -27,6 +27,10 @@ class TimedRuns(NamedTuple):
 
 Runs = TypeVar("Runs", IdRuns, TimedRuns)
 
+FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
+"""Rows of a block of runs: those of `TimedRuns`, and how many ids there are before each, one number more."""
+BLOCK_ROWS = 5
+
 
 class Visible(NamedTuple):
     """What is hidden: the number of the first segment, each one's lanes and their place, each lane's oldest row left.
@@ -129,12 +133,7 @@ class Starts(NamedTuple):
 
 def starts_plain(
     lines: NDArray[np.int64],
-    length: int,
-    step: int,
-    last: int,
-    open_rows: int,
-    observed: int,
-    since: int,
+    rule: NDArray[np.int64],
     reached: int,
     origin: int,
     lanes: NDArray[np.int64],
@@ -142,23 +141,16 @@ def starts_plain(
     oldest: NDArray[np.int64],
     partly: NDArray[np.int64],
     at: int,
-    first: NDArray[np.int64],
-    stride: NDArray[np.int64],
-    count: NDArray[np.int64],
-    time: NDArray[np.int64],
-    before: NDArray[np.int64],
+    block: NDArray[np.int64],
 ) -> int:
     """Do what the kernel `starts` does."""
-    starts, visible = (
-        Starts(length, step, last, open_rows, bool(observed), since),
-        Visible(reached, origin, lanes, lane_base, oldest),
-    )
+    starts, visible = Starts(*rule.tolist()), Visible(reached, origin, lanes, lane_base, oldest)
     left = without_hidden(TimedRuns(*partly), least_ids(partly[0], origin, lanes, lane_base, oldest))
     partly[:] = np.stack(left)
     runs = joined([keep(left, left.count > 0), starting_runs(starts, EpisodeTable(lines), visible)])
     end = at + len(runs.first)
-    first[at:end], stride[at:end], count[at:end], time[at:end] = runs
-    before[at + 1 : end + 1] = before[at] + np.cumsum(runs.count)
+    block[:BEFORE, at:end] = np.stack(runs)
+    block[BEFORE, at + 1 : end + 1] = block[BEFORE, at] + np.cumsum(runs.count)
     return end
 
 

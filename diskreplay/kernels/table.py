@@ -18,7 +18,6 @@ _MODULES = {
     "follow": "follow",
     "gae": "gae",
     "gather": "gather",
-    "has_news": "news",
     "hide_oldest": "oldest",
     "locate": "pages",
     "nstep": "nstep",

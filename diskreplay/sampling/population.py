@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from diskreplay.ids import EpisodeTable
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
+    BEFORE,
+    BLOCK_ROWS,
     FIRST_ONLY,
     NEVER,
     IdRuns,
@@ -132,7 +134,8 @@ class Population:
     """
 
     def __init__(self, view: View, admission: Admission | None = None) -> None:
-        self._starts, self._find_starts = view.starts, chosen("starts")
+        self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
+        self._find_starts, self._find_ids = chosen("starts"), chosen("pick")
         self._admission = admission or Admission()
         self._snapshot: Any = None
         self._restored: Order | None = None  # taken over at the next fresh start
@@ -213,7 +216,8 @@ class Population:
         """Put what is left of some runs and those of episodes into the block from a place on; return where they end."""
         block, lines = self._block, episodes.lines
         block.make_room(at + partly.shape[1] + 2 * len(lines))
-        return int(self._find_starts(lines, *self._starts, *self._visible, partly, at, *block.runs, block.before))
+        end: int = self._find_starts(lines, self._rule, *self._visible, partly, at, block.array)
+        return end
 
     def _take_over(self, order: Order, found: TimedRuns) -> TimedRuns:
         """Fill the empty block in a given order; return what the order does not know, sorted by id."""
@@ -272,10 +276,8 @@ class Population:
         out = np.empty(count, np.int64)
         if len(self._scratch) != count:
             self._scratch = np.empty(count, np.int64)
-        chosen("pick")(
-            fractions, self.size if scale is None else scale, self._hidden, self._end,
-            block.before, block.runs.first, block.runs.stride, self._scratch, out,
-        )  # fmt: skip
+        scale = self.size if scale is None else scale
+        self._find_ids(fractions, scale, self._hidden, self._end, block.array, self._scratch, out)
         return out
 
     def runs(self) -> IdRuns:
@@ -366,15 +368,18 @@ class Population:
 
 
 class _Block:
-    """Growing arrays of runs; `before[i]` is the number of ids in the runs before run i."""
+    """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` is the number of ids in the runs before run i."""
 
     def __init__(self, capacity: int = 256) -> None:
-        self.runs = TimedRuns(*(np.zeros(capacity, np.int64) for _ in TimedRuns._fields))
-        self.before = np.zeros(capacity + 1, np.int64)
+        self._replace(np.zeros((BLOCK_ROWS, capacity + 1), np.int64))
+
+    def _replace(self, array: Ints) -> None:
+        self.array = array
+        self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
 
     def slice(self, start: int, end: int) -> TimedRuns:
         """Return runs as views."""
-        return TimedRuns(*(column[start:end] for column in self.runs))
+        return TimedRuns(*self.array[:BEFORE, start:end])
 
     def write(self, start: int, runs: TimedRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end."""
@@ -396,16 +401,10 @@ class _Block:
 
     def make_room(self, end: int) -> None:
         """See that there is room for runs before this place."""
-        if end > len(self.runs.first):
-            self._grow(2 * end)
-
-    def _grow(self, capacity: int) -> None:
-        old, before = self.runs, self.before
-        self.runs = TimedRuns(*(np.zeros(capacity, np.int64) for _ in TimedRuns._fields))
-        self.before = np.zeros(capacity + 1, np.int64)
-        for column, values in zip(self.runs, old, strict=True):
-            column[: len(values)] = values
-        self.before[: len(before)] = before
+        old = self.array
+        if end >= old.shape[1]:
+            self._replace(np.zeros((BLOCK_ROWS, 2 * end + 1), np.int64))
+            self.array[:, : old.shape[1]] = old
 
 
 def _in_order(runs: TimedRuns) -> TimedRuns:

@@ -29,7 +29,7 @@ from diskreplay.store.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.store.log import EpisodeLog
 from diskreplay.store.places import MOST_SLOTS, Places
 from diskreplay.store.scan import Scan, Stretch, scan
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.snapshot import SegmentTable, Snapshot
 from diskreplay.store.tables import LeafTable, Tables
 
 # Bytes of flags of sealed segments that are looked at together.
@@ -62,7 +62,6 @@ class Index:
         self._is_timed = (root.capacity, root.capacity_bytes, root.max_age_s) != (None, None, None)
         self._kernels: dict[str, Kernel] = {
             "follow": rows.follow_plain,
-            "has_news": rows.has_news_plain,
             "hide_oldest": hide_oldest_plain,
         }
         self._reset()
@@ -70,7 +69,6 @@ class Index:
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
         self._kernels["follow"] = self._live.kernel = kernel("follow")
-        self._kernels["has_news"] = self._live.has_news = kernel("has_news")
         if self._is_timed:
             self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
 
@@ -85,9 +83,10 @@ class Index:
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
-        self._live = LiveLanes(self._kernels["follow"], self._kernels["has_news"])
+        self._live = LiveLanes(self._kernels["follow"])
         self._log = EpisodeLog(self._generation)
         self._visible = ALL_VISIBLE
+        self._segments: SegmentTable | None = None
         self._frontier = Frontier(self._root.capacity, self._kernels["hide_oldest"])
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
@@ -161,7 +160,7 @@ class Index:
 
     def _follow_lanes(self, changed: bool) -> bool:
         return self._live.follow(
-            self._read_tables, self._origin, self._rows, changed, self._log.room, self._take_ended, self._attend
+            self._read_tables, self._origin, self._rows, changed, self._log, self._take_ended, self._attend
         )
 
     def _read_tables(self) -> tuple[LeafTable, LeafTable | None]:
@@ -492,27 +491,34 @@ class Index:
         return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
     def _freeze(self) -> Snapshot:
-        committed, observed = self._rows[: rows.OBSERVED + 1].copy()
         frontier, visible = self._frontier, self._visible
-        if visible.oldest is not frontier.oldest or visible[:2] != (frontier.reached, self._origin):
+        if visible.oldest is not frontier.oldest or visible.reached != frontier.reached:
             visible = Visible(frontier.reached, self._origin, self._lanes, self._lane_base, frontier.oldest)
             self._visible = visible
-        return Snapshot(
-            schema=self._root.schema,
-            generation=self._log.generation,
-            origin=self._origin,
-            oldest=frontier.oldest,
-            hidden_before=frontier.until,
-            visible=visible,
-            steps=self._log.steps + self._live.open_steps - frontier.hidden,
-            lanes=self._lanes,
-            lane_base=self._lane_base,
-            clocks=self._clocks,
-            sealed=self._sealed,
-            committed=committed,
-            observed=observed,
-            log=self._log.table,
-            open=self._live.open,
-            hidden=self._evictions.found,
-            tables=self._tables,
-        )
+        committed, observed = self._rows[: rows.OBSERVED + 1].copy()
+        steps, log = self._log.steps + self._live.open_steps - frontier.hidden, self._log.table
+        segments = self._segment_table()
+        return Snapshot(segments, steps, committed, observed, log, self._live.open, visible, frontier.until)
+
+    def _segment_table(self) -> SegmentTable:
+        """Return what is known of segments: the same as before where all of it is."""
+        known = self._segments
+        if known is None or not (
+            known.lanes is self._lanes
+            and known.sealed is self._sealed
+            and known.tables is self._tables
+            and known.hidden is self._evictions.found
+            and known.generation == self._log.generation
+        ):
+            known = self._segments = SegmentTable(
+                schema=self._root.schema,
+                tables=self._tables,
+                origin=self._origin,
+                lanes=self._lanes,
+                lane_base=self._lane_base,
+                clocks=self._clocks,
+                sealed=self._sealed,
+                hidden=self._evictions.found,
+                generation=self._log.generation,
+            )
+        return known

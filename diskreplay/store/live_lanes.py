@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from operator import is_
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +13,10 @@ from diskreplay.format import layout
 from diskreplay.format.root import Root
 from diskreplay.format.segment import read_segment
 from diskreplay.format.trust import map_trusted
-from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable
+from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, Ints
 from diskreplay.kernels import following as rows
 from diskreplay.kernels.table import Kernel
+from diskreplay.store.log import EpisodeLog
 from diskreplay.store.tables import LeafTable
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
@@ -67,8 +70,8 @@ class LiveLanes:
     ----------
     segments : dict of int to LiveSegment
         By slot; `list` is called when it has changed.
-    kernel, has_news : callable
-        `kernels.follow` and `kernels.news.has_news`, or their plain twins.
+    kernel : callable
+        `kernels.follow`, or its plain twin.
     growing : (8, n) int64
         The lanes; see `kernels.following`.
     open : EpisodeTable
@@ -77,15 +80,18 @@ class LiveLanes:
         Their steps.
     """
 
-    def __init__(self, kernel: Kernel, has_news: Kernel) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.segments: dict[int, LiveSegment] = {}
-        self.kernel, self.has_news = kernel, has_news
+        self.kernel = kernel
         self.open = EpisodeTable.concatenate([])
         self.open_steps = 0
-        self._found = np.zeros(rows.FOUND, np.int64)
-        self.growing = np.zeros((rows.GROWING_ROWS, 0), np.int64)
+        found = np.zeros(rows.FOUND, np.int64)
+        self._found = found.data  # the same as Python's own numbers
+        self._arguments: tuple[Any, ...] = (found,)
+        self._made_for: tuple[Any, ...] = ()
+        self.list(_NONE, _NONE)
 
-    def list(self, lane_base: NDArray[np.int64], clocks: NDArray[np.int64]) -> None:
+    def list(self, lane_base: Ints, clocks: Ints) -> None:
         """Make the table of lanes.
 
         Parameters
@@ -108,6 +114,7 @@ class LiveLanes:
             column[rows.COMMITTED_AT] = live.committed.ctypes.data + 8 * lane
             columns.append(column)
         self.growing = np.concatenate(columns, axis=1)
+        self._opened = np.empty((self.growing.shape[1], EPISODE_COLUMNS), np.int64)
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
@@ -118,9 +125,9 @@ class LiveLanes:
         self,
         tables: Callable[[], tuple[LeafTable, LeafTable | None]],
         origin: int,
-        lanes: NDArray[np.int64],
+        lanes: Ints,
         changed: bool,
-        room: Callable[[int], NDArray[np.int64]],
+        log: EpisodeLog,
         take: Callable[[int], None],
         attend: Callable[[int, bool], bool],
     ) -> bool:
@@ -136,37 +143,49 @@ class LiveLanes:
             What is known of all lanes; see `kernels.following`.
         changed : bool
             Whether something else has changed.
-        room : callable
-            Returns so many lines at least for episodes that end.
+        log : EpisodeLog
+            Behind which the lines of episodes that end are written.
         take : callable
             Is told how many of these are filled.
         attend : callable
             Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns
             whether something has changed by that.
         """
-        if not changed and not self.has_news(self.growing, lanes):
-            return False
         found = self._found
-        found[:] = 0
-        found[rows.CHANGED] = changed
+        found[rows.CHANGED], found[rows.LEFT] = changed, -1
         while True:
-            growing, (flags, times), ended = self.growing, tables(), room(2 * MANY_ROWS)
-            found[rows.LEFT] = growing.shape[1] - 1
-            opened = np.empty((growing.shape[1], EPISODE_COLUMNS), np.int64)
-            _held, chunks, first_chunk, bases = flags.addresses()
-            table = first_chunk, chunks, flags.shift, bases
-            _held_too, table_of_times = None, (_NONE,) * 4
+            flags, times = tables()
+            # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
+            _held = flags.holder, None if times is None else times.holder
+            made_for: tuple[Any, ...] = self.growing, lanes, log.table, flags.bases, flags.chunks
             if times is not None:
-                _held_too, chunks, first_chunk, bases = times.addresses()
-                table_of_times = first_chunk, chunks, times.shift, bases
-            status = self.kernel(growing, *table, *table_of_times, origin, lanes, ended, opened, found)
-            if count := int(found[rows.ENDED]):
-                take(count)
+                made_for += times.bases, times.chunks
+            if len(made_for) != len(self._made_for) or not all(map(is_, made_for, self._made_for)):
+                self._prepare(flags, times, origin, lanes, log)
+            status = self.kernel(*self._arguments)
+            if count := found[rows.ENDED]:
                 found[rows.ENDED] = 0
+                take(count)
             if status == rows.DONE:
                 break
-            found[rows.CHANGED] |= attend(int(growing[rows.SLOT, found[rows.LEFT]]), status == rows.DAMAGED)
+            slot = int(self.growing[rows.SLOT, found[rows.LEFT]])
+            found[rows.CHANGED] |= attend(slot, status == rows.DAMAGED)
         if not found[rows.CHANGED]:
             return False
-        self.open, self.open_steps = EpisodeTable(opened[: found[rows.OPENED]]), int(found[rows.OPEN_STEPS])
+        self.open, self.open_steps = EpisodeTable(self._opened[: found[rows.OPENED]].copy()), found[rows.OPEN_STEPS]
         return True
+
+    def _prepare(self, flags: LeafTable, times: LeafTable | None, origin: int, lanes: Ints, log: EpisodeLog) -> None:
+        """Collect the arguments of the kernel: they stay the same until one of these is replaced."""
+        ended = log.room(2 * MANY_ROWS)
+        arguments: list[Any] = [self.growing]
+        made_for: list[Any] = [self.growing, lanes, log.table]
+        for table in flags, times:
+            if table is None:
+                arguments += [_NONE] * 4
+                continue
+            _held, chunks, first_chunk, bases = table.addresses()
+            arguments += [first_chunk, chunks, table.shift, bases]
+            made_for += [bases, chunks]
+        self._arguments = (*arguments, origin, lanes, ended, self._opened, self._arguments[-1])
+        self._made_for = tuple(made_for)

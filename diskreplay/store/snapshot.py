@@ -1,7 +1,7 @@
 """A frozen set of committed lengths, and the episodes in it."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,46 +17,104 @@ from diskreplay.store.tables import LeafTable, Tables
 __all__ = ["SegmentGone", "Snapshot"]
 
 
-@dataclass(slots=True, eq=False)
-class Snapshot:
-    """What a reader sees until it refreshes.
+class SegmentTable(NamedTuple):
+    """What a snapshot knows of segments: shared by all snapshots between which none came, was sealed or went.
 
-    Immutable; any number of threads may use one. ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is
-    gone), ``lane_base``, ``sealed`` and ``clocks``, the wall time at which the clock of its rows began, in nanoseconds
-    since the epoch; ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the rows of that lane that are
-    complete and whose observation is there, and ``oldest``, the first row that is not hidden by a capacity or for its
-    age. Hidden are all steps that were published before ``hidden_before``, and none of an episode that began at
-    ``visible.reached`` or later: nanoseconds since the epoch. The episodes in ``hidden`` were evicted by hand or lost
-    to damage, and are in neither table of episodes. ``log`` holds the ended episodes in the order they were found,
-    ``open`` the others; positions in ``log`` mean the same episode in every snapshot of one ``generation``.
+    ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is gone), ``lane_base``, ``sealed`` and
+    ``clocks``, the wall time at which the clock of its rows began, in nanoseconds since the epoch. The episodes in
+    ``hidden`` were evicted by hand or lost to damage, and are in no table of episodes. Positions in the log of ended
+    episodes mean the same episode in every snapshot of one ``generation``.
     """
 
     schema: Schema
-    generation: int
+    tables: Tables
     origin: int
-    oldest: NDArray[np.int64]
-    hidden_before: int
-    visible: Visible
-    steps: int
     lanes: NDArray[np.int64]
     lane_base: NDArray[np.int64]
     clocks: NDArray[np.int64]
     sealed: NDArray[np.bool_]
+    hidden: Hidden
+    generation: int
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """What a reader sees until it refreshes.
+
+    Immutable; any number of threads may use one. ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the
+    rows of that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden
+    by a capacity or for its age. Hidden are all steps that were published before ``hidden_before``, and none of an
+    episode that began at ``visible.reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
+    the order they were found, ``open`` the others.
+    """
+
+    segments: SegmentTable
+    steps: int
     committed: NDArray[np.int64]
     observed: NDArray[np.int64]
     log: EpisodeTable
     open: EpisodeTable
-    hidden: Hidden
-    tables: Tables
+    visible: Visible
+    hidden_before: int
     _episodes: EpisodeTable | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         """Return the number of visible steps."""
         return self.steps
 
+    @property
+    def schema(self) -> Schema:
+        """The store's schema."""
+        return self.segments.schema
+
+    @property
+    def generation(self) -> int:
+        """Changes when positions in ``log`` do; see `SegmentTable`."""
+        return self.segments.generation
+
+    @property
+    def tables(self) -> Tables:
+        """Where the rows of each array are in memory."""
+        return self.segments.tables
+
+    @property
+    def origin(self) -> int:
+        """The number of the first slot's segment."""
+        return self.segments.origin
+
+    @property
+    def lanes(self) -> NDArray[np.int64]:
+        """The lanes of each segment, 0 where it is gone."""
+        return self.segments.lanes
+
+    @property
+    def lane_base(self) -> NDArray[np.int64]:
+        """The place of each segment's first lane among all lanes."""
+        return self.segments.lane_base
+
+    @property
+    def clocks(self) -> NDArray[np.int64]:
+        """What is added to the times of each segment."""
+        return self.segments.clocks
+
+    @property
+    def sealed(self) -> NDArray[np.bool_]:
+        """Whether each segment is sealed."""
+        return self.segments.sealed
+
+    @property
+    def hidden(self) -> Hidden:
+        """Episodes that were evicted by hand or lost to damage."""
+        return self.segments.hidden
+
+    @property
+    def oldest(self) -> NDArray[np.int64]:
+        """The first row of each lane that is not hidden."""
+        return self.visible.oldest
+
     def leaf(self, path: str) -> LeafTable:
         """Return the table of one array: a leaf of the schema, or ``done``."""
-        return self.tables.leaves[path]
+        return self.segments.tables.leaves[path]
 
     @property
     def episodes(self) -> EpisodeTable:

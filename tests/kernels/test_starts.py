@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from diskreplay.buffers.replay import Since
 from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
-from diskreplay.kernels.runs import TimedRuns, least_ids, without_hidden
+from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, TIME, TimedRuns, least_ids, without_hidden
 from diskreplay.kernels.table import KERNELS
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.rollouts import Rollouts
@@ -49,16 +49,16 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
     wanted = [run for run in zip(*(column.tolist() for column in clipped[:3]), strict=True) if run[2]]
     wanted += list(zip(*(column.tolist() for column in runs_of(view, table, visible)), strict=True))
     assert all(count > 0 for _, _, count in wanted)
-    length, step, last, open_rows, observed, since = view.starts
+    rule = np.array(view.starts, np.int64)
     for kernel in KERNELS["starts"]:
-        first, stride, count, time = (np.full(20, -1, np.int64) for _ in range(4))
-        before = np.full(21, 7, np.int64)
+        block = np.full((BLOCK_ROWS, 21), -1, np.int64)
+        block[BEFORE] = 7
         still = partly.copy()
-        arguments = length, step, last, open_rows, observed, since, *visible, still, 2
-        end = kernel(table.lines, *arguments, first, stride, count, time, before)
-        assert list(zip(first[2:end].tolist(), stride[2:end].tolist(), count[2:end].tolist(), strict=True)) == wanted
-        np.testing.assert_array_equal(np.diff(before[2 : end + 1]), count[2:end])
-        assert set(time[2:end].tolist()) <= {0, *table.time.tolist()}
+        end = kernel(table.lines, rule, *visible, still, 2, block)
+        written = block[:, 2:end]
+        assert list(zip(*written[: COUNT + 1].tolist(), strict=True)) == wanted
+        np.testing.assert_array_equal(np.diff(block[BEFORE, 2 : end + 1]), written[COUNT])
+        assert set(written[TIME].tolist()) <= {0, *table.time.tolist()}
         np.testing.assert_array_equal(still, np.stack(clipped))
-        assert (first[end:] == -1).all()
-        assert (before[end + 1 :] == 7).all()
+        assert (block[:BEFORE, end:] == -1).all()
+        assert (block[BEFORE, end + 1 :] == 7).all()

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay
 from diskreplay.kernels import jit, scan as rows
+from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, FIRST, STRIDE
 from diskreplay.kernels.table import KERNELS, chosen
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
@@ -34,7 +35,7 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "draw", "follow", "gae", "gather", "has_news", "hide_oldest", "locate", "nstep", "offer",
+        "advise", "draw", "follow", "gae", "gather", "hide_oldest", "locate", "nstep", "offer",
         "pick", "powers", "scan", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions",
         "update",
         "weights",
@@ -170,7 +171,9 @@ def test_pick(counts: list[int], seed: int) -> None:
     size = before[-1] - before[low]
     ids = [first[i] + stride[i] * j for i in range(low, len(counts)) for j in range(counts[i])]
     positions = np.arange(size) + rng.random(size)
-    inputs = (positions / 2, 2.0, low, len(counts), before, first, stride, np.zeros(size, np.int64))
+    block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
+    block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = first, stride, before
+    inputs = (positions / 2, 2.0, low, len(counts), block, np.zeros(size, np.int64))
     fast, plain = both("pick", inputs, (np.zeros(size, np.int64),))
     assert fast[1].tolist() == plain[1].tolist() == ids
 
@@ -178,10 +181,10 @@ def test_pick(counts: list[int], seed: int) -> None:
 @compiled
 def test_read_only_inputs_need_no_second_compilation() -> None:
     fast = KERNELS["pick"][0]
-    arrays = [np.zeros(3), *(np.zeros(3, np.int64) for _ in range(3))]
-    for array in arrays:
+    positions, block = np.zeros(3), np.zeros((BLOCK_ROWS, 4), np.int64)
+    for array in positions, block:
         array.flags.writeable = False
-    fast(arrays[0], 1.0, 0, 3, np.arange(4), *arrays[1:3], *np.zeros((2, 3), np.int64))
+    fast(positions, 1.0, 0, 3, block, *np.zeros((2, 3), np.int64))
     assert len(fast.signatures) == 1
 
 
