@@ -167,15 +167,14 @@ def follow(
 ) -> int:  # fmt: skip
     """Take in what lanes have published; see `DONE` for the result.
 
-    It goes from column found[LEFT] of `growing` down, from the last one where that is negative, as it is when all was
-    done: where a lane has moved on to a newer segment, what it left is read after it left. Ended episodes go to
-    `ended`, from line found[ENDED] on, and when all is done and found[CHANGED], the open ones to `opened`.
+    The last lanes come first: where a lane has moved on to a newer segment, what it left is read after it left. Ended
+    episodes go to `ended`, from line found[ENDED] on, and when all is done and found[CHANGED], the open ones to
+    `opened`.
 
     `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`, the next four those of `time`; with
     no `times` no time is read.
     """
-    last = found[LEFT] if found[LEFT] >= 0 else growing.shape[1] - 1
-    for which in range(last, -1, -1):
+    for which in range(growing.shape[1] - 1, -1, -1):
         status = _follow_lane(
             which, growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin,
             lanes, ended, found,
@@ -183,7 +182,6 @@ def follow(
         if status != DONE:
             found[LEFT] = which
             return status
-    found[LEFT] = -1
     if found[CHANGED]:
         count, total = 0, 0
         for which in range(growing.shape[1]):

@@ -39,7 +39,7 @@ LANE_ROWS = 5
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 # What `found` holds: how many lines of `ended` are filled, whether anything changed, the open episodes, their steps,
-# and, where a lane has to be attended to, its column in `growing`, else -1.
+# and, where a lane has to be attended to, its column in `growing`.
 ENDED, CHANGED, OPENED, OPEN_STEPS, LEFT = range(5)
 FOUND = 5
 
@@ -58,8 +58,7 @@ def follow_plain(
     time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
-    last = int(found[LEFT]) if found[LEFT] >= 0 else growing.shape[1] - 1
-    for which in range(last, -1, -1):
+    for which in range(growing.shape[1] - 1, -1, -1):
         column = growing[:, which].tolist()
         observed, stop = (ctypes.c_int64.from_address(column[at]).value for at in (OBSERVED_AT, COMMITTED_AT))
         row, seen, start, so_far, time = lanes[:, column[PLACE]].tolist()
@@ -95,7 +94,6 @@ def follow_plain(
             continue
         lanes[:, column[PLACE]] = stop, observed, start, so_far, time
         found[CHANGED] = 1
-    found[LEFT] = -1
     if found[CHANGED]:
         place, slot, lane, width = growing[[PLACE, SLOT, LANE, LANES]]
         committed, observed, start, end, time = lanes[:, place]

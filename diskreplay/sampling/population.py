@@ -22,6 +22,7 @@ from diskreplay.kernels.runs import (
     ALL_VISIBLE,
     BEFORE,
     BLOCK_ROWS,
+    COUNT,
     FIRST_ONLY,
     NEVER,
     IdRuns,
@@ -183,8 +184,9 @@ class Population:
             if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
                 self._sort()
         self._end = self._write_starts(self._ended, still_open, self._partly)
-        if self._partly.shape[1] and (hides or ended is not None):
-            self._partly = np.compress(self._partly[2] > 0, self._partly, axis=1)
+        is_reached = hides or ended is not None
+        if is_reached and np.count_nonzero(self._partly[COUNT]) < self._partly.shape[1]:
+            self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
         self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
         self._rest_index = None
         self._snapshot, self._restored = snapshot, None

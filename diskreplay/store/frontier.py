@@ -81,7 +81,8 @@ class Frontier:
         self._by_place[hiding.LISTED] = 0
         self._heap = np.zeros((self._by_place.shape[1], hiding.HEAP_COLUMNS), np.int64)
         self._following = np.zeros(0, np.int64)
-        self._found = np.zeros(hiding.FOUND, np.int64)
+        self._numbers = np.zeros(hiding.FOUND, np.int64)
+        self._found = self._numbers.data  # the same as Python's own numbers
 
     def follow(self, log: EpisodeLog, log_place: Ints, place: Ints, start: Ints) -> None:
         """Go on with a log of another generation, and what is hidden in it.
@@ -121,7 +122,7 @@ class Frontier:
             self._following = np.append(self._following, np.empty(more, np.int64))
         try:
             while self._hide(log, growing, rows, segments, times) == hiding.UNMAPPED:
-                needed = int(found[hiding.NEEDED])
+                needed = found[hiding.NEEDED]
                 slot = (needed >> POSITION_BITS) - segments.origin
                 row = np.array([(needed & POSITION_MASK) // segments.lanes[slot]])
                 times.ensure(np.array([slot]), row, row)
@@ -132,22 +133,22 @@ class Frontier:
         _held, chunks, first_chunk, bases = times.addresses()
         status: int = self.kernel(
             log.lines, growing, rows, *segments, first_chunk, chunks, times.shift, bases,
-            self._heap, self._by_place, self._following, self._found,
+            self._heap, self._by_place, self._following, self._numbers,
         )  # fmt: skip
         return status
 
     def _note(self, until: int) -> None:
         """Take over what was hidden."""
         found = self._found
-        self.hidden = int(found[hiding.HIDDEN])
+        self.hidden = found[hiding.HIDDEN]
         self.until = until
         if found[hiding.LAST] >= 0:
             # Steps of one writer have different times, and of two the same only by accident.
-            self.until = max(until, int(found[hiding.LAST]) + 1)
+            self.until = max(until, found[hiding.LAST] + 1)
             self.reached = max(self.reached, self.until)
             self.oldest = self._by_place[hiding.OLDEST].copy()
 
     @property
     def needed(self) -> int:
         """The number of the segment whose times could not be read."""
-        return int(self._found[hiding.NEEDED]) >> POSITION_BITS
+        return self._found[hiding.NEEDED] >> POSITION_BITS

@@ -152,7 +152,7 @@ class LiveLanes:
             whether something has changed by that.
         """
         found = self._found
-        found[rows.CHANGED], found[rows.LEFT] = changed, -1
+        found[rows.CHANGED] = changed
         while True:
             flags, times = tables()
             # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
