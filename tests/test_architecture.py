@@ -22,7 +22,7 @@ LAYERS = {
     "format": {"errors", "folders", "ids"},
     "store": {"errors", "folders", "format", "ids", "kernels"},
     "sampling": {"errors", "ids", "kernels"},
-    "views": {"errors", "ids", "kernels", "store"},
+    "views": {"errors", "ids", "kernels", "sampling", "store"},
     "loading": {"errors", "ids", "folders", "sampling", "store", "views"},
     "buffers": {"errors", "ids", "format", "loading", "sampling", "store", "views"},
     "testing": {"errors", "folders", "ids", "format", "loading", "sampling", "store", "views"},

@@ -260,7 +260,7 @@ def _bytes(schema: Schema, obs: Any) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class Since:
+class Since(View):
     """A view without its ids below `mark`."""
 
     view: View

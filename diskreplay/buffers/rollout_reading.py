@@ -1,16 +1,18 @@
 """Reading the newest steps of all lanes of a store's one writer."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from diskreplay.loading.batch import Batch
-from diskreplay.loading.rollouts import RolloutCursor
 from diskreplay.loading.sampler import Sampler
+from diskreplay.sampling.base import Draw, LookAgain
+from diskreplay.sampling.population import Population
 from diskreplay.store.lanes import LaneMap
 from diskreplay.store.store import Store
+from diskreplay.views.rollout_cursor import RolloutCursor
 from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.transitions import Transitions
 
@@ -45,7 +47,7 @@ class RolloutReading:
             fields = ("obs", "action", *DERIVED, *extra)
             self._samplers.clear()
             self._samplers[steps] = Sampler(self._store, _view(steps), fields=fields, device=self._device)
-        return self._samplers[steps].gather(self._planned(steps)[1])
+        return self._samplers[steps].gather(self._planned(steps)[1].ids)
 
     def next_obs(self, ids: torch.Tensor) -> Any:
         """Return what these steps led to; each came with it."""
@@ -54,14 +56,18 @@ class RolloutReading:
 
     def skip(self, steps: int) -> None:
         """Pass over the oldest `steps` steps of every lane."""
-        cursor, ids = self._planned(steps)
-        cursor.delivered(ids)
+        cursor, draw = self._planned(steps)
+        cursor.delivered(draw)
         self._seen = cursor.state_dict()
 
-    def _planned(self, steps: int) -> tuple[RolloutCursor, NDArray[np.int64]]:
-        cursor = RolloutCursor(_view(steps), self._store)
+    def _planned(self, steps: int) -> tuple[RolloutCursor, Draw]:
+        population, cursor = Population(_view(steps)), RolloutCursor(_view(steps))
         cursor.load_state_dict(self._seen)
-        return cursor, cursor.plan(refresh=True)[1]
+        while True:
+            self._store.refresh()
+            population.refresh(self._store.snapshot)
+            with suppress(LookAgain):
+                return cursor, cursor.draw(population, 0, np.random.default_rng(0))
 
 
 def _view(steps: int) -> Rollouts:

@@ -11,7 +11,6 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.views.base import View
-from diskreplay.views.rollouts import Rollouts
 
 
 @runtime_checkable
@@ -62,10 +61,9 @@ def distribution_argument(distribution: Any) -> Distribution:
     """Return a distribution, `Uniform()` for None, or raise ValueError."""
     if distribution is None:
         return Uniform()
-    if isinstance(distribution, type) or not (hasattr(distribution, "draw") and hasattr(distribution, "weigh")):
+    if not isinstance(distribution, Distribution):
         raise ValueError(f"distribution must be one such as Uniform(), not {distribution!r}")
-    checked: Distribution = distribution
-    return checked
+    return distribution
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
@@ -114,5 +112,5 @@ def check_meaning(distribution: Distribution, view: View, batch_size: int | None
     """Refuse arguments of `Sampler.sample` that mean nothing to the distribution or the view."""
     if beta is not None and not distribution.weighted:
         raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
-    if batch_size is not None and isinstance(view, Rollouts):
+    if batch_size is not None and not distribution.sized:
         raise ValueError(f"the size of a batch of {view} is its steps times lanes: leave batch_size out")

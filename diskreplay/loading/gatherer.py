@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,11 +12,10 @@ from diskreplay.loading.batch import Batch
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.disk import DiskReads
 from diskreplay.loading.ring import Arrays, Ring, Slot, ordinary_memory
-from diskreplay.loading.rollouts import torch_values
-from diskreplay.views.base import Reader, View, nested, offsets
+from diskreplay.loading.torch_values import torch_values
+from diskreplay.views.base import EvaluatingReader, Reader, View, nested, offsets
 from diskreplay.views.halves import helping_thread
 from diskreplay.views.pages import Pages
-from diskreplay.views.rollouts import Rollouts
 
 
 class Gathered(NamedTuple):
@@ -65,8 +64,8 @@ class Gatherer:
     ) -> None:
         device = destination.device
         self.reader: Reader = view.reader(schema, fields)
-        if isinstance(view, Rollouts) and view.value_fn is not None:
-            self.reader.evaluate = torch_values(view.value_fn, device)  # type: ignore[attr-defined]
+        if view.value_fn is not None:
+            cast(EvaluatingReader, self.reader).evaluate = torch_values(view.value_fn, device)
         if device.type != "cpu":
             # Here and not above: it brings kernels that other views do not need, and that would be compiled.
             from diskreplay.views.stacks_later import StacksLater

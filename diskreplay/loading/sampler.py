@@ -32,7 +32,6 @@ from diskreplay.store.snapshot import SegmentGone
 from diskreplay.store.states import load_state, save_state
 from diskreplay.store.store import Store
 from diskreplay.views.base import CountingReader, View
-from diskreplay.views.rollouts import Rollouts
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
@@ -152,7 +151,7 @@ class Sampler:
         """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
         arguments = view, self._store.schema, self._fields, self._destination
         gatherer = Gatherer(*arguments, helped=True)
-        if not self._prefetch or isinstance(view, Rollouts) or not is_large(gatherer, self._batch_size):
+        if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._batch_size):
             return gatherer, None
         return gatherer, Prefetcher(Gatherer(*arguments))
 
@@ -175,7 +174,7 @@ class Sampler:
         self._gatherer.close()
 
     def __repr__(self) -> str:
-        return str(self.view) if self._planner.cursor is not None else f"{self.distribution} over {self.view}"
+        return f"{self._planner.active} over {self.view}"
 
     @property
     def view(self) -> View:
@@ -238,7 +237,7 @@ class Sampler:
                 raise _closed()
             planner = self._planner
             if batch_size is not None or beta is not None:
-                check_meaning(planner.distribution, self._view, batch_size, beta)
+                check_meaning(planner.active, self._view, batch_size, beta)
             started = perf_counter()
             if self._limiter is not None:
                 self._pay_before(size)
@@ -249,19 +248,19 @@ class Sampler:
 
     def _deliver(self, plan: Plan, size: int, apart: int | None, beta: float | None, started: float) -> Batch:
         """Pay for the batch of a plan and gather it, another one if its segments have gone."""
-        planner = self._planner
+        planner, active = self._planner, self._planner.active
         for attempt in range(ATTEMPTS):
             try:
                 if attempt:
                     plan = planner.draw_again(plan, size)
                 if not len(plan.draw.ids):
-                    raise StopIteration(f"{planner.distribution} has drawn every id")
+                    raise StopIteration(f"{active} has drawn every id")
                 ids, item_steps = plan.draw.ids, self._item_steps
                 steps = self._count_steps(plan) if item_steps is None else item_steps * len(ids)
                 if self._limiter is not None:
                     self._pay_for(plan, steps, apart)
                 planned = perf_counter()
-                weights = planner.distribution.weigh(plan.draw, beta, self._statistics.batches)
+                weights = active.weigh(plan.draw, beta, self._statistics.batches) if active.weighted else None
                 if self._prefetcher is not None and apart is None and not attempt:
                     self._prefetcher.begin(planner.queue)
                 gathered = plan.gathered
@@ -273,7 +272,8 @@ class Sampler:
             except SegmentGone:
                 continue
             except Exception:
-                # Not taken back: a row that is damaged would be read again by every call. Rollouts plan anew.
+                # Not the next one again: a row that is damaged would be read by every call. Unless the next one would
+                # not be what it is with this one left out.
                 planner.failed()
                 raise
             except BaseException:
@@ -281,8 +281,8 @@ class Sampler:
                 plan.gathered = None
                 planner.refused(plan, apart)
                 raise
-            if planner.cursor is not None:
-                planner.cursor.delivered(plan.draw.ids)
+            if active.gives_once:
+                active.delivered(plan.draw)
             self._paid = 0
             counts = self._statistics
             if not counts.first:
@@ -325,7 +325,7 @@ class Sampler:
 
     def _pay_before(self, size: int) -> None:
         """Pay for a batch that is not drawn yet, if it is known how many steps it has."""
-        if self._planner.cursor is None and self._item_steps is not None:
+        if self._planner.active.sized and self._item_steps is not None:
             self._pay(size * self._item_steps)
 
     def _pay(self, steps: int) -> None:
@@ -336,14 +336,14 @@ class Sampler:
 
     def _pay_for(self, plan: Plan, steps: int, apart: int | None) -> None:
         """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
-        if self._planner.cursor is None and self._item_steps is not None:
+        if self._planner.active.sized and self._item_steps is not None:
             return  # it was paid for before
         limiter, due = self._limiter, steps - self._paid
         try:
             self._pay(steps)
         except Exception as error:
             # Those very types: what a damaged store raises is a ValueError, too.
-            is_refusal = type(error) in (RateLimited, ValueError) and self._planner.cursor is None
+            is_refusal = type(error) in (RateLimited, ValueError) and self._planner.active.sized
             if is_refusal and limiter is not None and not limiter.limiter.fits(due):
                 raise type(error)(
                     f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "

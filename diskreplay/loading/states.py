@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from diskreplay.sampling.base import Draw
+from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Order
 from diskreplay.sampling.prioritized import Prioritized
 
@@ -20,7 +21,8 @@ _RUBBISH = (AttributeError, IndexError, KeyError, OverflowError, TypeError, Valu
 class PlannerState(NamedTuple):
     """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy.
 
-    `refused` are those of other sizes than the sampler's that a limiter refused, by the size that was asked for.
+    `refused` are those of other sizes than the sampler's that a limiter refused, by the size that was asked for;
+    `places` the states of views' own distributions, by their keys.
     """
 
     generator: np.random.PCG64
@@ -30,7 +32,7 @@ class PlannerState(NamedTuple):
     order: Order
     state: Any
     priorities: Prioritized | None
-    cursors: dict[str, Any]
+    places: dict[str, dict[str, NDArray[np.int64]]]
     plans: list[tuple[Draw, int | None]]
     refused: dict[int, tuple[Draw, int | None]]
 
@@ -54,8 +56,8 @@ class PlannerState(NamedTuple):
                 priorities.load_state_dict(kept["state"])
             plans = [_plan(plan) for plan in state["plans"]]
             refused = {int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])}
-            cursors = {str(key): _cursor(cursor) for key, cursor in state["cursors"].items()}
-            return cls(generator, distribution, view, kind, order, state["state"], priorities, cursors, plans, refused)
+            places = {str(key): _columns(place) for key, place in state["cursors"].items()}
+            return cls(generator, distribution, view, kind, order, state["state"], priorities, places, plans, refused)
         except _RUBBISH as error:
             raise ValueError(f"this is no state of a sampler: {error!r}") from None
 
@@ -90,16 +92,14 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
     return counts
 
 
-def load_distribution(distribution: Any, state: Any) -> None:
-    """Give a distribution its state, if it has one.
+def load_distribution(distribution: Distribution, state: Any) -> None:
+    """Give a distribution its state.
 
     Raises
     ------
     ValueError
         This is no such state; nothing is changed.
     """
-    if not hasattr(distribution, "load_state_dict"):
-        return
     before = distribution.state_dict()
     try:
         distribution.load_state_dict(state)
@@ -108,11 +108,12 @@ def load_distribution(distribution: Any, state: Any) -> None:
         raise ValueError(f"this is no state of {distribution}: {error}") from None
 
 
-def _cursor(state: Mapping[str, Any]) -> dict[str, Any]:
-    lanes, next_ids = (np.array(state[name], np.int64) for name in ("lanes", "next_ids"))
-    if lanes.ndim != 1 or lanes.shape != next_ids.shape or (np.diff(lanes) <= 0).any():
-        raise ValueError("lanes of rollouts must be in order, with one of next_ids each")
-    return {"lanes": lanes, "next_ids": next_ids}
+def _columns(state: Mapping[str, Any]) -> dict[str, NDArray[np.int64]]:
+    """Return the state of a view's own distribution, as far as it can be checked without the view."""
+    columns = {str(name): np.array(column, np.int64) for name, column in state.items()}
+    if len({column.shape for column in columns.values()}) != 1 or any(c.ndim != 1 for c in columns.values()):
+        raise ValueError("the place of a view must be columns of one length")
+    return columns
 
 
 def _plan(plan: Mapping[str, Any]) -> tuple[Draw, int | None]:

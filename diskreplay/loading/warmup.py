@@ -11,7 +11,6 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.loading.arguments import distribution_argument, store_argument, view_argument
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Distribution
-from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import Store
 from diskreplay.store.writer import Writer
@@ -58,7 +57,7 @@ def warmup(store: Store | str | os.PathLike[str], view: View, distribution: Dist
                 _append(trial, writer, step == steps - 1)
             for _ in range(2):  # what is new, and what is at rest
                 batch = sampler.sample()
-            if isinstance(distribution, Prioritized):
+            if distribution.weighted:
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))
 
 

@@ -10,7 +10,7 @@ from diskreplay.ids import OPEN, EpisodeTable
 
 
 class Admission:
-    """Asks about episodes: once about an ended one, at every look about an open one.
+    """Asks about episodes: once about an ended one, once a snapshot about an open one.
 
     What it was told outlives the population: the ids of steps are stable, so a sampler keeps it when its view changes.
 
@@ -24,21 +24,23 @@ class Admission:
     def __init__(self, ask: Callable[[Any, int], bool] | None = None) -> None:
         self._ask, self.asks = ask, ask is not None
         self._ended: dict[int, bool] = {}
+        self._open: dict[int, bool] = {}
+        self._snapshot: Any = None  # that of the answers about open ones
 
     def admit(self, snapshot: Any, episodes: EpisodeTable) -> EpisodeTable:
         """Keep the episodes that count; those that are hidden whole are dropped unasked."""
         if self._ask is None or not len(episodes):
             return episodes
+        if snapshot is not self._snapshot:
+            self._snapshot, self._open = snapshot, {}
         last = episodes.first + (episodes.steps - 1) * episodes.stride
         admitted = np.zeros(len(episodes), bool)
         for i in np.flatnonzero(last >= snapshot.least_ids(last)):
             first = int(episodes.first[i])
-            if first not in self._ended:
-                admitted[i] = self._ask(snapshot, first)
-                if not episodes.end[i] & OPEN:
-                    self._ended[first] = bool(admitted[i])
-            else:
-                admitted[i] = self._ended[first]
+            known = self._open if episodes.end[i] & OPEN else self._ended
+            if first not in known:
+                known[first] = bool(self._ask(snapshot, first))
+            admitted[i] = known[first]
         return episodes.select(admitted)
 
     def keep_only(self, first_ids: NDArray[np.int64]) -> None:

@@ -1,13 +1,24 @@
 """What a distribution is, and what it returns."""
 
 import weakref
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.errors import NotEnoughData
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule
+from diskreplay.sampling.share import belongs, has_any
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# Draws without one hit, each of at least world_size ids, after which the population is searched for a hit. A rank with
+# its fair share of ids gets there with probability e**-32.
+FRUITLESS_DRAWS = 32
 
 
 class Draw(NamedTuple):
@@ -18,27 +29,110 @@ class Draw(NamedTuple):
     from a distribution that ends; one without any is its end.
     """
 
-    ids: NDArray[np.int64]
-    chances: NDArray[np.float64] | None = None
+    ids: Ints
+    chances: Floats | None = None
     size: int = 0
     least: float = 0.0
 
 
-class Distribution(Protocol):
+class LookAgain(Exception):
+    """A draw may be incomplete: refresh, where that is wanted, and draw again. Nothing was drawn."""
+
+
+class Distribution(ABC):
     """Which ids are drawn. Not thread-safe unless it says so: a sampler calls it under its lock.
 
-    Drawing and weighing are apart because a batch may be drawn several batches before it is delivered, and a schedule
-    for beta counts delivered ones. `weighted` tells whether beta means anything.
+    Only `draw` must be defined; the rest has defaults for a distribution without state or priorities. Drawing and
+    weighing are apart because a batch may be drawn several batches before it is delivered, and a schedule for beta
+    counts delivered ones.
 
-    Some have more: `Prioritized` and `Sweep` have state, with `claim`, `state_dict` and `load_state_dict`; a `Sweep`
-    deals a rank its share by `draw_share`, where others are thinned out; those that a `Mixture` may weigh tell the
-    `chances` of any ids.
+    Attributes
+    ----------
+    weighted : bool
+        Whether it has priorities: then `weigh` and `update` are called, and beta means something.
+    eta : float
+        The share of the largest error in the priority of a sequence; see `Prioritized`.
+    sized : bool
+        Whether a draw has as many ids as it is asked for, but at its end. If not, it decides itself.
+    least : int
+        Ids that a draw needs at the least.
+    gives_once : bool
+        Whether what was drawn does not come again by itself. Then what is left of a draw that lost ids stays in its
+        batch, and `delivered` is called.
+    key : str
+        Of a view's own distribution: tells apart those that draw different ids. One goes on from the state of another
+        with the same key.
     """
 
-    weighted: bool
+    weighted: bool = False
+    eta: float = 1.0
+    sized: bool = True
+    least: int = 1
+    gives_once: bool = False
+    key: str = ""
 
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of a population that is not empty, with replacement."""
+        """Draw `size` ids of a population that is not empty."""
+
+    def draw_share(
+        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> Draw:
+        """Draw `size` of the rank's ids, by rejection: among themselves they keep the probabilities they had.
+
+        Raises
+        ------
+        NotEnoughData
+            The population holds no id of the rank.
+        """
+        if world_size == 1:
+            return self.draw(population, size, rng)
+        ids, chances, missing, fruitless = [np.zeros(0, np.int64)], [], size, 0
+        draw = Draw(ids[0], None, population.size)
+        while missing:
+            draw = self.draw(population, missing * world_size, rng)
+            # At random if there are too many: a stratified draw is in order, its first ids are alike.
+            mine = np.sort(rng.permutation(np.flatnonzero(belongs(draw.ids, rank, world_size)))[:missing])
+            ids.append(draw.ids[mine])
+            if draw.chances is not None:
+                chances.append(draw.chances[mine])
+            missing -= len(mine)
+            fruitless = 0 if len(mine) else fruitless + 1
+            if fruitless == FRUITLESS_DRAWS and not has_any(population, rank, world_size):
+                raise NotEnoughData(
+                    f"none of the {population.size} sampleable steps belongs to rank {rank} of {world_size}; "
+                    "1 is needed, append more"
+                )
+        return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
+
+    def redraw(
+        self, lost: Draw, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> Draw:
+        """Draw in place of a batch that lost ids before it was delivered; what is left stays where it comes but once.
+
+        Raises
+        ------
+        NotEnoughData
+            As `draw_share`.
+        """
+        left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
+        if not len(left):
+            return self.draw_share(population, size, rng, rank, world_size)
+        more = self.draw_share(population, size - len(left), rng, rank, world_size)
+        ids = np.concatenate([left, more.ids])
+        return more._replace(ids=ids, chances=self.chances(population, ids) if self.weighted else None)
+
+    def mixing_error(self) -> str | None:
+        """Say why a `Mixture` cannot hold it; None: it can, since it tells the `chances` of its ids."""
+        return f"is {self}, which does not tell the chances of its ids"
+
+    def chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        raise NotImplementedError(f"{self} does not tell the chances of its ids")
+
+    # --- what becomes of a draw --------------------------------------------------------------------------------------
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, or None where all weigh 1.
@@ -46,9 +140,52 @@ class Distribution(Protocol):
         `beta` None is the distribution's own; `batches` were delivered before this one. The array becomes the batch's,
         so it is a new one each time.
         """
+        return None
+
+    def delivered(self, draw: Draw) -> None:  # noqa: B027  # most keep no count
+        """Take note that the batch of a draw was delivered; called where `gives_once`, in the order of the draws."""
+
+    def rewind(self) -> bool:
+        """Take back what was drawn and not delivered, to draw it again; tell whether that was done.
+
+        False: draws do not depend on each other, and those that were not delivered stay good.
+        """
+        return False
+
+    def accept(self, population: Population, draw: Draw) -> bool:
+        """Count as drawn what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""
+        return bool(population.contains(draw.ids).all())
+
+    def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
+        """Set priorities of ids from their errors; return how many ids cannot be drawn. See `Prioritized.update`.
+
+        Raises
+        ------
+        ValueError
+            It has no priorities.
+        """
+        raise ValueError(f"{self} has no priorities to update: draw with Prioritized(...)")
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
+        """Belong to this owner, where that matters: see `Owned`."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what later draws depend on, beside the population: arrays, numbers, texts. None: nothing."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
+        """Go on from what `state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            This is no such state.
+        """
 
 
-class Owned:
+class Owned(Distribution):
     """What belongs to one sampler, because it holds state of its own."""
 
     def __init__(self) -> None:
@@ -66,6 +203,14 @@ class Owned:
             name = type(self).__name__
             raise ValueError(f"this {name} holds the state of another sampler: make a new {name} for each sampler")
         self._owner = weakref.ref(owner)
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return what later draws depend on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_owner": None}

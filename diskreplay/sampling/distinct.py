@@ -1,19 +1,15 @@
 """Batches that hold no id twice, and batches that are refused where there are fewer ids than items."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.sampling.base import Draw
+from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized
-from diskreplay.sampling.schedule import Schedule
 
 
-class Distinct:
+class Distinct(Distribution):
     """Draw ids without replacement within a batch, every set of them with the same probability. Without state."""
-
-    weighted = False
 
     def __repr__(self) -> str:
         return "Distinct()"
@@ -28,10 +24,6 @@ class Distinct:
         """
         check_enough(population, size)
         return Draw(population.take(rng.choice(population.size, size, replace=False)))
-
-    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return None: all ids weigh 1."""
-        return None
 
 
 class PrioritizedOfEnough(Prioritized):

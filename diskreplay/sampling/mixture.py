@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule, number
-from diskreplay.sampling.share import draw_share
 
 Ints = NDArray[np.int64]
 
 
-class Mixture:
+class Mixture(Distribution):
     """Draw each item of a batch from one of several distributions, chosen at random by their shares.
 
     So an id has the probability P(i) = Σ share · P_d(i). If one of them is prioritized, that is what the weights are
@@ -34,8 +33,6 @@ class Mixture:
         `Prioritized` must normalize over the batch.
     """
 
-    normalize = "batch"
-
     def __init__(self, parts: Sequence[tuple[Distribution, float]]) -> None:
         try:
             given = [(distribution, share) for distribution, share in parts]
@@ -43,28 +40,31 @@ class Mixture:
             raise ValueError(f"parts must be (distribution, share) pairs, not {parts!r}") from None
         if not given:
             raise ValueError("parts must name at least one distribution")
-        self._parts: list[Any] = []
+        self._parts: list[Distribution] = []
         shares = []
         for i, (distribution, share) in enumerate(given):
-            if not hasattr(distribution, "draw") or not hasattr(distribution, "chances"):
+            if not isinstance(distribution, Distribution):
                 raise ValueError(f"parts[{i}] must begin with a distribution such as Uniform(), not {distribution!r}")
-            if getattr(distribution, "passes", None) is not None:
-                raise ValueError(f"parts[{i}] is {distribution}, which ends: only Sweep(passes=None) fits")
-            if getattr(distribution, "normalize", "batch") != "batch":
-                raise ValueError(f'parts[{i}] must have normalize="batch": the largest weight of a store is not known')
+            if (error := distribution.mixing_error()) is not None:
+                raise ValueError(f"parts[{i}] {error}")
             self._parts.append(distribution)
             shares.append(number(f"the share of parts[{i}]", share, above=0.0))
         self._shares = np.array(shares) / sum(shares)
 
     @property
-    def weighted(self) -> bool:
+    def weighted(self) -> bool:  # type: ignore[override]  # it cannot be set
         """Whether beta means anything: one of them is prioritized."""
         return any(part.weighted for part in self._parts)
 
     @property
-    def eta(self) -> float:
+    def gives_once(self) -> bool:  # type: ignore[override]  # it cannot be set
+        """Whether what is left of a draw that lost ids stays in its batch: one of them is a `Sweep`."""
+        return any(part.gives_once for part in self._parts)
+
+    @property
+    def eta(self) -> float:  # type: ignore[override]  # it cannot be set
         """That of the first prioritized distribution, see there; 1 where there is none."""
-        return next((float(part.eta) for part in self._parts if part.weighted), 1.0)
+        return next((part.eta for part in self._parts if part.weighted), 1.0)
 
     def __repr__(self) -> str:
         return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
@@ -84,8 +84,12 @@ class Mixture:
         for i, part in enumerate(self._parts):
             chosen = np.flatnonzero(which == i)
             if len(chosen):
-                ids[chosen] = draw_share(part, population, len(chosen), rng, rank, world_size).ids
+                ids[chosen] = part.draw_share(population, len(chosen), rng, rank, world_size).ids
         return Draw(ids, self.chances(population, ids) if self.weighted else None, population.size)
+
+    def mixing_error(self) -> str | None:
+        """Return None: a mixture of mixtures is one."""
+        return None
 
     def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
@@ -98,8 +102,7 @@ class Mixture:
         """Return the weight of each drawn id, by the beta of the first prioritized distribution, or None."""
         for part in self._parts:
             if part.weighted:
-                weights: NDArray[np.float32] = part.weigh(draw, beta, batches)
-                return weights
+                return part.weigh(draw, beta, batches)
         return None
 
     def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
@@ -111,12 +114,12 @@ class Mixture:
     def claim(self, owner: object) -> None:
         """Belong to this owner with all that have state; see `Owned.claim`."""
         for part in self._parts:
-            if hasattr(part, "claim"):
-                part.claim(owner)
+            part.claim(owner)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all that have one, by their place."""
-        return {str(i): part.state_dict() for i, part in enumerate(self._parts) if hasattr(part, "state_dict")}
+        states = {str(i): part.state_dict() for i, part in enumerate(self._parts)}
+        return {key: state for key, state in states.items() if state is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned.
@@ -126,8 +129,8 @@ class Mixture:
         ValueError
             It is another mixture's.
         """
-        stateful = {str(i): part for i, part in enumerate(self._parts) if hasattr(part, "load_state_dict")}
+        stateful = self.state_dict()
         if set(stateful) != set(state):
             raise ValueError(f"this is no state of {self}: it has {sorted(state)}, not {sorted(stateful)}")
-        for key, part in stateful.items():
-            part.load_state_dict(state[key])
+        for key in stateful:
+            self._parts[int(key)].load_state_dict(state[key])

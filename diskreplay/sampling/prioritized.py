@@ -100,7 +100,7 @@ class Prioritized(Owned):
         return self._eps
 
     @property
-    def eta(self) -> float:
+    def eta(self) -> float:  # type: ignore[override]  # it cannot be set
         """The share of the largest error in the priority of a sequence."""
         return self._eta
 
@@ -145,6 +145,12 @@ class Prioritized(Owned):
         table = self._followed(population)
         places = table.places(ids)
         return np.where(places >= 0, table.tree.masses[places] / (table.tree.total or 1.0), 0.0)
+
+    def mixing_error(self) -> str | None:
+        """Return None where weights are normalized over the batch."""
+        if self._normalize == "batch":
+            return None
+        return 'must have normalize="batch": the largest weight of a store is not known'
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32]:
         """Return the importance weight of each drawn id, at most 1.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.sampling.arrivals import Arrivals
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.schedule import Schedule, number
+from diskreplay.sampling.schedule import number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,8 +35,6 @@ class Recency(Owned):
         `half_life` is none of these.
     """
 
-    weighted = False
-
     def __init__(self, half_life: float) -> None:
         super().__init__()
         self._half_life = number("half_life", half_life, above=0.0)
@@ -58,8 +56,8 @@ class Recency(Owned):
             found[drawable] = self._followed(population).chances(ids[drawable])
         return found
 
-    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return None: all ids weigh 1."""
+    def mixing_error(self) -> str | None:
+        """Return None: a `Mixture` can hold it."""
         return None
 
     def state_dict(self) -> dict[str, Any]:

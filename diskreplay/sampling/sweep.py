@@ -13,7 +13,6 @@ from diskreplay.ids import mixed
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.schedule import Schedule
 from diskreplay.sampling.share import belongs
 
 Ints = NDArray[np.int64]
@@ -44,7 +43,7 @@ class Sweep(Owned):
         `passes` is none of these.
     """
 
-    weighted = False
+    gives_once = True
 
     def __init__(self, passes: int | None = None) -> None:
         super().__init__()
@@ -105,9 +104,9 @@ class Sweep(Owned):
         """Return the probability with which each id is drawn, over all places in a pass; 0 where it cannot be."""
         return population.contains(ids) / max(population.size, 1)
 
-    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return None: all ids weigh 1."""
-        return None
+    def mixing_error(self) -> str | None:
+        """Return None where it has no end."""
+        return None if self._passes is None else f"is {self}, which ends: only Sweep(passes=None) fits"
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is: numbers, and the arrays of the pass."""

@@ -3,15 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.sampling.base import Draw
+from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.schedule import Schedule
 
 
-class Uniform:
+class Uniform(Distribution):
     """Draw every id with the same probability, with replacement. Without state: several samplers may share one."""
-
-    weighted = False
 
     def __repr__(self) -> str:
         return "Uniform()"
@@ -25,6 +22,6 @@ class Uniform:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         return population.contains(ids) / max(population.size, 1)
 
-    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return None: all ids weigh 1."""
+    def mixing_error(self) -> str | None:
+        """Return None: a `Mixture` can hold it."""
         return None

@@ -1,14 +1,18 @@
 """What every view has: where its samples start, and a reader that gathers them. Also what views need of a snapshot."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels.runs import Starts as Starts
+
+if TYPE_CHECKING:
+    from diskreplay.sampling.admission import Admission
+    from diskreplay.sampling.base import Distribution
 
 Ints = NDArray[np.int64]
 Path = tuple[str, ...]
@@ -86,9 +90,22 @@ class CountingReader(Reader, Protocol):
         """Return how many steps of the environment the items of these ids count for."""
 
 
+class SeededReader(Reader, Protocol):
+    """The reader of a view that is `random`."""
+
+    def seed(self, entropy: int) -> None:
+        """Make what the next `fill` draws a function of this number."""
+
+
+class EvaluatingReader(Reader, Protocol):
+    """The reader of a view with a `value_fn`; `evaluate` takes and returns arrays."""
+
+    evaluate: Callable[[Any], Any] | None
+
+
 @runtime_checkable
 class View(Protocol):
-    """What an id means. Immutable; any thread may use it."""
+    """What an id means. Immutable; any thread may use it. What has a body here is the default of most views."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -101,6 +118,28 @@ class View(Protocol):
     @property
     def starts(self) -> Starts:
         """At which steps of episodes its samples start: the ids that can be drawn."""
+
+    @property
+    def prefetchable(self) -> bool:
+        """Whether batches may be made some batches before they are delivered."""
+        return True
+
+    @property
+    def random(self) -> bool:
+        """Whether batches depend on more than their ids, on random numbers: then its reader is a `SeededReader`."""
+        return False
+
+    @property
+    def value_fn(self) -> Callable[[Any], Any] | None:
+        """A function of observations, as tensors, that a batch needs: then its reader is an `EvaluatingReader`."""
+        return None
+
+    def own_distribution(self, admission: "Admission") -> "Distribution | None":
+        """Return a new distribution of the view's own, which alone fits its ids; None: any distribution does.
+
+        `admission` tells which episodes count.
+        """
+        return None
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""

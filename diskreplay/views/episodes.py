@@ -6,11 +6,11 @@ from typing import Any
 
 from diskreplay.kernels.runs import FIRST_ONLY, Starts
 from diskreplay.views.arguments import described, positive
-from diskreplay.views.base import Reader
+from diskreplay.views.base import Reader, View
 
 
 @dataclass(frozen=True, repr=False)
-class Episodes:
+class Episodes(View):
     """Whole ended episodes: an id is that of an episode's first step.
 
     The batch has the fields of `Sequences`, (batch, L, ...), where L is the length of its longest episode, in steps.

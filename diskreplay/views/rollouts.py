@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.views.arguments import described, fraction, frame_stack_argument, positive, reward_argument
-from diskreplay.views.base import Reader
+from diskreplay.views.base import Reader, View
+
+if TYPE_CHECKING:
+    from diskreplay.sampling.admission import Admission
+    from diskreplay.views.rollout_cursor import RolloutCursor
 
 
 @dataclass(frozen=True, repr=False)
-class Rollouts:
+class Rollouts(View):
     """The oldest unseen `num_steps` steps of every lane, (num_steps, num_envs, ...), with advantages and returns.
 
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; ret is
@@ -91,6 +95,18 @@ class Rollouts:
     def starts(self) -> Starts:
         """Every step."""
         return Starts(last=ALL_STEPS, open_rows=1, observed=False)
+
+    @property
+    def prefetchable(self) -> bool:
+        """No: what they are bootstrapped with is to be the policy's as it is."""
+        return False
+
+    def own_distribution(self, admission: "Admission") -> "RolloutCursor":
+        """Return what gives each lane's steps once, in order."""
+        # Here and not above, as the reader below: following lanes loads the store.
+        from diskreplay.views.rollout_cursor import RolloutCursor
+
+        return RolloutCursor(self, admission)
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.

@@ -6,11 +6,11 @@ from typing import Any
 
 from diskreplay.kernels.runs import MOVED_BACK, PADDED, Starts
 from diskreplay.views.arguments import bounded, described, frame_stack_argument, names, positive, switch
-from diskreplay.views.base import Reader
+from diskreplay.views.base import Reader, View
 
 
 @dataclass(frozen=True, repr=False)
-class Sequences:
+class Sequences(View):
     """Windows of `length` steps of one episode, for recurrent agents: an id is that of a window's first step.
 
     Windows start at steps 0, stride, 2 stride, ... of each episode, stride = length - overlap, up to the first that

@@ -6,12 +6,12 @@ from typing import Any
 
 from diskreplay.kernels.runs import Starts
 from diskreplay.views.arguments import described, fraction, frame_stack_argument, names, positive, reward_argument
-from diskreplay.views.base import Reader
+from diskreplay.views.base import Reader, View
 from diskreplay.views.hindsight import Hindsight
 
 
 @dataclass(frozen=True, repr=False)
-class Transitions:
+class Transitions(View):
     """n-step transitions: an id is that of the step they start at.
 
     Immutable: any thread may use it, and several samplers may share it.
@@ -79,6 +79,11 @@ class Transitions:
         if self.n_step is None or self.relabel is not None:
             return Starts()
         return Starts(open_rows=self.n_step + 1, observed=not self.next_fields)
+
+    @property
+    def random(self) -> bool:
+        """Whether goals are replaced."""
+        return self.relabel is not None
 
     def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.

@@ -95,7 +95,8 @@ def test_what_is_drawn_ahead_is_what_would_have_been_drawn(
     ):
         if plain.distribution.weighted:
             for sampler in (plain, ahead):  # before anything is drawn: weights differ
-                sampler._planner._follow_store(True)
+                store.refresh()
+                sampler._planner._look()
                 ids = sampler._planner.population.take(np.arange(sampler._planner.population.size))
                 sampler.update_priorities(ids, np.random.default_rng(0).standard_normal(len(ids)))
         held = []

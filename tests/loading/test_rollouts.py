@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,10 +17,13 @@ from hypothesis import example, given, settings, strategies as st
 import diskreplay as dr
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.ring import Ring
-from diskreplay.loading.rollouts import RolloutCursor, torch_values
+from diskreplay.loading.torch_values import torch_values
 from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.base import Draw, LookAgain
+from diskreplay.sampling.population import Population
 from diskreplay.store.episodes import Episode
 from diskreplay.views.base import nested
+from diskreplay.views.rollout_cursor import RolloutCursor
 from diskreplay.views.rollouts import Rollouts
 
 FLOAT = dr.Field((), "float32")
@@ -39,9 +43,12 @@ def value_of(obs: Any) -> Any:
 class Source:
     """A cursor and a reader: what a sampler of rollouts is made of."""
 
-    def __init__(self, store: Any, view: Rollouts, **share: int) -> None:
+    def __init__(
+        self, store: Any, view: Rollouts, rank: int = 0, world_size: int = 1, admission: Admission | None = None
+    ) -> None:
+        self.store, self.share = store, (rank, world_size)
         self.view, self.reader = view, view.reader(SCHEMA)
-        self.cursor = RolloutCursor(view, store, **share)
+        self.population, self.cursor = Population(view, admission), RolloutCursor(view, admission)
         self.calls: list[torch.Tensor] = []
         if view.value_fn is not None:
             self.reader.evaluate = torch_values(self._value, torch.device("cpu"))
@@ -51,14 +58,21 @@ class Source:
         self.calls.append(obs.clone())
         return self.view.value_fn(obs)
 
-    def sample(self, refresh: bool = True) -> Batch:
-        snapshot, ids = self.cursor.plan(refresh)
+    def draw(self) -> Draw:
+        while True:
+            self.store.refresh()
+            self.population.refresh(self.store.snapshot)
+            with suppress(LookAgain):
+                return self.cursor.draw_share(self.population, 0, np.random.default_rng(0), *self.share)
+
+    def sample(self) -> Batch:
+        draw = self.draw()
         try:
-            batch = gathered(self.reader, snapshot, ids)
+            batch = gathered(self.reader, self.population.snapshot, draw.ids)
         except BaseException:
             self.cursor.rewind()
             raise
-        self.cursor.delivered(ids)
+        self.cursor.delivered(draw)
         return batch
 
 
@@ -463,9 +477,9 @@ def test_a_state_goes_on_where_the_last_delivered_rollout_ended(tmp_store: Path)
         whole, source = Source(store, Rollouts(5)), Source(store, Rollouts(5))
         whole.sample()
         source.sample()
-        ahead = [source.cursor.plan(refresh=True) for _ in range(2)]
+        ahead = [source.draw() for _ in range(2)]
         state = source.cursor.state_dict()
-        source.cursor.delivered(ahead[0][1])
+        source.cursor.delivered(ahead[0])
         other = Source(store, Rollouts(5))
         other.cursor.load_state_dict(state)
         expected = [given(whole.sample()) for _ in range(7)]
@@ -483,8 +497,7 @@ def test_only_admitted_episodes_are_given(tmp_store: Path) -> None:
         with store.writer() as writer:
             for first in range(0, 40, 4):
                 append(writer, first, 4, "terminated")
-        source = Source(store, Rollouts(6))
-        source.cursor = RolloutCursor(source.view, store, asking(store, lambda ep: ep.action[0] % 8 == 0))
+        source = Source(store, Rollouts(6), admission=asking(store, lambda ep: ep.action[0] % 8 == 0))
         assert given(source.sample()) == [[0, 1, 2, 3, 8, 9]]
 
 

@@ -11,7 +11,7 @@ from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.sampling.recency import Recency
 from diskreplay.sampling.schedule import Linear
-from diskreplay.sampling.share import belongs, draw_share
+from diskreplay.sampling.share import belongs
 from diskreplay.sampling.sweep import Sweep
 from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import everything, grown, population_of
@@ -62,7 +62,7 @@ def test_a_sweep_inside_a_mixture_misses_no_id_of_a_rank() -> None:
     ids = everything(population)
     mine = ids[belongs(ids, 1, 2)]
     mixture, rng = Mixture([(Sweep(), 0.5), (Recency(0.001), 0.5)]), np.random.default_rng(0)
-    drawn = np.concatenate([draw_share(mixture, population, 10, rng, 1, 2).ids for _ in range(12)])
+    drawn = np.concatenate([mixture.draw_share(population, 10, rng, 1, 2).ids for _ in range(12)])
     assert set(drawn.tolist()) == set(mine.tolist())
 
 
@@ -104,3 +104,30 @@ def test_its_state_is_that_of_its_parts() -> None:
 def test_bad_parts_are_refused(parts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Mixture(parts)
+
+
+def test_a_batch_that_lost_ids_keeps_what_is_left_of_it_where_a_sweep_is_a_part() -> None:
+    store = grown(1, [[20]], [30])
+    population, rng = population_of(store), np.random.default_rng(0)
+    mixture = Mixture([(Sweep(), 0.8), (Prioritized(), 0.2)])
+    ids = everything(population)
+    lost = mixture.draw(population, 40, rng)
+    store.frontier = int(ids[10])
+    population.refresh(store.snapshot())
+    left = [i for i in lost.ids if i >= store.frontier]
+    again = mixture.redraw(lost, population, 40, rng, 0, 1)
+    assert again.ids[: len(left)].tolist() == left
+    assert len(again.ids) == 40
+    assert population.contains(again.ids).all()
+    assert again.chances is not None
+    np.testing.assert_array_equal(again.chances, mixture.chances(population, again.ids))
+    rest = np.concatenate([again.ids, mixture.draw(population, 60, rng).ids])
+    assert set(rest.tolist()) >= set(ids[10:].tolist())  # no id that a sweep gives once was lost
+
+
+def test_a_batch_that_lost_ids_is_drawn_afresh_where_ids_come_again() -> None:
+    population = population_of(grown(1, [[50]]))
+    for mixture in (Mixture([(Uniform(), 1), (Recency(5), 1)]), Uniform()):
+        lost = mixture.draw(population, 10, np.random.default_rng(0))
+        again = mixture.redraw(lost, population, 10, np.random.default_rng(1), 0, 1)
+        assert again.ids.tolist() == mixture.draw(population, 10, np.random.default_rng(1)).ids.tolist()

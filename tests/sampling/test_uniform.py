@@ -10,7 +10,7 @@ from scipy import stats
 import diskreplay as dr
 from diskreplay.ids import POSITION_MASK
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.share import belongs, draw_share
+from diskreplay.sampling.share import belongs
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.sequences import Sequences
@@ -47,7 +47,7 @@ def test_ranks_share_the_ids_without_overlap_and_each_draws_its_own_equally_ofte
     seen = []
     for rank in range(world_size):
         rng = np.random.default_rng(rank)
-        draw = draw_share(Uniform(), population, 20_000, rng, rank, world_size)
+        draw = Uniform().draw_share(population, 20_000, rng, rank, world_size)
         assert len(draw.ids) == 20_000
         assert belongs(draw.ids, rank, world_size).all()
         ids, counts = np.unique(draw.ids, return_counts=True)
@@ -60,7 +60,7 @@ def test_a_rank_without_any_id_is_not_enough_data() -> None:
     population = population_of([[3]])
     message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        draw_share(Uniform(), population, 4, np.random.default_rng(0), 5, 6)
+        Uniform().draw_share(population, 4, np.random.default_rng(0), 5, 6)
 
 
 def test_a_rank_with_one_id_of_many_gets_it() -> None:
@@ -69,7 +69,7 @@ def test_a_rank_with_one_id_of_many_gets_it() -> None:
     for rank in range(2000):
         mine = every[belongs(every, rank, 2000)].tolist()
         if mine:
-            draw = draw_share(Uniform(), population, 3, np.random.default_rng(0), rank, 2000)
+            draw = Uniform().draw_share(population, 3, np.random.default_rng(0), rank, 2000)
             assert set(draw.ids.tolist()) <= set(mine)
             break
 

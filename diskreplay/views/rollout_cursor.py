@@ -1,0 +1,209 @@
+"""Which steps of each lane a sampler of rollouts is given next, and which it was given: each once, in order."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import NotEnoughData
+from diskreplay.ids import EpisodeTable
+from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.base import Draw, LookAgain, Owned
+from diskreplay.sampling.population import Population
+from diskreplay.store.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
+from diskreplay.views.lane_steps import Grid, LaneEpisodes, Positions, oldest, usable_steps
+
+if TYPE_CHECKING:
+    from diskreplay.views.rollouts import Rollouts
+
+Ints = NDArray[np.int64]
+
+_NOBODY: Ints = np.zeros(0, np.int64)
+
+
+class _Look(NamedTuple):
+    """What is known of one snapshot; `lanes` are all of this trainer's, `growing` those that may get more."""
+
+    snapshot: Any
+    episodes: LaneEpisodes
+    lanes: Ints
+    growing: Ints
+
+
+class RolloutCursor(Owned):
+    """Draws each lane's steps once, oldest first. It belongs to one sampler, under whose lock it is called.
+
+    Steps are planned by a draw, and seen when its batch is `delivered`; after `rewind`, what was planned and not
+    delivered is planned again. A rank's share are the lanes for which writer + lane, modulo the number of ranks, is
+    the rank: that does not change when writers come and go.
+
+    Parameters
+    ----------
+    view : Rollouts
+        How many steps, and what they are bootstrapped with.
+    admission : Admission or None
+        Which episodes count; None is all.
+    """
+
+    sized = False
+    gives_once = True
+
+    def __init__(self, view: "Rollouts", admission: Admission | None = None) -> None:
+        super().__init__()
+        self._view = view
+        self._admission = admission or Admission()
+        self.least = view.num_steps
+        self.key = json.dumps([view.num_steps, view.value, view.next_value])
+        self._share = 0, 1
+        self._lanes = LaneMap()
+        self._planned = self._seen = Positions()
+        # Lanes without enough steps that are known not to go on in a segment that was begun meanwhile.
+        self._left = _NOBODY
+        self._forget()
+
+    def __repr__(self) -> str:
+        return "each step once"
+
+    def _forget(self) -> None:
+        self._look: _Look | None = None
+        self._read = 0  # episodes of the log that are in
+        self._ended = LaneEpisodes(*(np.zeros(0, np.int64) for _ in LaneEpisodes._fields))
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw the next steps of all lanes; see `draw_share`."""
+        return self.draw_share(population, size, rng, 0, 1)
+
+    def draw_share(
+        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> Draw:
+        """Draw the next steps of a rank's lanes, (num_steps * columns,), one row of steps after the other.
+
+        Neither `size` nor `rng` counts.
+
+        Raises
+        ------
+        NotEnoughData
+            A lane of a writer that is not closed has too few steps, or no lane has enough; nothing changed.
+        LookAgain
+            A lane seems to have left. A writer that closed a segment may have begun the next just after this snapshot
+            was taken.
+        """
+        if (rank, world_size) != self._share:
+            self._share = rank, world_size
+            self._forget()
+        look, grid = self._next(population.snapshot)
+        left = np.setdiff1d(look.lanes, grid.keys, assume_unique=True)
+        if not np.isin(left, self._left).all():
+            self._left = left
+            raise LookAgain
+        if not grid.ids.size:
+            self._left = _NOBODY
+            raise NotEnoughData(
+                f"the store has {len(look.snapshot)} steps, and no lane has {self.least} that were not given yet; "
+                f"{self.least} are needed, append more"
+            )
+        self._left = left
+        self._planned = self._planned.advanced(grid.keys, grid.ids[-1] + 1)
+        return Draw(grid.ids.ravel())
+
+    def delivered(self, draw: Draw) -> None:
+        """Count the steps of a draw as seen."""
+        self._seen = self._advanced(self._seen, draw.ids)
+
+    def rewind(self) -> bool:
+        """Plan again what was planned and not delivered."""
+        self._planned = self._seen
+        return True
+
+    def redraw(
+        self, lost: Draw, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> Draw:
+        """Draw the steps that are the oldest now; see `draw_share`."""
+        return self.draw_share(population, size, rng, rank, world_size)
+
+    def accept(self, population: Population, draw: Draw) -> bool:
+        """Count as planned what was planned when a state was saved, if all of it is still there; tell whether so."""
+        if len(draw.ids) % self.least or not population.snapshot.holds(draw.ids).all():
+            return False
+        self._lanes.update(population.snapshot)
+        self._planned = self._advanced(self._planned, draw.ids)
+        return True
+
+    def _advanced(self, positions: Positions, ids: Ints) -> Positions:
+        last = ids.reshape(self.least, -1)[-1]
+        keys = self._lanes.key[self._lanes.places(last)]
+        known = keys >= 0
+        return positions.advanced(keys[known], last[known] + 1)
+
+    def state_dict(self) -> dict[str, Ints]:
+        """Return how far each lane was delivered: `lanes` and the lowest id of each that was not, (lanes,) int64."""
+        return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; what was planned is forgotten.
+
+        Raises
+        ------
+        ValueError
+            This is no such state; nothing is changed.
+        """
+        try:
+            keys, after = (np.array(state[name], np.int64) for name in ("lanes", "next_ids"))
+            if keys.ndim != 1 or keys.shape != after.shape or (np.diff(keys) <= 0).any():
+                raise ValueError("lanes must be in order, with one of next_ids each")
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no state of rollouts: {error!r}") from None
+        self._planned = self._seen = Positions(keys, after)
+        self._forget()
+
+    def _next(self, snapshot: Any) -> tuple[_Look, Grid]:
+        """Look at a snapshot and take the oldest steps; a writer that died counts as closed."""
+        if self._look is None or snapshot is not self._look.snapshot:
+            self._look = self._look_at(snapshot)
+        look = self._look
+        grid = self._take(look)
+        if len(grid.short):
+            dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(look.snapshot, w)]
+            look = look._replace(growing=look.growing[~np.isin(look.growing >> LANE_BITS, dead)])
+            grid = self._take(look)
+        if len(grid.short):
+            slowest = int(grid.counts.argmin())
+            writer, lane = writer_and_lane(int(grid.short[slowest]))
+            raise NotEnoughData(
+                f"lane {lane} of writer {writer} has {grid.counts[slowest]} steps that were not given yet; "
+                f"{self.least} are needed of each lane, append more or close that writer. (The newest step "
+                "counts when it is known what it is bootstrapped with.)"
+            )
+        return look, grid
+
+    def _take(self, look: _Look) -> Grid:
+        usable = usable_steps(look.episodes, self._view)
+        visible = look.snapshot.least_ids(look.episodes.first)
+        return oldest(look.episodes, usable, look.growing, self._planned, visible, self.least)
+
+    def _look_at(self, snapshot: Any) -> _Look:
+        if self._look is not None and snapshot.generation != self._look.snapshot.generation:
+            self._forget()
+        self._lanes.update(snapshot)
+        new = self._mine(self._admission.admit(snapshot, snapshot.log.select(slice(self._read, None))))
+        still_open = self._mine(self._admission.admit(snapshot, snapshot.open))
+        ended = self._ended.with_others(new)
+        last = ended.first + (ended.steps - 1) * ended.stride
+        self._ended = ended.select(last >= np.maximum(self._seen.of(ended.key), snapshot.least_ids(last)))
+        self._read = len(snapshot.log)
+        lanes = np.unique(self._lanes.key[self._lanes.key >= 0])
+        lanes, growing = (keys[self._is_mine(keys)] for keys in (lanes, self._lanes.growing(snapshot)))
+        return _Look(snapshot, self._ended.with_others(still_open), lanes, growing)
+
+    def _mine(self, episodes: EpisodeTable) -> LaneEpisodes:
+        key = self._lanes.key[self._lanes.places(episodes.first)]
+        found = LaneEpisodes.of(key, episodes)
+        return found.select((key >= 0) & self._is_mine(key))
+
+    def _is_mine(self, keys: Ints) -> NDArray[np.bool_]:
+        writer, lane = writer_and_lane(keys)
+        rank, world_size = self._share
+        mine: NDArray[np.bool_] = (writer + lane) % world_size == rank
+        return mine
