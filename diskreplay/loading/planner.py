@@ -17,6 +17,7 @@ from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Distribution, Draw, LookAgain
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
+from diskreplay.sampling.times import AtMost, TimesSampled
 from diskreplay.store.episodes import Episode
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.views.base import View
@@ -68,6 +69,7 @@ class Planner:
         where: Callable[[Any], bool] | None,
         rank: int,
         world_size: int,
+        max_times_sampled: int | None = None,
     ) -> None:
         self._store = store
         self.rng = np.random.Generator(np.random.PCG64(seed))
@@ -78,20 +80,42 @@ class Planner:
         self._priorities: Prioritized | None = None
         self._own: Distribution | None = None  # the view's
         self._places: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
+        self._times = None if max_times_sampled is None else TimesSampled(max_times_sampled)
+        self._check_times(view, distribution)
         self._follow(view)
         self.distribution = self._claimed(distribution)
-        self.active = self._own or self.distribution
+        self.active = self._chosen()
 
     def aim(self, view: View, distribution: Distribution) -> None:
         """Draw from now on with this view and distribution; what was drawn ahead is dropped."""
+        self._check_times(view, distribution)
         claimed = self._claimed(distribution)
         self.active.rewind()
+        for plan in (*self.queue, *self._refused.values()):
+            self.active.forget(self.population, plan.draw)
         if view is not self._view:
             self._follow(view)
         self.distribution = claimed
-        self.active = self._own or self.distribution
+        self.active = self._chosen()
         self.queue.clear()
         self._refused.clear()
+
+    def _check_times(self, view: View, distribution: Distribution) -> None:
+        """Refuse a view or distribution that gives ids a number of times of its own, where the sampler has one."""
+        own = view.own_distribution(Admission())
+        if self._times is not None and (own or distribution).gives_once:
+            raise ValueError(
+                f"max_times_sampled means nothing to {distribution if own is None else view}, which gives each id a "
+                "number of times of its own: leave it out"
+            )
+
+    def _chosen(self) -> Distribution:
+        """Return what draws from now on."""
+        if self._own is not None:
+            return self._own
+        if self._times is not None:
+            return AtMost(self.distribution, self._times, self.population.kind)
+        return self.distribution
 
     def _follow(self, view: View) -> None:
         admission = Admission(self._where)
@@ -156,7 +180,7 @@ class Planner:
 
     def draw_again(self, plan: Plan, size: int) -> Plan:
         """Draw a batch in place of one of which segments are gone."""
-        self.failed()
+        self._rewind()
         return self.draw(size, refresh=True, lost=plan.draw)
 
     def refused(self, plan: Plan, apart: int | None) -> None:
@@ -164,15 +188,20 @@ class Planner:
 
         `apart` is the size that `draw_apart` was asked for, which may be more than it has ids; None: it is of `next`.
         """
-        if self.failed():
+        if self._rewind():
             return
         if apart is not None:
             self._refused[apart] = plan
         else:
             self.queue.appendleft(plan)
 
-    def failed(self) -> bool:
-        """Give up a batch that was drawn; tell whether its ids, and those of all drawn ahead, are drawn again."""
+    def failed(self, plan: Plan) -> None:
+        """Give up a batch that was drawn, unless it was refused."""
+        if not self._rewind() and plan not in self.queue and plan not in self._refused.values():
+            self.active.forget(self.population, plan.draw)
+
+    def _rewind(self) -> bool:
+        """Have all that was not delivered drawn again, where draws depend on each other; tell whether they do."""
         if not self.active.rewind():
             return False
         self.queue.clear()
@@ -196,6 +225,7 @@ class Planner:
             "state": self.distribution.state_dict(),
             "priorities": None if kept is None else {"arguments": kept.arguments, "state": kept.state_dict()},
             "cursors": places,
+            "times": None if self._times is None else self.active.state_dict(),
             "plans": [plan.state_dict() for plan in self.queue],
             "refused": [{"asked": asked, **plan.state_dict()} for asked, plan in self._refused.items()],
         }
@@ -220,6 +250,7 @@ class Planner:
         own = _own_distribution(self._view, admission, saved.places)
         population = Population(self._view, admission)
         population.restore(saved.order)
+        times = None if self._times is None else TimesSampled.loaded(self._times.most, saved.times)
         snapshot = self._look(population)
         load_distribution(self.distribution, saved.state)
         # Nothing below raises.
@@ -227,8 +258,9 @@ class Planner:
         if saved.priorities is not None:
             saved.priorities.claim(self)
         self.rng = np.random.Generator(saved.generator)
-        self._own, self._places, self.active = own, saved.places, own or self.distribution
+        self._own, self._places, self._times = own, saved.places, times
         self.population = population
+        self.active = self._chosen()
         self.queue = self._accepted(saved.plans, snapshot)
         refused = {asked: self._accepted([plan], snapshot) for asked, plan in saved.refused.items()}
         self._refused = {asked: plans[0] for asked, plans in refused.items() if plans}

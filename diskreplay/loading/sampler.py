@@ -78,6 +78,10 @@ class Sampler:
         Whether each batch looks for new steps first. If not, call `store.refresh()`.
     debug : bool
         Overwrite the memory of batches that are gone, so that a pointer kept without its tensor shows.
+    max_times_sampled : int or None
+        How often each id of a kind may be in batches of this sampler, as in Reverb; None: as often as it is drawn.
+        Those that are left keep their probabilities in proportion to each other. Not for `Rollouts`, nor where a
+        `Sweep` draws: these give each id a number of times of their own.
 
     Raises
     ------
@@ -106,10 +110,13 @@ class Sampler:
         limiter: RateLimiter | None = None,
         refresh: bool = True,
         debug: bool = False,
+        max_times_sampled: int | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size, 1)
         self._prefetch = int_argument("prefetch", prefetch, 0)
         rank, world_size = share_arguments(rank, world_size)
+        if max_times_sampled is not None:
+            max_times_sampled = int_argument("max_times_sampled", max_times_sampled, 1)
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         self._view, distribution = view_argument(view), distribution_argument(distribution)
@@ -140,6 +147,7 @@ class Sampler:
                 where=where,
                 rank=rank,
                 world_size=world_size,
+                max_times_sampled=max_times_sampled,
             )
         except BaseException:
             if self._own_store is not None:
@@ -221,7 +229,8 @@ class Sampler:
         Raises
         ------
         NotEnoughData
-            No step is sampleable.
+            No step is sampleable, or with `max_times_sampled` all of them together fewer times than the batch needs;
+            nothing is drawn.
         RateLimited
             The limiter's timeout passed; nothing was drawn, or what was is the next batch of this size. One of
             `Episodes` with more steps than `error_buffer` has room for is dropped, and the message says so.
@@ -274,7 +283,7 @@ class Sampler:
             except Exception:
                 # Not the next one again: a row that is damaged would be read by every call. Unless the next one would
                 # not be what it is with this one left out.
-                planner.failed()
+                planner.failed(plan)
                 raise
             except BaseException:
                 # An interrupt: the batch was not given, and of some distributions its ids would not come again.
@@ -388,8 +397,9 @@ class Sampler:
         """Return the state after the last delivered batch: tensors, numbers and texts, for `torch.save`.
 
         It holds priorities (8 bytes an id, and some numbers an episode), the count that schedules go by, the state of
-        the random numbers, which steps of rollouts and of a `Sweep` were given, and the ids of batches drawn ahead, or
-        drawn and refused by a limiter. It does not hold arguments of sampler, view or distribution.
+        the random numbers, which steps of rollouts and of a `Sweep` were given, how often ids were sampled where
+        `max_times_sampled` limits that, and the ids of batches drawn ahead, or drawn and refused by a limiter. It does
+        not hold arguments of sampler, view or distribution.
         """
         with self._lock:
             self._check_open()

@@ -22,7 +22,8 @@ class PlannerState(NamedTuple):
     """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy.
 
     `refused` are those of other sizes than the sampler's that a limiter refused, by the size that was asked for;
-    `places` the states of views' own distributions, by their keys.
+    `places` the states of views' own distributions, by their keys; `times` how often ids
+    were sampled, nothing where that was not counted.
     """
 
     generator: np.random.PCG64
@@ -33,6 +34,7 @@ class PlannerState(NamedTuple):
     state: Any
     priorities: Prioritized | None
     places: dict[str, dict[str, NDArray[np.int64]]]
+    times: Mapping[str, Any]
     plans: list[tuple[Draw, int | None]]
     refused: dict[int, tuple[Draw, int | None]]
 
@@ -57,7 +59,10 @@ class PlannerState(NamedTuple):
             plans = [_plan(plan) for plan in state["plans"]]
             refused = {int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])}
             places = {str(key): _columns(place) for key, place in state["cursors"].items()}
-            return cls(generator, distribution, view, kind, order, state["state"], priorities, places, plans, refused)
+            times = state.get("times") or {}
+            return cls(
+                generator, distribution, view, kind, order, state["state"], priorities, places, times, plans, refused
+            )
         except _RUBBISH as error:
             raise ValueError(f"this is no state of a sampler: {error!r}") from None
 

@@ -152,6 +152,9 @@ class Distribution(ABC):
         """
         return False
 
+    def forget(self, population: Population, draw: Draw) -> None:  # noqa: B027  # as `delivered`
+        """Take note that the batch of a draw will not be delivered."""
+
     def accept(self, population: Population, draw: Draw) -> bool:
         """Count as drawn what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""
         return bool(population.contains(draw.ids).all())

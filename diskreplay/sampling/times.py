@@ -1,0 +1,294 @@
+"""How often each id was drawn, and draws of each at most so often."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import NotEnoughData
+from diskreplay.kernels.runs import IdRuns, Visible
+from diskreplay.sampling.base import Distribution, Draw
+from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.schedule import Schedule
+from diskreplay.sampling.share import belongs
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# How many ids are drawn for one that is missing, attempt by attempt, before those that are left are listed. Where more
+# than a hundredth of all is left, a batch is nearly always full by then.
+_OVERDRAWS = (1, 8, 64)
+# Newer counts are merged into the older ones when there are more of them than this, and than an eighth of those.
+_FEW = 1024
+# Ids that are listed at a time.
+_BLOCK = 1 << 20
+_NONE: Ints = np.zeros(0, np.int64)
+
+
+class Counts:
+    """A number for each id, 0 for most: sorted ids and their counts, older ones apart from newer ones."""
+
+    def __init__(self, ids: Ints = _NONE, counts: Ints = _NONE) -> None:
+        self._old, self._new = (ids, counts), (_NONE, _NONE)
+
+    def of(self, ids: Ints) -> Ints:
+        """Return the count of each id."""
+        return _looked_up(ids, *self._old) + _looked_up(ids, *self._new)
+
+    def add(self, ids: Ints, number: int, visible: Visible) -> None:
+        """Add a number to the count of each id, as often as it is named; those that are hidden may be forgotten."""
+        self._new = _merged(*self._new, ids, np.full(len(ids), number))
+        if len(self._new[0]) > max(_FEW, len(self._old[0]) // 8):
+            known, counts = _merged(*self._old, *self._new)
+            there = (counts > 0) & (known >= visible.least_ids(known))
+            self._old, self._new = (known[there], counts[there]), (_NONE, _NONE)
+
+    def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
+        """Return `ids`, in order, and their `counts`, (n,) int64, each less by as often as an id is in `less`."""
+        ids, counts = _merged(*self._old, *self._new)
+        counts = counts - _named(ids, less)
+        return {"ids": ids[counts > 0], "counts": counts[counts > 0]}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> "Counts":
+        """Return what `state_dict` was of.
+
+        Raises
+        ------
+        ValueError
+            It is of none.
+        """
+        try:
+            ids, counts = (np.array(state[name], np.int64) for name in ("ids", "counts"))
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no state of counts of ids: {error!r}") from None
+        if ids.ndim != 1 or ids.shape != counts.shape or (np.diff(ids) <= 0).any() or (counts <= 0).any():
+            raise ValueError("this is no state of counts of ids: they must be in order, with one above 0 each")
+        return cls(ids, counts)
+
+
+class TimesSampled:
+    """How often a sampler has drawn each id, for each kind of id apart. Not thread-safe.
+
+    Parameters
+    ----------
+    most : int
+        How often an id may be drawn.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._counts: dict[tuple[Any, ...], Counts] = {}
+
+    def of(self, kind: tuple[Any, ...]) -> Counts:
+        """Return the counts of a kind of id."""
+        return self._counts.setdefault(kind, Counts())
+
+    def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
+        """Return the counts: by kind, written as JSON. Those of `kind` are less by as often as an id is in `less`."""
+        every = self._counts.items()
+        return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
+
+    @classmethod
+    def loaded(cls, most: int, state: Mapping[str, Any]) -> "TimesSampled":
+        """Return what `state_dict` was of.
+
+        Raises
+        ------
+        ValueError
+            It is of none.
+        """
+        found = cls(most)
+        try:
+            found._counts = {tuple(json.loads(kind)): Counts.loaded(counts) for kind, counts in state.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no state of how often ids were sampled: {error!r}") from None
+        return found
+
+
+class AtMost(Distribution):
+    """Draw from another distribution, but each id at most so many times. Not thread-safe: a sampler's own.
+
+    Among the ids that are left, each keeps its probability in proportion to the others'. Draws count from when they are
+    drawn, until they are forgotten. A batch is full, or it is not drawn at all.
+
+    Parameters
+    ----------
+    distribution : Distribution
+        Which ids are drawn; one whose draws do not depend on what was drawn before.
+    times : TimesSampled
+        What was drawn so far, from this or another distribution.
+    kind : tuple
+        What ids are drawn: that of the population.
+    """
+
+    gives_once = True
+
+    def __init__(self, distribution: Distribution, times: TimesSampled, kind: tuple[Any, ...]) -> None:
+        self._distribution, self._times, self._kind = distribution, times, kind
+        self._counts = times.of(kind)
+        self.weighted, self.eta = distribution.weighted, distribution.eta
+        self._pending: list[Draw] = []  # drawn and not delivered
+        # The ids that are left, in order, where they were listed, and what of.
+        self._left, self._mark = _NONE, None
+        self._left_of: tuple[Any, ...] = ()
+
+    _mark: Mark | None
+
+    def __repr__(self) -> str:
+        return f"{self._distribution}, each id at most {self._times.most} times,"
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids; see `draw_share`."""
+        return self.draw_share(population, size, rng, 0, 1)
+
+    def draw_share(
+        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> Draw:
+        """Draw `size` of a rank's ids.
+
+        Raises
+        ------
+        NotEnoughData
+            The rank's ids may be drawn fewer times than that; then none is.
+        """
+        ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
+        for overdraw in _OVERDRAWS:
+            draw = self._distribution.draw_share(population, (size - len(ids)) * overdraw, rng, rank, world_size)
+            times = self._counts.of(draw.ids) + _named(draw.ids, ids)
+            good = np.flatnonzero(times < self._times.most)
+            if len(good) > size - len(ids):
+                # At random: a stratified draw is in order, its first ids are alike.
+                good = rng.permutation(good)
+            # One after the other until there are enough: what is left out behind that must not count.
+            is_left = times[good] + _earlier(draw.ids[good]) < self._times.most
+            good = np.sort(good[is_left][: size - len(ids)])
+            ids = np.append(ids, draw.ids[good])
+            if draw.chances is not None:
+                chances = np.append(chances, draw.chances[good])
+            if len(ids) == size:
+                break
+        else:
+            more, their_chances = self._draw_left(population, ids, size, rng, rank, world_size)
+            ids, chances = np.append(ids, more), np.append(chances, their_chances)
+        self._count(population, ids, 1)
+        self._pending.append(Draw(ids, None if draw.chances is None else chances, draw.size, draw.least))
+        return self._pending[-1]
+
+    def _draw_left(
+        self, population: Population, drawn: Ints, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> tuple[Ints, Floats]:
+        """Draw what a batch lacks, where most ids may not be drawn; return ids and their chances."""
+        left = self._list_left(population, rank, world_size)
+        mass = self._distribution.chances(population, left)
+        left, mass = left[mass > 0], mass[mass > 0]
+        allowed = self._times.most - self._counts.of(left) - _named(left, drawn)
+        if (times := len(drawn) + int(allowed.sum())) < size:
+            share = "" if world_size == 1 else f" of rank {rank} of {world_size}"
+            found = f"can be drawn only {times} times more" if times else "cannot be drawn any more"
+            raise NotEnoughData(
+                f"the {population.size} sampleable steps{share} {found}, {size} draws are needed: each is drawn at "
+                f"most {self._times.most} times (max_times_sampled), append more"
+            )
+        chosen, missing = _NONE, size - len(drawn)
+        while len(chosen) < missing:
+            totals = np.cumsum(np.where(allowed > 0, mass, 0.0))
+            at = np.searchsorted(totals, rng.random(missing - len(chosen)) * totals[-1], side="right")
+            at = np.minimum(at, len(left) - 1)
+            at = at[_earlier(at) < allowed[at]]
+            np.subtract.at(allowed, at, 1)
+            chosen = np.append(chosen, at)
+        return left[chosen], mass[chosen]
+
+    def _list_left(self, population: Population, rank: int, world_size: int) -> Ints:
+        """List the ids that may be drawn, in order, at a cost of these and of what is new."""
+        now = population, rank, world_size
+        changes = population.changes(self._mark if self._left_of == now else None)
+        found = [_NONE if changes.whole else self._left]
+        for ids in _blocks(changes.runs):
+            mine = ids[belongs(ids, rank, world_size)]
+            found.append(mine[self._counts.of(mine) < self._times.most])
+        left = np.unique(np.concatenate(found))
+        left = left[self._counts.of(left) < self._times.most]
+        self._left, self._mark, self._left_of = left[population.contains(left)], changes.mark, now
+        return self._left
+
+    def redraw(
+        self, lost: Draw, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
+    ) -> Draw:
+        """Draw in place of a batch that lost ids, which does not count."""
+        self.forget(population, lost)
+        return self.draw_share(population, size, rng, rank, world_size)
+
+    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
+        """Return the weight of each drawn id, as the distribution does."""
+        return self._distribution.weigh(draw, beta, batches)
+
+    def delivered(self, draw: Draw) -> None:
+        """Count a draw for good."""
+        self._pending = [pending for pending in self._pending if pending is not draw]
+
+    def forget(self, population: Population, draw: Draw) -> None:
+        """Do not count a draw that will not be delivered."""
+        if any(pending is draw for pending in self._pending):
+            self.delivered(draw)
+            self._count(population, draw.ids, -1)
+
+    def accept(self, population: Population, draw: Draw) -> bool:
+        """Count what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""
+        if not super().accept(population, draw):
+            return False
+        self._count(population, draw.ids, 1)
+        self._pending.append(draw)
+        return True
+
+    def _count(self, population: Population, ids: Ints, number: int) -> None:
+        self._counts.add(ids, number, population.visible)
+        if number < 0:
+            self._mark = None  # what was not left is now
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often each id of each kind was delivered."""
+        return self._times.state_dict(self._kind, np.concatenate([_NONE, *(draw.ids for draw in self._pending)]))
+
+
+def _looked_up(ids: Ints, known: Ints, counts: Ints) -> Ints:
+    if not len(known):
+        return np.zeros(len(ids), np.int64)
+    at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    return np.where(known[at] == ids, counts[at], 0)
+
+
+def _merged(ids: Ints, counts: Ints, others: Ints, more: Ints) -> tuple[Ints, Ints]:
+    """Return the ids of both, each once and in order, and the sums of their counts."""
+    every, where = np.unique(np.concatenate([ids, others]), return_inverse=True)
+    sums = np.zeros(len(every), np.int64)
+    np.add.at(sums, where, np.concatenate([counts, more]))
+    return every, sums
+
+
+def _named(ids: Ints, among: Ints) -> Ints:
+    """Return how often each id is among others."""
+    ordered = np.sort(among)
+    return np.searchsorted(ordered, ids, side="right") - np.searchsorted(ordered, ids, side="left")
+
+
+def _earlier(ids: Ints) -> Ints:
+    """Return how often each id is named before, in the same array."""
+    order = np.argsort(ids, kind="stable")
+    ordered, numbers = ids[order], np.arange(len(ids))
+    is_first = np.append(True, ordered[1:] != ordered[:-1])[: len(ids)]
+    earlier = np.empty(len(ids), np.int64)
+    earlier[order] = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
+    return earlier
+
+
+def _blocks(runs: IdRuns) -> Any:
+    """Give the ids of runs, many at a time."""
+    ends = np.cumsum(runs.count)
+    for start in range(0, int(ends[-1]) if len(ends) else 0, _BLOCK):
+        numbers = np.arange(start, min(start + _BLOCK, int(ends[-1])))
+        run = np.searchsorted(ends, numbers, side="right")
+        yield runs.first[run] + (numbers - ends[run] + runs.count[run]) * runs.stride[run]
