@@ -37,7 +37,6 @@ from diskreplay.kernels.following import (
     ENDED,
     ENDS,
     FULL,
-    LANE,
     LANES,
     LAST_STEP,
     LEFT,
@@ -90,22 +89,27 @@ def _are_mapped(slot: int, first: int, last: int, start: Ints, chunks: Ints, shi
 @jit.kernel(
     "int", "int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints", inner=True, inlined=True
 )  # fmt: skip
-def _follow_lane(
+def _follow_segment(
     which: int, growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints,
     time_chunks: Ints, time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
 ) -> int:  # fmt: skip
-    """Take in what one lane has published."""
+    """Take in what the lanes of a segment have published."""
     # Unsigned indices, because numba tests a signed one for being negative.
-    column = np.uint64(which)
-    at, slot, lane = np.uint64(growing[PLACE, column]), np.uint64(growing[SLOT, column]), growing[LANE, column]
-    observed = load_shared(growing[OBSERVED_AT, column])
-    stop = load_shared(growing[COMMITTED_AT, column])
-    row, over = lanes[COMMITTED, at], found[ENDED]
-    if stop < row or observed > stop + 1:
-        return DAMAGED
-    observed = max(observed, stop)
-    if stop > row:
-        if stop > growing[CHECKED, column]:
+    line = np.uint64(which)
+    slot, width, clock = np.uint64(growing[line, SLOT]), growing[line, LANES], growing[line, CLOCK]
+    for lane in range(width - 1, -1, -1):
+        at = np.uint64(growing[line, PLACE] + lane)
+        observed = load_shared(growing[line, OBSERVED_AT] + 8 * lane)
+        stop = load_shared(growing[line, COMMITTED_AT] + 8 * lane)
+        row, over = lanes[COMMITTED, at], found[ENDED]
+        if stop < row or observed > stop + 1:
+            return DAMAGED
+        observed = max(observed, stop)
+        if stop == row:
+            if observed != lanes[OBSERVED, at]:
+                lanes[OBSERVED, at], found[CHANGED] = observed, 1
+            continue
+        if stop > growing[line, CHECKED]:
             return UNCHECKED
         if over + stop - row >= ended.shape[0]:
             return FULL
@@ -113,7 +117,7 @@ def _follow_lane(
             return UNCHECKED
         if times.size and not _are_mapped(slot, row, stop - 1, first_times, time_chunks, time_shift, times):
             return UNCHECKED
-        width, bits, first = growing[LANES, column], shift[slot], first_chunk[slot]
+        bits, first = shift[slot], first_chunk[slot]
         segment, mask = ((np.int64(slot) + origin) << POSITION_BITS) + lane, (1 << bits) - 1
         start, before = lanes[OPEN_START, at], lanes[OPEN_END, at] & CONTINUES
         previous, time = lanes[OPEN_END, at] & EPISODE_VALUES, lanes[OPEN_TIME, at]  # flags of the row before
@@ -145,7 +149,7 @@ def _follow_lane(
                         bits_of_times = time_shift[slot]
                         block = times[np.uint64(first_times[slot] + (row >> bits_of_times))]
                         inside_block = (lane << bits_of_times) + (row & ((1 << bits_of_times) - 1))
-                        time = load_int(block + 8 * inside_block) + growing[CLOCK, column]
+                        time = load_int(block + 8 * inside_block) + clock
                 previous = flags
             row += 1
         if start >= 0 and previous & ENDS:
@@ -154,9 +158,7 @@ def _follow_lane(
         lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
         if start >= 0:
             lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
-    elif observed == lanes[OBSERVED, at]:
-        return DONE
-    lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
+        lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
     return DONE
 
 
@@ -167,15 +169,15 @@ def follow(
 ) -> int:  # fmt: skip
     """Take in what lanes have published; see `DONE` for the result.
 
-    The last lanes come first: where a lane has moved on to a newer segment, what it left is read after it left. Ended
-    episodes go to `ended`, from line found[ENDED] on, and when all is done and found[CHANGED], the open ones to
+    The last segments come first: where a lane has moved on to a newer segment, what it left is read after it left.
+    Ended episodes go to `ended`, from line found[ENDED] on, and when all is done and found[CHANGED], the open ones to
     `opened`.
 
     `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`, the next four those of `time`; with
     no `times` no time is read.
     """
-    for which in range(growing.shape[1] - 1, -1, -1):
-        status = _follow_lane(
+    for which in range(growing.shape[0] - 1, -1, -1):
+        status = _follow_segment(
             which, growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin,
             lanes, ended, found,
         )  # fmt: skip
@@ -184,16 +186,18 @@ def follow(
             return status
     if found[CHANGED]:
         count, total = 0, 0
-        for which in range(growing.shape[1]):
-            at, width = growing[PLACE, which], growing[LANES, which]
-            start = lanes[OPEN_START, at]
-            steps = lanes[COMMITTED, at] - start
-            if start < 0 or steps <= 0:
-                continue
-            segment = ((growing[SLOT, which] + origin) << POSITION_BITS) + growing[LANE, which]
-            opened[count, FIRST_ID], opened[count, STRIDE], opened[count, STEPS] = segment + start * width, width, steps
-            opened[count, OBS_ROWS], opened[count, TIME] = lanes[OBSERVED, at] - start, lanes[OPEN_TIME, at]
-            opened[count, END] = lanes[OPEN_END, at] & ~EPISODE_VALUES
-            count, total = count + 1, total + steps
+        for which in range(growing.shape[0]):
+            width, segment = growing[which, LANES], (growing[which, SLOT] + origin) << POSITION_BITS
+            for lane in range(width):
+                at = np.uint64(growing[which, PLACE] + lane)
+                start = lanes[OPEN_START, at]
+                steps = lanes[COMMITTED, at] - start
+                if start < 0 or steps <= 0:
+                    continue
+                first_id = segment + lane + start * width
+                opened[count, FIRST_ID], opened[count, STRIDE], opened[count, STEPS] = first_id, width, steps
+                opened[count, OBS_ROWS], opened[count, TIME] = lanes[OBSERVED, at] - start, lanes[OPEN_TIME, at]
+                opened[count, END] = lanes[OPEN_END, at] & ~EPISODE_VALUES
+                count, total = count + 1, total + steps
         found[OPENED], found[OPEN_STEPS] = count, total
     return DONE

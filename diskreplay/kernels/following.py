@@ -23,11 +23,11 @@ from diskreplay.ids import (
 
 Ints = NDArray[np.int64]
 
-# Rows of `growing`, one column a lane that may grow: its place among all lanes, segment, lane, and lanes of the
-# segment; the addresses of its two counters; up to which row its chunks were found whole; what is added to a time of
-# its rows to make it one since the epoch.
-PLACE, SLOT, LANE, LANES, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK = range(8)
-GROWING_ROWS = 8
+# Columns of `growing`, a line a segment that may grow: its slot, its lanes, and the place of the first of them among
+# all lanes; the addresses of the two counters of that one, behind which those of the others lie; up to which row its
+# chunks were found whole; what is added to a time of its rows to make it one since the epoch.
+SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK = range(7)
+GROWING_COLUMNS = 7
 
 # Rows of `lanes`, one column a lane: rows that are complete, and those whose observation is there; the first row of the
 # open episode or -1, the bits of its end so far, and when its first step was published.
@@ -39,13 +39,13 @@ LANE_ROWS = 5
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 # What `found` holds: how many lines of `ended` are filled, whether anything changed, the open episodes, their steps,
-# and, where a lane has to be attended to, its column in `growing`.
+# and, where a segment has to be attended to, its line in `growing`.
 ENDED, CHANGED, OPENED, OPEN_STEPS, LEFT = range(5)
 FOUND = 5
 
 DONE, UNCHECKED, DAMAGED, FULL = range(4)
-"""What `follow` returns: all is followed; lane LEFT has rows that were not checked or mapped yet; it is damaged; its
-new rows may have more episodes than `ended` has room for. Of that lane nothing was taken in."""
+"""What `follow` returns: all is followed; a lane of segment LEFT has rows that were not checked or mapped yet; it is
+damaged; its new rows may have more episodes than `ended` has room for. Of that lane nothing was taken in."""
 
 ENDS = TERMINATED | TRUNCATED
 # What an episode's last step, and the row behind it that is none, say of its end.
@@ -58,47 +58,20 @@ def follow_plain(
     time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
-    for which in range(growing.shape[1] - 1, -1, -1):
-        column = growing[:, which].tolist()
-        observed, stop = (ctypes.c_int64.from_address(column[at]).value for at in (OBSERVED_AT, COMMITTED_AT))
-        row, seen, start, so_far, time = lanes[:, column[PLACE]].tolist()
+    for which in range(len(growing) - 1, -1, -1):
+        segment = growing[which].tolist()
         found[LEFT] = which
-        if stop < row or observed > stop + 1:
-            return DAMAGED
-        observed = max(observed, stop)
-        if stop > row:
-            if stop > column[CHECKED]:
-                return UNCHECKED
-            if found[ENDED] + stop - row >= ended.shape[0]:
-                return FULL
-            flags = _new_values(column, row, stop, (first_chunk, chunks, shift, bases), np.uint8)
-            new_times: NDArray[Any] | None = np.zeros(stop - row, np.int64)
-            if len(times):
-                new_times = _new_values(column, row, stop, (first_times, time_chunks, time_shift, times), np.int64)
-            if flags is None or new_times is None:
-                return UNCHECKED
-            episodes = _split(flags, row, start, so_far)
-            if episodes is None:
-                return DAMAGED
-            published = np.append(new_times + (column[CLOCK] if len(times) else 0), time)
-            *over, (start, so_far) = episodes
-            base = ((column[SLOT] + origin) << POSITION_BITS) + column[LANE]
-            for first, steps, final, end in over:
-                # Behind all others is the time of an episode that was open before.
-                line = base + first * column[LANES], column[LANES], steps, steps + final, end
-                ended[found[ENDED]] = *line, published[max(first - row, -1)]
-                found[ENDED] += 1
-            if start >= row or len(over):
-                time = published[start - row if start >= 0 else max(over[-1][0] - row, -1)]
-        elif observed == seen:
-            continue
-        lanes[:, column[PLACE]] = stop, observed, start, so_far, time
-        found[CHANGED] = 1
+        for lane in range(segment[LANES] - 1, -1, -1):
+            tables = (first_chunk, chunks, shift, bases), (first_times, time_chunks, time_shift, times)
+            status = _follow_lane_plain(segment, lane, *tables, origin, lanes, ended, found)
+            if status != DONE:
+                return status
     if found[CHANGED]:
-        place, slot, lane, width = growing[[PLACE, SLOT, LANE, LANES]]
-        committed, observed, start, end, time = lanes[:, place]
+        slot, width, base = np.repeat(growing[:, [SLOT, LANES, PLACE]], growing[:, LANES], axis=0).T
+        number = np.concatenate([np.zeros(0, np.int64), *map(np.arange, growing[:, LANES].tolist())])
+        committed, observed, start, end, time = lanes[:, base + number]
         some = (start >= 0) & (committed > start)
-        first = ((slot + origin) << POSITION_BITS) + lane + start * width
+        first = ((slot + origin) << POSITION_BITS) + number + start * width
         count = found[OPENED] = np.count_nonzero(some)
         columns = first, width, committed - start, observed - start, end & ~EPISODE_VALUES, time
         opened[:count] = np.stack(columns, axis=1)[some]
@@ -106,16 +79,59 @@ def follow_plain(
     return DONE
 
 
-def _new_values(column: list[int], row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
+def _follow_lane_plain(
+    segment: list[int], lane: int, flags_table: Chunks, time_table: Chunks, origin: int, lanes: Ints, ended: Ints,
+    found: Ints,
+) -> int:  # fmt: skip
+    """Take in what one lane has published."""
+    place, addresses = segment[PLACE] + lane, (segment[OBSERVED_AT] + 8 * lane, segment[COMMITTED_AT] + 8 * lane)
+    observed, stop = (ctypes.c_int64.from_address(address).value for address in addresses)
+    row, seen, start, so_far, time = lanes[:, place].tolist()
+    if stop < row or observed > stop + 1:
+        return DAMAGED
+    observed = max(observed, stop)
+    if stop > row:
+        if stop > segment[CHECKED]:
+            return UNCHECKED
+        if found[ENDED] + stop - row >= ended.shape[0]:
+            return FULL
+        flags = _new_values(segment, lane, row, stop, flags_table, np.uint8)
+        new_times: NDArray[Any] | None = np.zeros(stop - row, np.int64)
+        is_timed = len(time_table[-1]) > 0
+        if is_timed:
+            new_times = _new_values(segment, lane, row, stop, time_table, np.int64)
+        if flags is None or new_times is None:
+            return UNCHECKED
+        episodes = _split(flags, row, start, so_far)
+        if episodes is None:
+            return DAMAGED
+        published = np.append(new_times + (segment[CLOCK] if is_timed else 0), time)
+        *over, (start, so_far) = episodes
+        base = ((segment[SLOT] + origin) << POSITION_BITS) + lane
+        for first, steps, final, end in over:
+            # Behind all others is the time of an episode that was open before.
+            line = base + first * segment[LANES], segment[LANES], steps, steps + final, end
+            ended[found[ENDED]] = *line, published[max(first - row, -1)]
+            found[ENDED] += 1
+        if start >= row or len(over):
+            time = published[start - row if start >= 0 else max(over[-1][0] - row, -1)]
+    elif observed == seen:
+        return DONE
+    lanes[:, place] = stop, observed, start, so_far, time
+    found[CHANGED] = 1
+    return DONE
+
+
+def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
     """Return what an array has in rows of a lane, None where they are not mapped."""
-    (first_chunk, chunks, shift, bases), slot = table, column[SLOT]
+    (first_chunk, chunks, shift, bases), slot = table, segment[SLOT]
     parts, bits, size = [], int(shift[slot]), np.dtype(dtype).itemsize
     while row < stop:
         chunk, inside = row >> bits, row & ((1 << bits) - 1)
         if chunk >= chunks[slot] or bases[first_chunk[slot] + chunk] == 0:
             return None
         count = min((1 << bits) - inside, stop - row)
-        at = int(bases[first_chunk[slot] + chunk]) + ((column[LANE] << bits) + inside) * size
+        at = int(bases[first_chunk[slot] + chunk]) + ((lane << bits) + inside) * size
         parts.append(ctypes.string_at(at, count * size))
         row += count
     return np.frombuffer(b"".join(parts), dtype)

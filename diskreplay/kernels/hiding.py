@@ -92,10 +92,11 @@ def hide_oldest_plain(
                         by_place[[LINE, TAIL], place] = before
                         return False
             found[SEEN] += 1
-        for place, slot, lane, width in growing[[live.PLACE, live.SLOT, live.LANE, live.LANES]].T.tolist():
-            base = ((slot + origin) << POSITION_BITS) + lane
-            if not by_place[LISTED, place] and not listed(place, base, width):
-                return False
+        for slot, width, first_place in growing[:, [live.SLOT, live.LANES, live.PLACE]].tolist():
+            for lane in range(width):
+                base, place = ((slot + origin) << POSITION_BITS) + lane, first_place + lane
+                if not by_place[LISTED, place] and not listed(place, base, width):
+                    return False
         return True
 
     def hidden() -> bool:

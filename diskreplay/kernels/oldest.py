@@ -35,7 +35,7 @@ if jit.COMPILED:
     from diskreplay.kernels.jit import load_int
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
-_LANE, _SLOT, _LANES, _PLACE = live.LANE, live.SLOT, live.LANES, live.PLACE
+_SLOT, _LANES, _PLACE = live.SLOT, live.LANES, live.PLACE
 
 
 @jit.kernel("int", "ints2", "int", "int", inner=True)
@@ -174,16 +174,17 @@ def hide_oldest(
                         by_place[LINE, place], by_place[TAIL, place] = oldest, newest
                         return UNMAPPED
         found[SEEN] = line + 1
-    for which in range(growing.shape[1]):
-        place = growing[_PLACE, which]
-        if by_place[LISTED, place] == 0 and rows[_OPEN_START, place] >= 0:
-            slot, lane = growing[_SLOT, which], growing[_LANE, which]
-            status = _list(
-                place, ((slot + origin) << POSITION_BITS) + lane, slot, lane, growing[_LANES, which], lines, rows,
-                clocks, first_times, time_chunks, time_shift, times, heap, by_place, found,
-            )  # fmt: skip
-            if status < 0:
-                return UNMAPPED
+    for which in range(growing.shape[0]):
+        slot, width = growing[which, _SLOT], growing[which, _LANES]
+        for lane in range(width):
+            place = growing[which, _PLACE] + lane
+            if by_place[LISTED, place] == 0 and rows[_OPEN_START, place] >= 0:
+                status = _list(
+                    place, ((slot + origin) << POSITION_BITS) + lane, slot, lane, width, lines, rows,
+                    clocks, first_times, time_chunks, time_shift, times, heap, by_place, found,
+                )  # fmt: skip
+                if status < 0:
+                    return UNMAPPED
     while found[SIZE] > 0:
         when, step_id, row, place = heap[0, WHEN], heap[0, ID], heap[0, ROW], heap[0, PLACE]
         status = 0

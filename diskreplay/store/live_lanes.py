@@ -72,8 +72,8 @@ class LiveLanes:
         By slot; `list` is called when it has changed.
     kernel : callable
         `kernels.follow`, or its plain twin.
-    growing : (8, n) int64
-        The lanes; see `kernels.following`.
+    growing : (n, 7) int64
+        The segments; see `kernels.following`.
     open : EpisodeTable
         The open episodes of all lanes.
     open_steps : int
@@ -92,7 +92,7 @@ class LiveLanes:
         self.list(_NONE, _NONE)
 
     def list(self, lane_base: Ints, clocks: Ints) -> None:
-        """Make the table of lanes.
+        """Make the table of segments.
 
         Parameters
         ----------
@@ -101,25 +101,20 @@ class LiveLanes:
         clocks : (slots,) int64
             What is added to the times of each segment.
         """
-        columns = [np.zeros((rows.GROWING_ROWS, 0), np.int64)]
-        for slot in sorted(self.segments):
+        self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
+        lanes = 0
+        for line, slot in zip(self.growing, sorted(self.segments), strict=True):
             live = self.segments[slot]
-            lanes = len(live.info.lanes)
-            column = np.empty((rows.GROWING_ROWS, lanes), np.int64)
-            lane = column[rows.LANE] = np.arange(lanes)
-            column[rows.PLACE] = lane_base[slot] + lane
-            column[rows.SLOT], column[rows.LANES], column[rows.CHECKED] = slot, lanes, live.checked_rows
-            column[rows.CLOCK] = clocks[slot]
-            column[rows.OBSERVED_AT] = live.observed.ctypes.data + 8 * lane
-            column[rows.COMMITTED_AT] = live.committed.ctypes.data + 8 * lane
-            columns.append(column)
-        self.growing = np.concatenate(columns, axis=1)
-        self._opened = np.empty((self.growing.shape[1], EPISODE_COLUMNS), np.int64)
+            lanes += len(live.info.lanes)
+            line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), lane_base[slot]
+            line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
+            line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, clocks[slot]
+        self._opened = np.empty((lanes, EPISODE_COLUMNS), np.int64)
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
         self.segments[slot].checked_rows = checked
-        self.growing[rows.CHECKED, self.growing[rows.SLOT] == slot] = checked
+        self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
     def follow(
         self,
@@ -168,7 +163,7 @@ class LiveLanes:
                 take(count)
             if status == rows.DONE:
                 break
-            slot = int(self.growing[rows.SLOT, found[rows.LEFT]])
+            slot = int(self.growing[found[rows.LEFT], rows.SLOT])
             found[rows.CHANGED] |= attend(slot, status == rows.DAMAGED)
         if not found[rows.CHANGED]:
             return False

@@ -47,11 +47,8 @@ class Lanes:
         # Times lie in other chunks than flags: one of them has as many rows as two.
         self.times = np.arange(lanes * ROWS).reshape(CHUNKS // 2, lanes, 2 * CHUNK)
         self.time_bases = np.array([block.ctypes.data for block in self.times], np.int64) if timed else np.zeros(0, int)
-        columns = [
-            (i, 0, i, lanes, self.observed.ctypes.data + 8 * i, self.committed.ctypes.data + 8 * i, checked, CLOCK)
-            for i in range(lanes)
-        ]
-        self.growing = np.array(columns, np.int64).T.copy()
+        counters = self.observed.ctypes.data, self.committed.ctypes.data
+        self.growing = np.array([(0, lanes, 0, *counters, checked, CLOCK)], np.int64)
 
     def publish(self, rng: np.random.Generator) -> None:
         self.committed += rng.integers(0, 40, len(self.committed))

@@ -41,11 +41,7 @@ class Lanes:
         self.kept = blocks
         self.addresses = np.array([chunk.ctypes.data for block in blocks for chunk in block], np.int64)
         self.table = np.arange(3) * (ROWS // CHUNK), np.full(3, ROWS // CHUNK), np.full(3, CHUNK.bit_length() - 1)
-        columns = [
-            (p, self.slot[p], p - self.lane_base[self.slot[p]], self.lanes[self.slot[p]], 0, 0, ROWS, 0)
-            for p in range(self.places)
-        ]
-        self.growing = np.array(columns, np.int64).T.copy()
+        self.growing = np.array([(s, self.lanes[s], self.lane_base[s], 0, 0, ROWS, 0) for s in range(3)], np.int64)
         self.lines: list[list[int]] = []
         self.open: dict[int, int] = {}  # the first row of each lane's open episode
 
