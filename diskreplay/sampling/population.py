@@ -169,13 +169,14 @@ class Population:
                 self._restored = self.order()
             self._snapshot = None  # until the rest is done: an error below starts afresh
             self._clear()
-        seen = len(snapshot.log)
+        seen = len(snapshot.log.lines)
         # Most often all that is new is a few steps of open episodes.
         is_new = self._snapshot is None or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
         ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
         still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else snapshot.open
-        hides, self._visible = snapshot.oldest is not self._visible.oldest, snapshot.visible
+        visible: Visible = snapshot.visible
+        hides, self._visible = visible.oldest is not self._visible.oldest, visible
         if ended is not None or hides:
             self._seen = seen
             if ended is not None:
