@@ -17,7 +17,7 @@ from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Distribution, Draw, LookAgain
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
-from diskreplay.sampling.times import AtMost, TimesSampled
+from diskreplay.sampling.times_sampled import AtMost, TimesSampled
 from diskreplay.store.episodes import Episode
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.views.base import View
