@@ -19,6 +19,7 @@ if COMPILED:
         from llvmlite import ir
         from numba.core import cgutils, types
         from numba.extending import intrinsic
+        from numba.np.arrayobj import populate_array
 
         from diskreplay.kernels.cache import compile_kernel
     except ImportError as error:
@@ -169,7 +170,30 @@ if COMPILED:
 
         return read_as
 
+    def _array_at(kind: Any) -> Any:
+        """Return the generator of an instruction that makes an array of the memory at an address, which it borrows."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            item = context.get_data_type(kind.dtype)
+            width = ir.Constant(ir.IntType(64), context.get_abi_sizeof(item))
+            array, data = context.make_array(kind)(context, builder), builder.inttoptr(args[0], item.as_pointer())
+            strides = [*(builder.mul(count, width) for count in args[2:]), width]
+            populate_array(array, data=data, shape=args[1:], strides=strides, itemsize=width, meminfo=None)
+            return array._getvalue()
+
+        def vector_at(typing_context: Any, address: Any, count: Any) -> Any:
+            return kind(types.int64, types.int64), generate
+
+        def matrix_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
+            return kind(types.int64, types.int64, types.int64), generate
+
+        return vector_at if kind.ndim == 1 else matrix_at
+
     # Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
+    ints_at: Any = intrinsic(_array_at(types.Array(types.int64, 1, "C")))
+    ints2_at: Any = intrinsic(_array_at(types.Array(types.int64, 2, "C")))
+    bytes_at: Any = intrinsic(_array_at(types.Array(types.uint8, 1, "C")))
+    bools_at: Any = intrinsic(_array_at(types.Array(types.boolean, 1, "C")))
     load_byte: Any = intrinsic(_load_byte)
     load_int: Any = intrinsic(_load_int)
     load_shared: Any = intrinsic(_load_shared)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.kernels import jit
-from diskreplay.kernels.gather import row_address
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import load_byte, load_int, prefetch
@@ -25,7 +24,12 @@ AFTER = 4  # the row k steps later
 OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
 STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
 K = 7  # the steps of the window
-WINDOW_ROWS = 8
+FRAMES_STOP = 8  # the row behind the last observation: AFTER + 1 where that row has one, else AFTER
+OWN, OWN_STOP = 9, 10  # what a reader writes there
+WINDOW_ROWS = 11
+
+# Of an index that may be negative for all that the compiler knows, each use costs a comparison.
+_at = np.uint64
 
 WORD = 8  # flags read at once
 
@@ -68,61 +72,62 @@ def scan(
 
     `stack` rows up to the step's own are looked at for the episode's start. With `whole`, row AFTER of an open episode
     must be a step and not only an observation. `ends` gets bit 1 where the window reaches the end of a terminated
-    episode, bit 2 of a truncated or cut one. Returns the first id that has no such window or whose flags are not
-    mapped, or -1.
+    episode, bit 2 of a truncated or cut one, and the flags FIRST and CUT of the window's first row. Returns the first
+    id that has no such window or whose flags are not mapped, or -1.
     """
     located = 0
     while located < ids.size:
-        slot = (ids[located] >> POSITION_BITS) - origin
-        if slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
+        slot = (ids[_at(located)] >> POSITION_BITS) - origin
+        if slot < 0 or slot >= lanes.size or lanes[_at(slot)] <= 0:
             break
-        position = ids[located] & POSITION_MASK
+        position = ids[_at(located)] & POSITION_MASK
         row, lane = position, 0
-        if lanes[slot] > 1:  # a division costs as much as all the rest
-            row = position // lanes[slot]
-            lane = position - row * lanes[slot]
-        c = first_chunk[slot] + (row >> shift[slot])
-        place = lane_base[slot] + lane
-        if row < oldest[place] or row >= committed[place] or c < 0 or c >= bases.size:
+        if lanes[_at(slot)] > 1:  # a division costs as much as all the rest
+            row = position // lanes[_at(slot)]
+            lane = position - row * lanes[_at(slot)]
+        c = first_chunk[_at(slot)] + (row >> shift[_at(slot)])
+        place = lane_base[_at(slot)] + lane
+        if row < oldest[_at(place)] or row >= committed[_at(place)] or c < 0 or c >= bases.size:
             break
-        prefetch(bases[c] + (lane << shift[slot]) + (row & ((1 << shift[slot]) - 1)))
-        windows[SLOT, located], windows[LANE, located], windows[ROW, located] = slot, lane, row
+        prefetch(bases[_at(c)] + (lane << shift[_at(slot)]) + (row & ((1 << shift[_at(slot)]) - 1)))
+        windows[SLOT, _at(located)], windows[LANE, _at(located)], windows[ROW, _at(located)] = slot, lane, row
         located += 1
 
     for i in range(located):
-        slot, lane, row = windows[SLOT, i], windows[LANE, i], windows[ROW, i]
-        stop = committed[lane_base[slot] + lane]
-        bits, mask = shift[slot], (1 << shift[slot]) - 1
-        first, count = first_chunk[slot], min(chunks[slot], bases.size - first_chunk[slot])
+        slot, lane, row = windows[SLOT, _at(i)], windows[LANE, _at(i)], windows[ROW, _at(i)]
+        stop = committed[_at(lane_base[_at(slot)] + lane)]
+        bits, mask = shift[_at(slot)], (1 << shift[_at(slot)]) - 1
+        first, count = first_chunk[_at(slot)], min(chunks[_at(slot)], bases.size - first_chunk[_at(slot)])
         chunk = row >> bits
-        if chunk >= count or bases[first + chunk] == 0:
+        if chunk >= count or bases[_at(first + chunk)] == 0:
             return i
-        base = bases[first + chunk] + (lane << bits)
+        base = bases[_at(first + chunk)] + (lane << bits)
         flags = load_byte(base + (row & mask))
         if flags & NO_STEP:
             return i
+        begins = flags & (FIRST | CUT)
 
-        kept = oldest[lane_base[slot] + lane] if stack > 1 else 0
+        kept = oldest[_at(lane_base[_at(slot)] + lane)] if stack > 1 else 0
         floor, at_floor = row, flags
         while floor > kept and row - floor < stack - 1 and not at_floor & FIRST:
             floor -= 1
             if floor >> bits != chunk:
                 chunk = floor >> bits
-                if bases[first + chunk] == 0:
+                if bases[_at(first + chunk)] == 0:
                     return i
-                base = bases[first + chunk] + (lane << bits)
+                base = bases[_at(first + chunk)] + (lane << bits)
             at_floor = load_byte(base + (floor & mask))
 
         if chunk != row >> bits:
             chunk = row >> bits
-            base = bases[first + chunk] + (lane << bits)
+            base = bases[_at(first + chunk)] + (lane << bits)
         # Nearly every window lies in the middle of an episode: its steps and the row behind them have no flags.
         ahead = (row & mask) + 1
         plain = flags & (TERMINATED | TRUNCATED) == 0 and n > 0 and row + n < stop
         if plain and ahead + max(n, WORD) <= 1 << bits and _all_zero(base + ahead, n):
-            windows[FLOOR, i], windows[AFTER, i], windows[K, i] = floor, row + n, n
-            windows[OBS_STOP, i] = windows[STEP_STOP, i] = row + n + 1
-            ends[i] = 0
+            windows[FLOOR, _at(i)], windows[AFTER, _at(i)], windows[K, _at(i)] = floor, row + n, n
+            windows[OBS_STOP, _at(i)] = windows[STEP_STOP, _at(i)] = windows[FRAMES_STOP, _at(i)] = row + n + 1
+            ends[_at(i)] = begins
             continue
         k = 1
         final = False
@@ -132,15 +137,15 @@ def scan(
             if after < stop:
                 if after >> bits != chunk:
                     chunk = after >> bits
-                    if chunk >= count or bases[first + chunk] == 0:
+                    if chunk >= count or bases[_at(first + chunk)] == 0:
                         return i
-                    base = bases[first + chunk] + (lane << bits)
+                    base = bases[_at(first + chunk)] + (lane << bits)
                 following = load_byte(base + (after & mask))
             if flags & (TERMINATED | TRUNCATED):
                 end, final = flags, following & OBSERVATION_ONLY != 0
                 break
-            if after >= stop and not sealed[slot]:
-                if k != n or whole or after >= observed[lane_base[slot] + lane]:
+            if after >= stop and not sealed[_at(slot)]:
+                if k != n or whole or after >= observed[_at(lane_base[_at(slot)] + lane)]:
                     return i
                 end, final = 0, True
                 break
@@ -164,13 +169,35 @@ def scan(
                 return i
             at_end, final = 0, True
             after -= 1
-        windows[FLOOR, i] = floor
-        windows[AFTER, i] = after
-        windows[OBS_STOP, i] = after + 1 if final else 0
-        windows[STEP_STOP, i] = after + 1 if not at_end and after < stop else 0
-        windows[K, i] = k
-        ends[i] = at_end
+        windows[FLOOR, _at(i)] = floor
+        windows[AFTER, _at(i)] = after
+        windows[OBS_STOP, _at(i)] = after + 1 if final else 0
+        windows[FRAMES_STOP, _at(i)] = after + 1 if final else after
+        windows[STEP_STOP, _at(i)] = after + 1 if not at_end and after < stop else 0
+        windows[K, _at(i)] = k
+        ends[_at(i)] = at_end | begins
     return -1 if located == ids.size else located
+
+
+def row_address(
+    slot: int,
+    lane: int,
+    row: int,
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    lanes: Ints,
+    bases: Ints,
+    row_bytes: int,
+) -> int:
+    """Return where a row lies, or 0 when its chunk does not exist or is not mapped."""
+    if not (0 <= slot < len(chunks) and 0 <= lane < lanes[slot] and 0 <= row >> int(shift[slot]) < chunks[slot]):
+        return 0
+    rows_a_chunk = 1 << int(shift[slot])
+    index = int(first_chunk[slot]) + row // rows_a_chunk
+    if not 0 <= index < len(bases) or bases[index] == 0:
+        return 0
+    return int(bases[index]) + (lane * rows_a_chunk + row % rows_a_chunk) * row_bytes
 
 
 def scan_plain(
@@ -245,6 +272,7 @@ def scan_plain(
         if k == 0:
             return i
         after = row + k
-        windows[:, i] = slot, lane, row, floor, after, after + 1 if final else 0, after + 1 if after in steps else 0, k
-        ends[i] = end
+        stops = after + 1 if final else 0, after + 1 if after in steps else 0
+        windows[:OWN, i] = slot, lane, row, floor, after, *stops, k, after + final
+        ends[i] = end | (flags[row] & (FIRST | CUT))
     return -1

@@ -14,10 +14,11 @@ Kernel = Callable[..., Any]
 # name -> module; the twin is there too, as name_plain
 _MODULES = {
     "advise": "advice",
+    "bind_snapshot": "transitions",
+    "bind_table": "transitions",
     "draw": "prioritized",
     "follow": "follow",
     "gae": "gae",
-    "gather": "gather",
     "hide_oldest": "oldest",
     "locate": "pages",
     "nstep": "nstep",

@@ -1,11 +1,16 @@
-"""A whole batch of transitions in one call: `scan`, then `gather` of every leaf, then the sums of `nstep`.
+"""A whole batch in one call: find the windows of its ids, copy rows of every leaf, sum rewards.
 
 One call after the other costs microseconds each, and waits for memory leaf after leaf. Here the address of every row is
 formed once, and the row is on its way from memory before the first byte is copied.
 
-A plan has a line of int64 a leaf: the addresses of the arrays of its table, and what `gather` is given beside them. Its
-first lines are leaves that are copied to the batch; the others are summands of the return, float32 or float64. Where
-the batch's arrays are is said by `targets`, places in `addresses`: one a copied leaf, then one each of `COMPUTED`.
+What is done is said by a record of int64, since each argument of a kernel costs about 50 ns: numbers, and addresses of
+arrays, which whoever writes the record keeps alive. Behind its head it has a line a leaf. The first lines are leaves
+that are copied: `LENGTH` rows from row `BEGIN` + `OFFSET` of a window on, to the array of the batch that `TARGET`
+names. `BEGIN` and `STOP` name rows of the table of windows; see `scan`. A row below the window's floor is replaced by
+the one at the floor (the first frame of a stack repeats); a row at or above `STOP` comes out as zeros. The other lines
+are summands of the return.
+
+Every row is checked against the table of chunks before its address is formed.
 """
 
 import ctypes
@@ -15,18 +20,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.gather import gather_plain
 from diskreplay.kernels.nstep import nstep_plain
-from diskreplay.kernels.scan import FLOOR, LANE, SLOT, K, scan, scan_plain
+from diskreplay.kernels.scan import FLOOR, LANE, ROW, SLOT, WINDOW_ROWS, K, row_address, scan, scan_plain
 from diskreplay.kernels.stream import WIDE
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import (
+        bools_at,
+        bytes_at,
         copy_bytes,
         fence,
+        ints2_at,
+        ints_at,
+        load_byte,
         load_float32,
         load_float64,
         load_int,
+        number_of,
         prefetch,
         store_byte,
         store_float32,
@@ -39,36 +49,96 @@ if jit.COMPILED:
 
 Ints = NDArray[np.int64]
 
-# Columns of a plan: the table's arrays by address (with the lengths that bound them), ...
-FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
-# ... rows of the table of windows for row and stop, offset, length, and the address of scratch memory for a summand,
-# (items, length * row_bytes).
-ROW_WINDOW, STOP_WINDOW, OFFSET, LENGTH, SCRATCH = range(7, 12)
-PLAN_COLUMNS = 12
+# Of an index that may be negative for all that the compiler knows, each use costs a comparison.
+_at = np.uint64
 
+# Columns of the record. Of the snapshot: numbers, addresses of arrays by segment and by lane, and their lengths.
+ORIGIN, LANES, LANE_BASE, SEALED, OLDEST, COMMITTED, OBSERVED, ALL_SLOTS, ALL_LANES = range(9)
+# Of the windows: whether they are to be found, how, and where they and scratch memory for sources are: (lines, items).
+FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(9, 16)
+# How much is copied and summed, whether wide rows go past the caches, and the line that could not be copied, or -1.
+LINES, COPIED, GAMMA, STREAMED, FAILED = range(16, 21)
+# Which array of the batch gets what is not copied from a leaf; -1 is none.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
-"""What a batch has beside copied leaves, in the order of the last targets; -1 is a target that is not wanted."""
-REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(7)
+REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(21, 28)
+# The table of the flags, as those of leaves below.
+FLAGS = 28
+# Columns of a line. A table: addresses of the arrays by slot and their length, of the chunks' addresses, and of a row.
+FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
+HEAD = FLAGS + 7
+BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
+# Of a summand: its kind of number and its weight in the sum, the bits of a float64.
+KIND, FACTOR = 10, 11
+COLUMNS = 12
+
+KINDS = "fiu"
+"""Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8."""
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "out_ints2", inner=True)
-def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, sources: Ints) -> int:
+@jit.kernel("none", "out_ints", "int", "ints", "ints", "bools", "ints", "ints", "ints")
+def bind_snapshot(
+    record: Ints,
+    origin: int,
+    lanes: Ints,
+    lane_base: Ints,
+    sealed: NDArray[np.bool_],
+    oldest: Ints,
+    committed: Ints,
+    observed: Ints,
+) -> None:
+    """Write a snapshot into a record."""
+    record[ORIGIN], record[ALL_SLOTS], record[ALL_LANES] = origin, lanes.size, committed.size
+    record[LANES], record[LANE_BASE], record[SEALED] = lanes.ctypes.data, lane_base.ctypes.data, sealed.ctypes.data
+    record[OLDEST], record[COMMITTED] = oldest.ctypes.data, committed.ctypes.data
+    record[OBSERVED] = observed.ctypes.data
+
+
+def bind_snapshot_plain(record: Ints, origin: int, *arrays: Any) -> None:
+    """Do what `bind_snapshot` does."""
+    record[ORIGIN], record[ALL_SLOTS], record[ALL_LANES] = origin, len(arrays[0]), len(arrays[4])
+    record[LANES : OBSERVED + 1] = [array.ctypes.data for array in arrays]
+
+
+@jit.kernel("none", "out_ints", "int", "ints", "ints", "ints", "ints", "int")
+def bind_table(
+    record: Ints, at: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int
+) -> None:
+    """Write the table of a leaf into a record, from a column on."""
+    record[at + FIRST_CHUNK], record[at + CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
+    record[at + SHIFT], record[at + BASES] = shift.ctypes.data, bases.ctypes.data
+    record[at + SLOTS], record[at + BASES_SIZE] = min(first_chunk.size, chunks.size, shift.size), bases.size
+    record[at + ROW_BYTES] = row_bytes
+
+
+def bind_table_plain(
+    record: Ints, at: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int
+) -> None:
+    """Do what `bind_table` does."""
+    slots = min(len(first_chunk), len(chunks), len(shift))
+    addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
+    record[at : at + ROW_BYTES + 1] = *addresses, slots, bases.ctypes.data, len(bases), row_bytes
+
+
+@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
+def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Write where the window of each item starts, and 0 where it is not one run of mapped rows; count the latter."""
     first_chunks, chunk_counts, shifts = plan[leaf, FIRST_CHUNK], plan[leaf, CHUNKS], plan[leaf, SHIFT]
     bases, bases_size, row_bytes = plan[leaf, BASES], plan[leaf, BASES_SIZE], plan[leaf, ROW_BYTES]
-    row_window, stop_window = plan[leaf, ROW_WINDOW], plan[leaf, STOP_WINDOW]
-    offset, length = plan[leaf, OFFSET], plan[leaf, LENGTH]
+    row_window, stop_window, offset = plan[leaf, BEGIN], plan[leaf, STOP], plan[leaf, OFFSET]
+    length = plan[leaf, LENGTH]
     found = 0
-    for i in range(windows.shape[1]):
-        s = windows[SLOT, i]
+    for i in range(count):
+        s = windows[SLOT, _at(i)]
         bits = load_int(shifts + 8 * s)
-        r = windows[row_window, i] + offset
+        r = windows[_at(row_window), _at(i)] + offset
         c = r >> bits
-        sources[leaf, i] = 0
+        sources[_at(leaf), _at(i)] = 0
         # Of a summand, the steps of the window; what stands behind them is not read.
-        run = length if leaf < copied else windows[K, i]
+        run = length if leaf < copied else windows[K, _at(i)]
         inside = r & ((1 << bits) - 1)
-        whole = r >= windows[FLOOR, i] and r + run <= windows[stop_window, i] and inside + run <= 1 << bits
+        whole = (
+            r >= windows[FLOOR, _at(i)] and r + run <= windows[_at(stop_window), _at(i)] and inside + run <= 1 << bits
+        )
         if not whole or c >= load_int(chunk_counts + 8 * s):
             continue
         c += load_int(first_chunks + 8 * s)
@@ -77,185 +147,255 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, sources: Ints) ->
         base = load_int(bases + 8 * c)
         if base == 0:
             continue
-        source = base + ((windows[LANE, i] << bits) + inside) * row_bytes
+        source = base + ((windows[LANE, _at(i)] << bits) + inside) * row_bytes
         prefetch(source)
         last = source + run * row_bytes - 1
         if (source ^ last) >> 6 != 0:  # of another cache line
             prefetch(last)
-        sources[leaf, i] = source
+        sources[_at(leaf), _at(i)] = source
         found += 1
-    return windows.shape[1] - found
+    return count - found
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "out_ints2", inner=True)
-def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, sources: Ints) -> int:
+@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
+def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
+    """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
+    s = windows[SLOT, _at(i)]
+    bits = load_int(plan[leaf, SHIFT] + 8 * s)
+    c = r >> bits
+    if r < 0 or c >= load_int(plan[leaf, CHUNKS] + 8 * s):
+        return 0
+    c += load_int(plan[leaf, FIRST_CHUNK] + 8 * s)
+    if c < 0 or c >= plan[leaf, BASES_SIZE]:
+        return 0
+    base = load_int(plan[leaf, BASES] + 8 * c)
+    if base == 0:
+        return 0
+    inside = r & ((1 << bits) - 1)
+    sources[_at(leaf), _at(i)] = base + ((windows[LANE, _at(i)] << bits) + inside) * plan[leaf, ROW_BYTES]
+    return (1 << bits) - inside
+
+
+@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "int", "out_ints2", inner=True)
+def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, count: int, sources: Ints) -> int:
     """Copy the windows that `_locate` left, piece by piece; return the first item with an unmapped row, or -1."""
     row_bytes, length = plan[leaf, ROW_BYTES], plan[leaf, LENGTH]
-    for i in range(windows.shape[1]):
-        if sources[leaf, i] != 0:
+    for i in range(count):
+        if sources[_at(leaf), _at(i)] != 0:
             continue
-        s, lane, stop = windows[SLOT, i], windows[LANE, i], windows[plan[leaf, STOP_WINDOW], i]
-        bits = load_int(plan[leaf, SHIFT] + 8 * s)
-        chunks, first = load_int(plan[leaf, CHUNKS] + 8 * s), load_int(plan[leaf, FIRST_CHUNK] + 8 * s)
-        begin = windows[plan[leaf, ROW_WINDOW], i] + plan[leaf, OFFSET]
+        stop, floor = windows[plan[leaf, STOP], i], windows[FLOOR, _at(i)]
+        row = windows[plan[leaf, BEGIN], i] + plan[leaf, OFFSET]
         target = out + i * length * row_bytes
-        sources[leaf, i] = target
         done = 0
         while done < length:
-            r = max(begin + done, windows[FLOOR, i])
+            r = max(row + done, floor)
             if r >= stop:
                 zero_bytes(target + done * row_bytes, (length - done) * row_bytes)
                 break
-            c = r >> bits
-            if r < 0 or c >= chunks:
+            run = _run(windows, plan, leaf, i, r, sources)
+            if run == 0:
                 return i
-            c += first
-            if c < 0 or c >= plan[leaf, BASES_SIZE]:
-                return i
-            base = load_int(plan[leaf, BASES] + 8 * c)
-            if base == 0:
-                return i
-            inside = r & ((1 << bits) - 1)
-            run = 1 if r > begin + done else min(length - done, stop - r, (1 << bits) - inside)
-            copy_bytes(target + done * row_bytes, base + ((lane << bits) + inside) * row_bytes, run * row_bytes)
+            run = 1 if r > row + done else min(run, length - done, stop - r)
+            if streamed and run * row_bytes >= WIDE:
+                stream_apart(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
+            else:
+                copy_bytes(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
             done += run
     return -1
 
 
-@jit.kernel("none", "int", "int", "int", "ints2", "int", inner=True)
-def _copy(out: int, nbytes: int, streamed: int, sources: Ints, leaf: int) -> None:
+@jit.kernel("none", "int", "int", "int", "int", "ints2", "int", inner=True)
+def _copy(out: int, nbytes: int, streamed: int, count: int, sources: Ints, leaf: int) -> None:
     """Copy the windows that `_locate` found, past the caches if they are wide and that is wanted."""
     # Of a constant width a copy is two moves and no call.
     if nbytes == 16:
-        for i in range(sources.shape[1]):
-            if sources[leaf, i] != 0:
-                copy_bytes(out + i * 16, sources[leaf, i], 16)
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * 16, sources[_at(leaf), _at(i)], 16)
     elif nbytes == 8:
-        for i in range(sources.shape[1]):
-            if sources[leaf, i] != 0:
-                copy_bytes(out + i * 8, sources[leaf, i], 8)
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * 8, sources[_at(leaf), _at(i)], 8)
     elif nbytes == 4:
-        for i in range(sources.shape[1]):
-            if sources[leaf, i] != 0:
-                copy_bytes(out + i * 4, sources[leaf, i], 4)
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * 4, sources[_at(leaf), _at(i)], 4)
     elif streamed and nbytes >= WIDE:
-        for i in range(sources.shape[1]):
-            if sources[leaf, i] != 0:
-                stream_apart(out + i * nbytes, sources[leaf, i], nbytes)
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                stream_apart(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
     else:
-        for i in range(sources.shape[1]):
-            if sources[leaf, i] != 0:
-                copy_bytes(out + i * nbytes, sources[leaf, i], nbytes)
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
 
 
-@jit.kernel("none", "ints2", "bytes", "ints2", "ints2", "int", "float", "floats", "ints", "ints", inner=True)
+@jit.kernel("float", "int", "int", "int", inner=True)
+def _number(address: int, kind: int, width: int) -> float:
+    """Read a number of one of `KINDS`."""
+    if kind == 0 and width == 4:
+        return np.float64(load_float32(address))
+    if kind == 0 and width == 8:
+        return load_float64(address)
+    bits = np.int64(0)
+    for at in range(width):
+        bits |= np.int64(load_byte(address + at)) << (8 * at)
+    if kind == 1:
+        return np.float64((bits << (64 - 8 * width)) >> (64 - 8 * width))
+    if kind == 2:
+        return np.float64(np.uint64(bits))
+    exponent, mantissa = bits >> 10 & 31, bits & 1023
+    # Of a float16: the bits of a float64 with its exponent, or a multiple of the least there is.
+    if exponent == 31:
+        size = number_of(2047 << 52 | mantissa << 42)
+    elif exponent == 0:
+        size = mantissa * 2.0**-24
+    else:
+        size = number_of((exponent + 1008) << 52 | mantissa << 42)
+    return -size if bits >> 15 else size
+
+
+@jit.kernel("none", "int", "float", "float", "int", "ints", "ints", inner=True, inlined=True)
+def _store(at: int, total: float, power: float, end: int, record: Ints, addresses: Ints) -> None:
+    """Write what follows from the sum of an item, whose window ended that way."""
+    rewards, discounts = record[REWARD], record[DISCOUNT]
+    terminals, truncations = record[TERMINATED], record[TRUNCATED]
+    if rewards >= 0:
+        store_float32(addresses[rewards] + 4 * at, np.float32(total))
+    if discounts >= 0:
+        store_float32(addresses[discounts] + 4 * at, np.float32(0.0 if end & 1 else power))
+    if terminals >= 0:
+        store_byte(addresses[terminals] + at, np.uint8(end & 1))
+    if truncations >= 0:
+        store_byte(addresses[truncations] + at, np.uint8(end >> 1 & 1))
+
+
+@jit.kernel("none", "ints2", "bytes", "ints2", "ints", "ints", "int", "int", "ints2", inner=True)
+def _sum_runs(
+    windows: Ints,
+    ends: NDArray[np.uint8],
+    plan: Ints,
+    record: Ints,
+    addresses: Ints,
+    begin: int,
+    count: int,
+    sources: Ints,
+) -> None:
+    """Do what `nstep` does with one summand of float32, all of whose windows `_locate` found: nearly always."""
+    leaf, gamma = record[COPIED], number_of(record[GAMMA])
+    factor = number_of(plan[leaf, FACTOR])
+    for i in range(count):
+        source, total, power = sources[_at(leaf), _at(i)], 0.0, 1.0
+        for j in range(windows[K, _at(i)]):
+            total += power * (np.float64(load_float32(source + 4 * j)) * factor)
+            power *= gamma
+        _store(begin + i, total, power, ends[_at(i)], record, addresses)
+
+
+@jit.kernel("int", "ints2", "bytes", "ints2", "ints", "ints", "int", "int", "out_ints2", inner=True)
 def _sum(
     windows: Ints,
     ends: NDArray[np.uint8],
     plan: Ints,
-    sources: Ints,
-    copied: int,
-    gamma: float,
-    weights: NDArray[np.float64],
+    record: Ints,
     addresses: Ints,
-    computed: Ints,
-) -> None:
-    """Do what `nstep` does, with the summands where they are."""
-    rewards, discounts = computed[REWARD], computed[DISCOUNT]
-    terminals, truncations = computed[TERMINATED], computed[TRUNCATED]
-    usual = weights.size == 1 and plan[copied, ROW_BYTES] == 4
-    for i in range(sources.shape[1]):
+    begin: int,
+    count: int,
+    sources: Ints,
+) -> int:
+    """Do what `nstep` does, with the summands where they are; return the first item with an unmapped row, or -1."""
+    copied, gamma = record[COPIED], number_of(record[GAMMA])
+    for i in range(count):
         total, power = 0.0, 1.0
-        if usual:
-            for j in range(windows[K, i]):
-                total += power * (np.float64(load_float32(sources[copied, i] + 4 * j)) * weights[0])
-                power *= gamma
-        else:
-            for j in range(windows[K, i]):
+        done = 0
+        while done < windows[K, _at(i)]:
+            run = windows[K, _at(i)] - done
+            for leaf in range(copied, plan.shape[0]):
+                run = min(run, _run(windows, plan, leaf, i, windows[ROW, _at(i)] + done, sources))
+            if run == 0:
+                return i
+            for j in range(run):
                 r = 0.0
                 for leaf in range(copied, plan.shape[0]):
                     width = plan[leaf, ROW_BYTES]
-                    at = sources[leaf, i] + j * width
-                    x = np.float64(load_float32(at)) if width == 4 else load_float64(at)
-                    r += x * weights[leaf - copied]
+                    x = _number(sources[_at(leaf), _at(i)] + j * width, plan[leaf, KIND], width)
+                    r += x * number_of(plan[leaf, FACTOR])
                 total += power * r
                 power *= gamma
-        if rewards >= 0:
-            store_float32(addresses[rewards] + 4 * i, np.float32(total))
-        if discounts >= 0:
-            store_float32(addresses[discounts] + 4 * i, np.float32(0.0 if ends[i] & 1 else power))
-        if terminals >= 0:
-            store_byte(addresses[terminals] + i, np.uint8(ends[i] & 1))
-        if truncations >= 0:
-            store_byte(addresses[truncations] + i, np.uint8(ends[i] >> 1 & 1))
+            done += run
+        _store(begin + i, total, power, ends[_at(i)], record, addresses)
+    return -1
 
 
-@jit.kernel(
-    "int", "ints", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "ints", "bools",
-    "ints", "ints", "ints", "ints", "out_ints2", "out_bytes",
-    "ints2", "out_ints2", "float", "floats", "ints", "ints", "int",
-)  # fmt: skip
-def transitions(
-    ids: Ints,
-    n: int,
-    stack: int,
-    whole: int,
-    origin: int,
-    oldest: Ints,
-    lanes: Ints,
-    lane_base: Ints,
-    committed: Ints,
-    observed: Ints,
-    sealed: NDArray[np.bool_],
-    first_chunk: Ints,
-    chunks: Ints,
-    shift: Ints,
-    bases: Ints,
-    windows: Ints,
-    ends: NDArray[np.uint8],
-    plan: Ints,
-    sources: Ints,
-    gamma: float,
-    weights: NDArray[np.float64],
-    addresses: Ints,
-    targets: Ints,
-    streamed: int,
-) -> int:
-    """Find the windows of these ids as `scan` does, copy or sum every leaf; return -1, or else an item that could not.
+@jit.kernel("int", "ints2", "ints", "int", inner=True)
+def _misplaced(windows: Ints, lanes: Ints, count: int) -> int:
+    """Return the first item of windows that are given whose lane or floor is not one of the snapshot's, or -1."""
+    for i in range(count):
+        s, lane = windows[SLOT, _at(i)], windows[LANE, _at(i)]
+        if s < 0 or s >= lanes.size or lane < 0 or lane >= lanes[s] or windows[FLOOR, _at(i)] < 0:
+            return i
+    return -1
 
-    ``weights`` are those of the summands; without any, what is made of sums is left alone. ``sources`` is scratch,
-    (leaves, items). ``streamed``: wide rows are copied past the caches.
+
+@jit.kernel("int", "ints", "ints", "out_ints", "int", "int")
+def transitions(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
+    """Gather ids[begin:until], and write to these places of the batch's arrays, which lie at `addresses`.
+
+    Returns an item that has no window or a row that is not mapped, or -1. Threads may share the items of a batch.
     """
-    bad = _scan(
-        ids, n, stack, whole, origin, oldest, lanes, lane_base, committed, observed, sealed,
-        first_chunk, chunks, shift, bases, windows, ends,
-    )  # fmt: skip
+    # Of the arrays of all items, what lies behind the first of these: an index that counts from 0 cannot be negative.
+    items, count = record[ITEMS], until - begin
+    mine = ints_at(ids.ctypes.data + 8 * begin, count)
+    windows = ints2_at(record[WINDOWS] + 8 * begin, WINDOW_ROWS, items)
+    ends = bytes_at(record[WINDOWS] + 8 * WINDOW_ROWS * items + begin, count)
+    lanes = ints_at(record[LANES], record[ALL_SLOTS])
+    if record[FINDS]:
+        slots, every = record[FLAGS + SLOTS], record[ALL_LANES]
+        bad = _scan(
+            mine, record[N], record[STACK], record[WHOLE], record[ORIGIN],
+            ints_at(record[OLDEST], every), lanes, ints_at(record[LANE_BASE], lanes.size),
+            ints_at(record[COMMITTED], every), ints_at(record[OBSERVED], every), bools_at(record[SEALED], lanes.size),
+            ints_at(record[FLAGS + FIRST_CHUNK], slots), ints_at(record[FLAGS + CHUNKS], slots),
+            ints_at(record[FLAGS + SHIFT], slots), ints_at(record[FLAGS + BASES], record[FLAGS + BASES_SIZE]),
+            windows, ends,
+        )  # fmt: skip
+    else:
+        bad = _misplaced(windows, lanes, count)
     if bad >= 0:
-        return bad
-    copied = plan.shape[0] - weights.size
-    left = 0
-    for leaf in range(plan.shape[0]):
+        record[FAILED] = -1
+        return begin + bad
+    lines, copied, streamed = record[LINES], record[COPIED], record[STREAMED]
+    plan = ints2_at(record.ctypes.data + 8 * HEAD, lines, COLUMNS)
+    sources = ints2_at(record[SOURCES] + 8 * begin, lines, items)
+    left = missing = 0
+    for leaf in range(lines):
         if plan[leaf, SLOTS] < lanes.size:
-            return 0
-        left += _locate(windows, plan, leaf, copied, sources)
-    for leaf in range(plan.shape[0]):
-        out = addresses[targets[leaf]] if leaf < copied else plan[leaf, SCRATCH]
-        if leaf < copied:
-            _copy(out, plan[leaf, LENGTH] * plan[leaf, ROW_BYTES], streamed, sources, leaf)
-        bad = _pieces(windows, plan, leaf, out, sources) if left else -1
+            return begin
+        missing = _locate(windows, plan, leaf, copied, count, sources)
+        left += missing
+    for leaf in range(copied):
+        nbytes = plan[leaf, LENGTH] * plan[leaf, ROW_BYTES]
+        out = addresses[plan[leaf, TARGET]] + begin * nbytes
+        _copy(out, nbytes, streamed, count, sources, leaf)
+        bad = _pieces(windows, plan, leaf, out, streamed, count, sources) if left else -1
         if bad >= 0:
-            return bad
-    computed = targets[copied:]
-    if weights.size:
-        _sum(windows, ends, plan, sources, copied, gamma, weights, addresses, computed)
-    index, steps, weight = computed[INDEX], computed[N_STEPS], computed[WEIGHT]
-    for i in range(ids.size):
+            record[FAILED] = leaf
+            return begin + bad
+    if lines == copied + 1 and plan[copied, KIND] == 0 and plan[copied, ROW_BYTES] == 4 and missing == 0:
+        _sum_runs(windows, ends, plan, record, addresses, begin, count, sources)
+    elif copied < lines:
+        bad = _sum(windows, ends, plan, record, addresses, begin, count, sources)
+        if bad >= 0:
+            record[FAILED] = copied
+            return begin + bad
+    index, steps, weight = record[INDEX], record[N_STEPS], record[WEIGHT]
+    for i in range(count):
         if index >= 0:
-            store_int(addresses[index] + 8 * i, ids[i])
+            store_int(addresses[index] + 8 * (begin + i), mine[i])
         if steps >= 0:
-            store_int(addresses[steps] + 8 * i, windows[K, i])
+            store_int(addresses[steps] + 8 * (begin + i), windows[K, _at(i)])
         if weight >= 0:
-            store_float32(addresses[weight] + 4 * i, np.float32(1.0))
+            store_float32(addresses[weight] + 4 * (begin + i), np.float32(1.0))
     if streamed:
         fence()
     return -1
@@ -266,63 +406,80 @@ def _array(address: int, count: int, dtype: Any = np.int64) -> NDArray[Any]:
     return np.frombuffer(memory, dtype)
 
 
-def transitions_plain(
-    ids: Ints,
-    n: int,
-    stack: int,
-    whole: int,
-    origin: int,
-    oldest: Ints,
-    lanes: Ints,
-    lane_base: Ints,
-    committed: Ints,
-    observed: Ints,
-    sealed: NDArray[np.bool_],
-    first_chunk: Ints,
-    chunks: Ints,
-    shift: Ints,
-    bases: Ints,
-    windows: Ints,
-    ends: NDArray[np.uint8],
-    plan: Ints,
-    sources: Ints,
-    gamma: float,
-    weights: NDArray[np.float64],
-    addresses: Ints,
-    targets: Ints,
-    streamed: int,
-) -> int:
-    """Do what `transitions` does with the plain kernels, leaf after leaf."""
-    bad = scan_plain(
-        ids, n, stack, whole, origin, oldest, lanes, lane_base, committed, observed, sealed,
-        first_chunk, chunks, shift, bases, windows, ends,
-    )  # fmt: skip
-    if bad >= 0:
-        return bad
-    items, copied = len(ids), len(plan) - len(weights)
-    r = np.zeros((items, int(plan[copied:, LENGTH].max(initial=0))))
-    for number, line in enumerate(plan.tolist()):
-        width = line[LENGTH] * line[ROW_BYTES]
-        out = _array(int(addresses[targets[number]]) if number < copied else line[SCRATCH], items * width, np.uint8)
-        table = [_array(line[column], line[SLOTS]) for column in (FIRST_CHUNK, CHUNKS, SHIFT)]
-        row, stop = windows[line[ROW_WINDOW]], windows[line[STOP_WINDOW]]
-        bad = gather_plain(
-            windows[SLOT], windows[LANE], row, windows[FLOOR], stop, line[OFFSET], line[LENGTH],
-            table[0], table[1], table[2], lanes, _array(line[BASES], line[BASES_SIZE]),
-            line[ROW_BYTES], streamed, out.reshape(items, width),
+def _table(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
+    first_chunk, chunks, shift = (_array(columns[at], columns[SLOTS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
+    return first_chunk, chunks, shift, _array(columns[BASES], columns[BASES_SIZE])
+
+
+def transitions_plain(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
+    """Do what `transitions` does with the plain kernels, leaf after leaf and row after row."""
+    head, items = record.tolist(), int(record[ITEMS])
+    windows = _array(head[WINDOWS], WINDOW_ROWS * items).reshape(WINDOW_ROWS, items)
+    ends = _array(head[WINDOWS] + windows.nbytes, items, np.uint8)
+    lanes, lane_base = (_array(head[at], head[ALL_SLOTS]) for at in (LANES, LANE_BASE))
+    some = slice(begin, until)
+    record[FAILED] = bad = -1
+    if head[FINDS]:
+        oldest, committed, observed = (_array(head[at], head[ALL_LANES]) for at in (OLDEST, COMMITTED, OBSERVED))
+        bad = scan_plain(
+            ids[some], head[N], head[STACK], head[WHOLE], head[ORIGIN], oldest, lanes, lane_base, committed,
+            observed, _array(head[SEALED], len(lanes), np.bool_), *_table(head[FLAGS:HEAD]), windows[:, some],
+            ends[some],
         )  # fmt: skip
+    else:
+        slot, lane = windows[SLOT, some], windows[LANE, some]
+        width = np.append(lanes, 0)[np.where((slot >= 0) & (slot < len(lanes)), slot, len(lanes))]
+        misplaced = (lane < 0) | (lane >= width) | (windows[FLOOR, some] < 0)
+        bad = int(misplaced.argmax()) if misplaced.any() else -1
+    if bad >= 0:
+        return begin + bad
+    r: Any = 0.0
+    for number in range(head[LINES]):
+        line = head[HEAD + number * COLUMNS :][:COLUMNS]
+        is_copied = number < head[COPIED]
+        offset, length = (line[OFFSET], line[LENGTH]) if is_copied else (0, int(windows[K, some].max(initial=0)))
+        row, stop = windows[line[BEGIN]] + offset, windows[line[STOP]]
+        out = np.empty((items, length * line[ROW_BYTES]), np.uint8)
+        if is_copied:
+            out = _array(int(addresses[line[TARGET]]), out.size, np.uint8).reshape(out.shape)
+        bad = _copy_plain(windows, line, lanes, row, stop, begin, until, out)
         if bad >= 0:
+            record[FAILED] = min(number, head[COPIED])
             return bad
-        if number >= copied:
-            r += out.view(f"f{line[ROW_BYTES]}").reshape(r.shape) * weights[number - copied]
+        if not is_copied:
+            dtype = np.dtype(f"{KINDS[line[KIND]]}{line[ROW_BYTES]}")
+            r = r + out[some].view(dtype).astype(np.float64) * np.int64(line[FACTOR]).view(np.float64)
+    size = until - begin
     dtypes = (np.float32, np.float32, np.bool_, np.bool_, np.int64, np.int64, np.float32)
-    places = [int(target) for target in targets[copied:]]
     outs = [
-        _array(int(addresses[p]), items, d) if p >= 0 else np.empty(items, d)
-        for p, d in zip(places, dtypes, strict=True)
+        np.empty(size, dtype) if place < 0 else _array(int(addresses[place]), items, dtype)[some]
+        for place, dtype in zip(head[REWARD : WEIGHT + 1], dtypes, strict=True)
     ]
-    if len(weights):
-        scratch = np.empty(items), np.empty(items)
-        nstep_plain(r, 0, windows[K], ends, gamma, *scratch, *outs[:4])
-    outs[INDEX][:], outs[N_STEPS][:], outs[WEIGHT][:] = ids, windows[K], 1.0
+    if head[COPIED] < head[LINES]:
+        gamma = float(np.int64(head[GAMMA]).view(np.float64))
+        nstep_plain(r, 0, windows[K, some], ends[some], gamma, np.empty(size), np.empty(size), *outs[:4])
+    for out, place, values in zip(outs[4:], head[INDEX:], (ids[some], windows[K, some], 1.0), strict=False):
+        if place >= 0:
+            out[:] = values
+    return -1
+
+
+def _copy_plain(
+    windows: Ints, line: list[int], lanes: Ints, row: Ints, stop: Ints, begin: int, until: int, out: NDArray[np.uint8]
+) -> int:
+    """Copy rows row, row + 1, ... of each item of a leaf, as many as there is room for; return as the kernel does."""
+    first_chunk, chunks, shift, bases = _table(line)
+    row_bytes = line[ROW_BYTES]
+    for i in range(begin, until):
+        for j in range(out.shape[1] // max(row_bytes, 1)):
+            target = out[i, j * row_bytes : (j + 1) * row_bytes]
+            r = max(int(row[i]) + j, int(windows[FLOOR, i]))
+            if r >= stop[i]:
+                target[:] = 0
+                continue
+            at = int(windows[SLOT, i]), int(windows[LANE, i]), r
+            source = row_address(*at, first_chunk, chunks, shift, lanes, bases, row_bytes)
+            if source == 0:
+                return i
+            target[:] = np.frombuffer(ctypes.string_at(source, row_bytes), np.uint8)
     return -1

@@ -88,7 +88,7 @@ class LiveLanes:
         found = np.zeros(rows.FOUND, np.int64)
         self._found = found.data  # the same as Python's own numbers
         self._arguments: tuple[Any, ...] = (found,)
-        self._made_for: tuple[Any, ...] = ()
+        self._made_for: tuple[Any, ...] = (None,) * 5
         self.list(_NONE, _NONE)
 
     def list(self, lane_base: Ints, clocks: Ints) -> None:
@@ -152,10 +152,8 @@ class LiveLanes:
             flags, times = tables()
             # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
             _held = flags.holder, None if times is None else times.holder
-            made_for: tuple[Any, ...] = self.growing, lanes, log.table, flags.bases, flags.chunks
-            if times is not None:
-                made_for += times.bases, times.chunks
-            if len(made_for) != len(self._made_for) or not all(map(is_, made_for, self._made_for)):
+            made_for = self.growing, lanes, log.table, flags.bases, None if times is None else times.bases
+            if not all(map(is_, made_for, self._made_for)):
                 self._prepare(flags, times, origin, lanes, log)
             status = self.kernel(*self._arguments)
             if count := found[rows.ENDED]:
@@ -174,13 +172,14 @@ class LiveLanes:
         """Collect the arguments of the kernel: they stay the same until one of these is replaced."""
         ended = log.room(2 * MANY_ROWS)
         arguments: list[Any] = [self.growing]
-        made_for: list[Any] = [self.growing, lanes, log.table]
+        seen: list[Ints | None] = []
         for table in flags, times:
             if table is None:
                 arguments += [_NONE] * 4
+                seen.append(None)
                 continue
             _held, chunks, first_chunk, bases = table.addresses()
             arguments += [first_chunk, chunks, table.shift, bases]
-            made_for += [bases, chunks]
+            seen.append(bases)
         self._arguments = (*arguments, origin, lanes, ended, self._opened, self._arguments[-1])
-        self._made_for = tuple(made_for)
+        self._made_for = self.growing, lanes, log.table, *seen

@@ -183,6 +183,8 @@ class LeafTable:
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[slot], counts[slot] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
+        # Another array over the same memory: who has seen the one before looks again, and finds the others too.
+        self.bases = self.bases.view()
 
     def addresses(self) -> tuple[Any, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return ``holder``, ``chunks``, ``first_chunk`` and ``bases`` as of one moment.

@@ -37,7 +37,7 @@ class Leaf:
 class Block:
     """The arrays of one batch of `size` items, laid out one after the other in `memory`.
 
-    `arrays[i]` is (size, *shape) of leaf i; `raw[i]` are the same bytes, (size, nbytes) uint8.
+    `arrays[i]` is (size, *shape) of leaf i, at `addresses[i]`.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -46,10 +46,6 @@ class Block:
         self.memory = memory
         self.offsets, self.nbytes = offsets(leaves, size)
         self.addresses = np.array(self.offsets, np.int64) + memory.ctypes.data
-        self.raw = [
-            memory[at : at + size * leaf.nbytes].reshape(size, leaf.nbytes)
-            for leaf, at in zip(leaves, self.offsets, strict=True)
-        ]
         self.arrays = [
             np.ndarray((size, *leaf.shape), leaf.dtype, memory, at)
             for leaf, at in zip(leaves, self.offsets, strict=True)

@@ -1,166 +1,216 @@
-"""Leaves that are gathered in one call, and where the table of each was seen last."""
+"""A gather plan: which rows of which leaves a batch is made of. One kernel executes the plans of all views."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from operator import attrgetter, is_not
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from diskreplay.errors import FormatError
 from diskreplay.kernels import scan as rows, transitions as kernel
 from diskreplay.kernels.stream import STREAMED
-from diskreplay.kernels.table import chosen
-from diskreplay.views.base import Block, Ints, LeafTable
+from diskreplay.kernels.table import Kernel, chosen
+from diskreplay.views.base import Block, Ints, Leaf, LeafTable, offsets
 from diskreplay.views.halves import SHARED, in_halves
-from diskreplay.views.windows import Windows, map_rows
+from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, refuse
 
-SUMMED = (np.dtype("float32"), np.dtype("float64"))
-"""Dtypes of the fields that a bundle can sum."""
-
+LONGEST = 1 << 40
+"""More steps than a window can have."""
 
 # Of all tables in a few microseconds.
 _holder, _bases = attrgetter("holder"), attrgetter("bases")
 
 
-class Part(NamedTuple):
-    """A leaf that is copied: `length` rows from `offset` behind row `begin` of the windows on, zeros from `stop` on."""
-
-    leaf: str
-    begin: int
-    stop: int
-    offset: int
-    length: int
-    target: int
+_NO_IDS = np.zeros(0, np.int64)
 
 
-class Bundle:
-    """Gathers leaves, and sums fields over windows of up to `n` steps. Not thread-safe: it owns scratch memory.
+class GatherPlan:
+    """Gathers the leaves of a batch, and sums rewards over windows, in one call. Not thread-safe.
+
+    The record that the kernel reads is made once, and changed in place. What it has addresses of is kept alive here.
+    Whatever interrupts a change, the next call makes it again: what tells that it was made is set last.
 
     Parameters
     ----------
-    parts : sequence of Part
-        What is copied, and to which array of a block.
-    summands : sequence of (str, float)
-        Scalar fields of a `SUMMED` dtype, and the weight of each in the sum.
+    copies : sequence of Copy
+        What is copied.
+    view : View or None
+        Whose windows these are, for messages.
+    bounds : Bounds or None
+        Which windows `gather` finds; None for a plan that only copies rows of windows that are given.
+    summands : sequence of (str, dtype, float)
+        Scalar fields, and the weight of each in the sum.
+    gamma : float
+        The discount of the sum.
     computed : dict of str to int
         The arrays of a block for what `kernels.transitions.COMPUTED` names; -1 or absent where it has none.
-    n, stack, whole
-        As of `Windows.find`.
-    gamma : float
-        The discount.
     """
 
     def __init__(
         self,
-        parts: Sequence[Part],
-        summands: Sequence[tuple[str, float]],
-        computed: dict[str, int],
-        n: int,
-        stack: int,
-        whole: bool,
-        gamma: float,
+        copies: Sequence[Copy],
+        view: Any = None,
+        bounds: Bounds | None = None,
+        summands: Sequence[tuple[str, np.dtype[Any], Any]] = (),
+        gamma: float = 1.0,
+        computed: Mapping[str, int] | None = None,
     ) -> None:
-        every = [*parts, *(Part(leaf, rows.ROW, rows.AFTER, 0, n, -1) for leaf, _ in summands)]
-        self._leaves = [*(part.leaf for part in every), "done"]
-        self._bounds = n, stack, whole
-        self._gamma = gamma
-        self._weights = np.array([weight for _, weight in summands], np.float64)
-        targets = [part.target for part in parts] + [computed.get(name, -1) for name in kernel.COMPUTED]
-        self._targets = np.array(targets, np.int64)
-        self._plan = np.zeros((len(every), kernel.PLAN_COLUMNS), np.int64)
-        for line, part in zip(self._plan, every, strict=True):
-            line[kernel.ROW_WINDOW], line[kernel.STOP_WINDOW] = part.begin, part.stop
-            line[kernel.OFFSET], line[kernel.LENGTH] = part.offset, part.length
-        self._shares: dict[int, _Share] = {}  # by their first items
-        self._split: tuple[int, bool] | None = None  # what the shares are made for: items, and whether there are two
-        self._item_bytes = np.zeros(0, np.int64)  # of each leaf of a block
+        self._view, self._bounds = view, bounds
+        self._copies = [*copies, *(Copy(leaf, rows.ROW, rows.AFTER, 0, LONGEST, -1) for leaf, _, _ in summands)]
+        self._leaves = list(dict.fromkeys([*(["done"] if bounds else []), *(copy.leaf for copy in self._copies)]))
+        self._record = np.zeros(kernel.HEAD + len(self._copies) * kernel.COLUMNS, np.int64)
+        lines = self._record[kernel.HEAD :].reshape(-1, kernel.COLUMNS)
+        for line, copy in zip(lines, self._copies, strict=True):
+            line[kernel.BEGIN : kernel.TARGET + 1] = copy[1:]
+        for line, (_, dtype, weight) in zip(lines[len(copies) :], summands, strict=True):
+            line[kernel.KIND] = kernel.KINDS.index(dtype.kind.replace("b", "u"))
+            line[kernel.FACTOR] = np.float64(weight).view(np.int64)
+        self._record[[kernel.FINDS, kernel.N, kernel.STACK, kernel.WHOLE]] = bounds is not None, *(bounds or Bounds(0))
+        self._record[[kernel.LINES, kernel.COPIED]] = len(lines), len(copies)
+        self._record[kernel.GAMMA] = np.float64(gamma).view(np.int64)
+        wanted = computed or {}
+        self._record[kernel.REWARD : kernel.WEIGHT + 1] = [wanted.get(name, -1) for name in kernel.COMPUTED]
+        self.windows = Windows(0)
+        self._size = self._nbytes = -1  # of the last block
+        self._kernel: Kernel
+        self._scratch: Block | None = None
+        self._lengths: Sequence[int] | None = None
+        self._sources = np.zeros(0, np.int64)
         self._snapshot: Any = None
         self._tables: list[LeafTable] = []
-        # Arrays and not their addresses alone: a new array may lie where an old one was.
         self._seen: list[tuple[Ints, ...]] = []
-        self._seen_bases: list[Any] = [None] * len(self._leaves)
-        self._state: tuple[Any, ...] = ()
+        # Arrays and not their addresses: a new array may lie where an old one was.
+        self._seen_bases: list[Ints | None] = []
 
-    def gather(self, snapshot: Any, ids: Ints, block: Block, helper: Executor | None = None) -> bool:
-        """Copy and sum the windows of these ids into the arrays of a block.
+    def gather(self, snapshot: Any, ids: Ints, block: Block, helper: Executor | None = None) -> None:
+        """Find the windows of these ids, and copy and sum them into the arrays of a block.
 
-        With a helper, it does half of a large block. Returns False where an id has no window, or something has to be
-        mapped first.
+        With a helper, it does half of a large block.
+
+        Raises
+        ------
+        InvalidIndex
+            An id has no window.
+        FormatError
+            A chunk is missing.
         """
-        if snapshot is not self._snapshot:
-            self._follow(snapshot)
-        # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
-        held: list[Any] = list(map(_holder, self._tables))
-        if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
-            held.append(self._look())
-        splits = helper is not None and block.nbytes >= SHARED and len(ids) > 1
-        if self._split != (len(ids), splits):
-            self._prepare(block, splits)
-        if splits:
-            return in_halves(helper, len(ids), partial(self._gather, ids, block)) < 0
-        return self._gather(ids, block, 0, len(ids)) < 0
+        for attempt in range(ATTEMPTS + 1):
+            if snapshot is not self._snapshot:
+                self._follow(snapshot)
+            if block.size != self._size or block.nbytes != self._nbytes:
+                self._resize(block)
+            size = self.windows.size
+            # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
+            held: list[Any] = list(map(_holder, self._tables))
+            if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
+                held.append(self._look())
+            # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
+            if helper is None or block.nbytes < SHARED:
+                bad = self._kernel(ids, block.addresses, self._record, 0, size)
+            else:
+                bad = in_halves(helper, size, partial(self._kernel, ids, block.addresses, self._record))
+            if bad < 0:
+                return
+            if attempt < ATTEMPTS:
+                self._map(snapshot, ids)
+        raise self._missing(snapshot, bad)
 
-    def _gather(self, ids: Ints, block: Block, first: int, stop: int) -> int:
-        share = self._shares[first]
-        places = block.addresses + first * self._item_bytes if first else block.addresses
-        bad: int = chosen("transitions")(
-            ids[first:stop], *self._state, *self._seen[-1], share.windows.table, share.windows.ends,
-            share.plan, share.sources, self._gamma, self._weights, places, self._targets, block.nbytes >= STREAMED,
-        )  # fmt: skip
-        return bad if bad < 0 else first + bad
+    def copy(self, snapshot: Any, windows: Windows, block: Block) -> None:
+        """Copy rows of windows that are given into the arrays of a block, which may have more items.
 
-    def map(self, snapshot: Any, ids: Ints) -> bool:
-        """Map what the windows of these ids may need; False where an id has none, or windows have no end."""
-        n, stack, _ = self._bounds
-        return n > 0 and map_rows(snapshot, self._leaves[:-1], ids, n, stack)
+        Raises
+        ------
+        FormatError
+            A chunk is missing.
+        """
+        self._use(windows)
+        self.gather(snapshot, _NO_IDS, block)
 
-    def _prepare(self, block: Block, split: bool) -> None:
-        """Make scratch memory for blocks of this size."""
-        sizes = {0: block.size // 2, block.size // 2: -(-block.size // 2)} if split else {0: block.size}
-        self._shares = {first: _Share(self._plan, len(self._weights), size) for first, size in sizes.items()}
-        self._item_bytes = np.array([leaf.nbytes for leaf in block.leaves], np.int64)
-        self._split = block.size, split
+    def rows(self, snapshot: Any, windows: Windows) -> list[NDArray[Any]]:
+        """Return the rows of each copy of windows that are given, (items, length, *shape), until the next call."""
+        if self._scratch is None or self._scratch.size < windows.size:
+            tables = [snapshot.leaf(copy.leaf) for copy in self._copies]
+            pairs = zip(self._copies, tables, strict=True)
+            leaves = [Leaf((copy.leaf,), table.dtype, (copy.length, *table.shape)) for copy, table in pairs]
+            self._scratch = Block(leaves, windows.size, np.empty(offsets(leaves, windows.size)[1], np.uint8))
+        self.copy(snapshot, windows, self._scratch)
+        return [array[: windows.size] for array in self._scratch.arrays]
+
+    def set_lengths(self, lengths: int | Sequence[int]) -> None:
+        """Copy so many rows of each leaf from now on; not for a plan with summands."""
+        every = [lengths] * len(self._copies) if isinstance(lengths, int) else lengths
+        if every != self._lengths:
+            self._lengths = self._scratch = None
+            self._copies = [copy._replace(length=length) for copy, length in zip(self._copies, every, strict=True)]
+            self._record[kernel.HEAD + kernel.LENGTH :: kernel.COLUMNS] = every
+            self._lengths = every
+
+    def _resize(self, block: Block) -> None:
+        """Make scratch memory for blocks like this one."""
+        before, self._size = self._size, -1
+        if self._bounds is not None and block.size != before:
+            self._use(Windows(block.size))
+        self._record[kernel.STREAMED] = block.nbytes >= STREAMED
+        self._size, self._nbytes = block.size, block.nbytes
+
+    def _use(self, windows: Windows) -> None:
+        if len(self._sources) < len(self._copies) * windows.size:
+            self._record[kernel.SOURCES] = 0
+            self._sources = np.empty(len(self._copies) * windows.size, np.int64)
+        if not self._record[kernel.SOURCES]:
+            self._record[kernel.SOURCES] = self._sources.ctypes.data
+        self._record[kernel.WINDOWS], self._record[kernel.ITEMS] = windows.memory.ctypes.data, windows.size
+        self._kernel, self.windows = chosen("transitions"), windows
 
     def _follow(self, snapshot: Any) -> None:
         """Use a new snapshot: most often its segments, and so its tables, are those of the one before."""
-        if self._snapshot is None or snapshot.lanes is not self._snapshot.lanes:
+        before, self._snapshot = self._snapshot, None
+        if before is None or snapshot.lanes is not before.lanes:
             tables = [snapshot.leaf(leaf) for leaf in self._leaves]
             if tables != self._tables:
                 self._tables, self._seen_bases = tables, [None] * len(tables)
-        self._state = (
-            *self._bounds, snapshot.origin, snapshot.oldest, snapshot.lanes, snapshot.lane_base,
-            snapshot.committed, snapshot.observed, snapshot.sealed,
+        chosen("bind_snapshot")(
+            self._record, snapshot.origin, snapshot.lanes, snapshot.lane_base, snapshot.sealed, snapshot.oldest,
+            snapshot.committed, snapshot.observed,
         )  # fmt: skip
         self._snapshot = snapshot
 
     def _look(self) -> list[Any]:
         """Follow tables that have grown; return what keeps their rows mapped."""
-        held, self._seen = [], []
-        for number, table in enumerate(self._tables):
+        held: list[Any] = []
+        seen: list[tuple[Ints, ...]] = []
+        bind = chosen("bind_table")
+        places = {leaf: [kernel.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
+        for number, copy in enumerate(self._copies):
+            places[copy.leaf].append(kernel.HEAD + number * kernel.COLUMNS)
+        for table, leaf in zip(self._tables, self._leaves, strict=True):
             holder, chunks, first_chunk, bases = table.addresses()
-            shift = np.ascontiguousarray(table.shift)
+            arrays = first_chunk, chunks, np.ascontiguousarray(table.shift), bases
             held.append(holder)
-            self._seen.append((first_chunk, chunks, shift, bases))
-            self._seen_bases[number] = bases
-        for line, table, (first_chunk, chunks, shift, bases) in zip(self._plan, self._tables, self._seen, strict=False):
-            line[kernel.FIRST_CHUNK], line[kernel.CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
-            line[kernel.SHIFT], line[kernel.BASES] = shift.ctypes.data, bases.ctypes.data
-            line[kernel.SLOTS] = min(len(first_chunk), len(chunks), len(shift))
-            line[kernel.BASES_SIZE], line[kernel.ROW_BYTES] = len(bases), table.row_bytes
-        for share in self._shares.values():
-            share.plan[:, : kernel.ROW_WINDOW] = self._plan[:, : kernel.ROW_WINDOW]
+            seen.append(arrays)
+            for place in places[leaf]:
+                bind(self._record, place, *arrays, table.row_bytes)
+        self._seen, self._seen_bases = seen, [arrays[-1] for arrays in seen]
         return held
 
+    def _map(self, snapshot: Any, ids: Ints) -> None:
+        """Map all rows that are needed."""
+        bad = -1 if self._bounds is None else self.windows.find(snapshot, ids, *self._bounds)
+        if bad >= 0:
+            raise refuse(snapshot, int(ids[bad]), self._view)
+        for copy in self._copies:
+            slot, _, first, last = self.windows.rows(copy)
+            snapshot.leaf(copy.leaf).ensure(slot, first, last)
 
-class _Share:
-    """Scratch memory for so many items of a block, and the plan with its addresses."""
-
-    def __init__(self, plan: Ints, summands: int, size: int) -> None:
-        self.windows = Windows(size)
-        self.plan = plan.copy()
-        self.sources = np.empty((len(plan), size), np.int64)
-        summed = self.plan[len(plan) - summands :]
-        self._summed = np.empty((summands, size * int(summed[:, kernel.LENGTH].max(initial=0))))
-        for line, memory in zip(summed, self._summed, strict=True):
-            line[kernel.SCRATCH] = memory.ctypes.data
+    def _missing(self, snapshot: Any, bad: int) -> FormatError:
+        """Return the error that says of which leaf a row could not be mapped."""
+        failed = int(self._record[kernel.FAILED])
+        copy = self._copies[failed] if failed >= 0 else Copy("done", rows.ROW, rows.AFTER, 0, 1, -1)
+        return FormatError(
+            f"segment {self.windows.slot[bad] + snapshot.origin} has no chunk of {copy.leaf} for row "
+            f"{self.windows.table[copy.begin, bad]} of lane {self.windows.lane[bad]}; "
+            "run `diskreplay verify` on the store"
+        )

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.kernels import scan as rows
 from diskreplay.store.lanes import LaneMap
 from diskreplay.views.base import Ints
-from diskreplay.views.windows import Windows
+from diskreplay.views.bundle import GatherPlan
+from diskreplay.views.windows import Copy, Windows
 
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
@@ -38,13 +40,19 @@ class Following(NamedTuple):
 
 
 class Chains:
-    """Finds steps and what follows them. Not thread-safe: it keeps what it has learnt of a store's lanes."""
+    """Finds steps and what follows them. Not thread-safe: it keeps what it has learnt of a store's lanes.
 
-    def __init__(self) -> None:
+    `stack` is the depth of the deepest stack of frames.
+    """
+
+    def __init__(self, stack: int) -> None:
+        self._stack = stack
         self._lanes = LaneMap()
+        self._flags = GatherPlan([Copy("done", rows.OWN, rows.OWN_STOP, 0, 1, 0)])
+        self._flags_before = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 1 - stack, stack, 0)])
 
-    def find(self, snapshot: Any, ids: Ints, stack: int, refuse: Callable[[int], InvalidIndex]) -> Windows:
-        """Return windows of one row, that of the step of each id; `floor` is right for stacks of `stack` frames.
+    def find(self, snapshot: Any, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
+        """Return windows of one row, that of the step of each id; `floor` is right for stacks of frames.
 
         Raises
         ------
@@ -59,29 +67,33 @@ class Chains:
         steps = place(snapshot, ids)
         good = (steps.row >= oldest(snapshot, steps)) & (steps.row < committed(snapshot, steps))
         if good.all():
-            good = flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
+            good = self._flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
         if not good.all():
             raise refuse(int(ids[np.argmin(good)]))
-        if stack > 1:
-            self._set_floor(snapshot, ids, steps, stack)
+        if self._stack > 1:
+            self._set_floor(snapshot, steps)
         return steps
 
-    def _set_floor(self, snapshot: Any, ids: Ints, steps: Windows, stack: int) -> None:
+    def _flags_at(self, snapshot: Any, windows: Windows, row: Ints, last: Ints) -> Bytes:
+        """Return the flags of a row of each window's lane, 0 for rows behind `last`."""
+        windows.own[:], windows.own_stop[:] = row, last + 1
+        return self._flags.rows(snapshot, windows)[0][:, 0].copy()
+
+    def _set_floor(self, snapshot: Any, steps: Windows) -> None:
         """Find the oldest row that a stack may show: the episode's first, or the first that retention has left."""
-        steps.floor[:] = np.maximum(oldest(snapshot, steps), steps.row - stack + 1)
-        flags = np.empty((len(ids), stack), np.uint8)
-        steps.gather(snapshot, "done", steps.row, steps.row + 1, 1 - stack, stack, flags)
+        steps.floor[:] = np.maximum(oldest(snapshot, steps), steps.row - self._stack + 1)
+        flags = self._flags_before.rows(snapshot, steps)[0]
         newest_first = flags[:, ::-1] & FIRST != 0
-        back = np.where(newest_first.any(axis=1), newest_first.argmax(axis=1), stack)
+        back = np.where(newest_first.any(axis=1), newest_first.argmax(axis=1), self._stack)
         np.maximum(steps.floor, steps.row - back, out=steps.floor)
 
     def follow(self, snapshot: Any, ids: Ints, steps: Windows) -> Following:
         """Find what follows each of these steps."""
-        own = flags_at(snapshot, steps, steps.row, steps.row)
-        rows = committed(snapshot, steps)
-        behind = flags_at(snapshot, steps, steps.row + 1, rows - 1)
+        own = self._flags_at(snapshot, steps, steps.row, steps.row)
+        stop = committed(snapshot, steps)
+        behind = self._flags_at(snapshot, steps, steps.row + 1, stop - 1)
         flagged = own & (TERMINATED | TRUNCATED) != 0
-        newest = steps.row + 1 >= rows
+        newest = steps.row + 1 >= stop
         going_on = ~flagged & ~newest & (behind & (NO_STEP | FIRST) == 0)
         successor = np.where(going_on, ids + snapshot.lanes[steps.slot], NONE)
         loose = np.flatnonzero(~flagged & ~going_on)
@@ -121,7 +133,7 @@ class Chains:
         position = row[known] * snapshot.lanes[slot] + lane[known] - snapshot.lane_base[slot]
         first = ((slot + snapshot.origin) << POSITION_BITS) | position
         target = place(snapshot, first)
-        continues = flags_at(snapshot, target, target.row, target.row) & (FIRST | CUT) == FIRST | CUT
+        continues = self._flags_at(snapshot, target, target.row, target.row) & (FIRST | CUT) == FIRST | CUT
         successor[known[continues]] = first[continues]
         return successor, found
 
@@ -139,21 +151,14 @@ def place(snapshot: Any, ids: Ints) -> Windows:
 
 def committed(snapshot: Any, windows: Windows) -> Ints:
     """Return the committed rows of each window's lane."""
-    rows: Ints = snapshot.committed[snapshot.lane_base[windows.slot] + windows.lane]
-    return rows
+    found: Ints = snapshot.committed[snapshot.lane_base[windows.slot] + windows.lane]
+    return found
 
 
 def oldest(snapshot: Any, windows: Windows) -> Ints:
     """Return the first row that is not hidden of each window's lane."""
-    rows: Ints = snapshot.oldest[snapshot.lane_base[windows.slot] + windows.lane]
-    return rows
-
-
-def flags_at(snapshot: Any, windows: Windows, row: Ints, last: Ints) -> Bytes:
-    """Return the flags of a row of each window's lane, 0 for rows behind `last`."""
-    flags = np.empty((len(row), 1), np.uint8)
-    windows.gather(snapshot, "done", row, last + 1, 0, 1, flags)
-    return flags[:, 0]
+    found: Ints = snapshot.oldest[snapshot.lane_base[windows.slot] + windows.lane]
+    return found
 
 
 def take(windows: Windows, at: Ints) -> Windows:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.kernels import scan as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Leaf
+from diskreplay.views.bundle import GatherPlan
 from diskreplay.views.hindsight import Hindsight
 from diskreplay.views.pages import Pages
 from diskreplay.views.transitions_reader import TransitionsReader
-from diskreplay.views.windows import Windows, refuse, refuse_evicted
+from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
@@ -43,6 +45,14 @@ class HindsightReader:
         self._shown = [place[path] for path in shown if path in place]
         recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)
         self._reward = place.get(("reward",), -1) if recomputed else -1
+        others = [leaf for leaf, *_ in self._plain.weights if leaf != "reward"]
+        self._goals = GatherPlan([Copy(ACHIEVED, rows.OWN, rows.OWN_STOP, 0, 1, 0)])
+        self._steps = GatherPlan(
+            [
+                Copy(ACHIEVED, rows.ROW, rows.OWN_STOP, 1, 1, 0),
+                *(Copy(leaf, rows.ROW, rows.OWN, 0, 1, target) for target, leaf in enumerate(others, 1)),
+            ]
+        )
         self._entropy: int | None = None
 
     @property
@@ -120,7 +130,8 @@ class HindsightReader:
         # A goal is what the observation after a step achieved, so the first that counts is one row later.
         first = last if strategy == "final" else (windows.row if strategy == "future" else windows.floor) + 1
         row = first + (choice * (last - first + 1)).astype(np.int64)
-        goals = self._achieved(snapshot, windows, row, row + 1, 0, 1)[:, 0]
+        windows.own[:], windows.own_stop[:] = row, row + 1
+        goals = self._goals.rows(snapshot, windows)[0][:, 0]
         for place in self._shown:
             shown = block.arrays[place]
             frames = (1,) * (shown.ndim - goals.ndim)
@@ -132,28 +143,20 @@ class HindsightReader:
         """Return the n-step returns under these goals."""
         size, width = len(k), int(k.max())
         inside = np.arange(width) < k[:, None]
-        achieved = self._achieved(snapshot, windows, windows.row, windows.row + k + 1, 1, width)[inside]
-        rewards = self._hindsight.rewards(achieved, np.repeat(goals, k, axis=0))
+        windows.own[:], windows.own_stop[:] = windows.row + k, windows.row + k + 1
+        self._steps.set_lengths(width)
+        achieved, *others = self._steps.rows(snapshot, windows)
+        rewards = self._hindsight.rewards(achieved[inside], np.repeat(goals, k, axis=0))
         r = np.zeros((size, width))
-        for leaf, dtype, weight in self._plain.weights:
+        for leaf, _, weight in self._plain.weights:
             if leaf == "reward":
                 r[inside] += rewards * weight
-                continue
-            raw = np.empty((size, width * dtype.itemsize), np.uint8)
-            windows.gather(snapshot, leaf, windows.row, windows.row + k, 0, width, raw)
-            r += raw.view(dtype) * weight
+            else:
+                r += others.pop(0) * weight
         found = np.empty(size, np.float32)
         unwanted = np.empty(size, np.float32), np.empty(size, np.bool_), np.empty(size, np.bool_)
         chosen("nstep")(r, 0, k, windows.ends, self._view.gamma, np.empty(size), np.empty(size), found, *unwanted)
         return found
-
-    def _achieved(
-        self, snapshot: Any, windows: Windows, row: Ints, stop: Ints, offset: int, length: int
-    ) -> NDArray[Any]:
-        """Return the achieved goals (items, length, *shape) of rows row + offset, ...; zeros from `stop` on."""
-        raw = np.empty((len(row), length * self._goal.row_bytes), np.uint8)
-        windows.gather(snapshot, ACHIEVED, row, stop, offset, length, raw)
-        return raw.view(self._goal.dtype).reshape(len(row), length, *self._goal.shape)
 
 
 def _chosen(windows: Windows, which: Ints) -> Windows:

@@ -9,7 +9,7 @@ import numpy as np
 from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
-from diskreplay.views.windows import Windows
+from diskreplay.views.windows import Copy, Windows
 
 
 class Pages(NamedTuple):
@@ -34,36 +34,22 @@ class Pages(NamedTuple):
 NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-class Rows(NamedTuple):
-    """Rows of a leaf: row + offset, ... , `length` of them an id, as far as there are any before `stop`."""
-
-    leaf: str
-    row: Ints
-    stop: Ints
-    offset: int
-    length: int
-
-
-def wide_pages(snapshot: Any, windows: Windows, wanted: Sequence[Rows]) -> Pages:
+def wide_pages(snapshot: Any, windows: Windows, copies: Sequence[Copy]) -> Pages:
     """Return where the rows of wide leaves lie, after mapping the chunks they are in.
 
     Narrow leaves are left out: the system reads a good deal around each fault, so they soon are in memory as a whole.
     """
-    found = [
-        _ranges(snapshot, windows, snapshot.leaf(rows.leaf), rows) for rows in wanted if snapshot.leaf(rows.leaf).wide
-    ]
+    tables = [(copy, snapshot.leaf(copy.leaf)) for copy in copies]
+    found = [_ranges(windows, table, copy) for copy, table in tables if table.wide]
     if not found:
         return NO_PAGES
     starts, sizes = (np.concatenate(arrays) for arrays in ([p.starts for p in found], [p.sizes for p in found]))
     return _merged(starts, sizes, tuple(held for pages in found for held in pages.held))
 
 
-def _ranges(snapshot: Any, windows: Windows, table: LeafTable, rows: Rows) -> Pages:
+def _ranges(windows: Windows, table: LeafTable, copy: Copy) -> Pages:
     """Return a range for each window and chunk."""
-    first = np.maximum(rows.row + rows.offset, windows.floor)
-    last = np.minimum(rows.row + rows.offset + rows.length, rows.stop) - 1
-    real = last >= first
-    slot, lane, first, last = windows.slot[real], windows.lane[real], first[real], last[real]
+    slot, lane, first, last = windows.rows(copy)
     table.ensure(slot, first, last)
     held, _, first_chunk, bases = table.addresses()
     shift = table.shift[slot]

@@ -10,14 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, ReplayError
+from diskreplay.kernels import scan as rows
 from diskreplay.kernels.gae import STOPS, TERMINATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, nested, select
+from diskreplay.views.bundle import GatherPlan
 from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
-from diskreplay.views.pages import Pages, Rows, wide_pages
-from diskreplay.views.windows import Windows, refuse, refuse_evicted
+from diskreplay.views.pages import Pages, wide_pages
+from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts
@@ -30,7 +32,7 @@ FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
 ESTIMATES = ("advantage", "ret")
 
 
-class Copy(NamedTuple):
+class _Source(NamedTuple):
     """A leaf of the store that fills a leaf of the batch, (*shape) a step, or (stack, *shape) where stack > 1."""
 
     path: Path
@@ -43,6 +45,10 @@ class Copy(NamedTuple):
     def leaf(self) -> Leaf:
         """The leaf of the batch."""
         return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
+
+    def copy(self, target: int) -> Copy:
+        """Return what is copied of windows of one step."""
+        return Copy(self.source, rows.ROW, rows.AFTER, 1 - self.stack, self.stack, target)
 
 
 class RolloutsReader:
@@ -57,16 +63,23 @@ class RolloutsReader:
         self._rewards = reward_leaves(schema, view.reward)
         self._value = _scalar_field(schema, "value", view.value)
         self._next_value = None if view.next_value is None else _scalar_field(schema, "next_value", view.next_value)
-        copies = _copies(view, schema)
-        self._obs = [copy for copy in copies if copy.path[0] == "obs"]
-        shown = select(_leaves(copies), fields, always=("index",), on_request=[times.LEAF])
-        copies.append(Copy(times.PATH, times.SOURCE, times.LEAF.dtype, ()))
+        sources = _sources(view, schema)
+        self._obs = [source for source in sources if source.path[0] == "obs"]
+        shown = select(_leaves(sources), fields, always=("index",), on_request=[times.LEAF])
+        sources.append(_Source(times.PATH, times.SOURCE, times.LEAF.dtype, ()))
         self.paths: Sequence[Path] = [leaf.path for leaf in shown]
         self.leaves: Sequence[Leaf] = tuple(shown)
         self._place = {leaf.path: number for number, leaf in enumerate(self.leaves)}
-        self._copies = [copy for copy in copies if copy.path in self._place]
-        self._stack = max(copy.stack for copy in copies)
-        self._chains = Chains()
+        self._copies = [source.copy(self._place[source.path]) for source in sources if source.path in self._place]
+        self._plan = GatherPlan(self._copies)
+        self._obs_plan = GatherPlan([source.copy(target) for target, source in enumerate(self._obs)])
+        numbers = [
+            *(leaf for leaf, *_ in self._rewards),
+            self._value,
+            *([self._next_value] if self._next_value else []),
+        ]
+        self._numbers, self._values = _scalars(numbers), _scalars([self._value])
+        self._chains = Chains(max(source.stack for source in sources))
         self.evaluate: Callable[[Any], Any] | None = view.value_fn
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
@@ -98,15 +111,15 @@ class RolloutsReader:
             "truncated": following.truncated | broken,
             "index": ids,
         }
-        rewards = self._rewards_of(snapshot, steps)
-        made["reward"] = rewards
+        numbers = self._numbers.rows(snapshot, steps)
+        made["reward"] = rewards = self._weighed(numbers)
         if any((name,) in self._place for name in ESTIMATES):
             ends = np.where(following.terminated, TERMINATED, 0) | np.where(chained.ravel(), 0, STOPS)
-            values = _numbers(snapshot, steps, *self._value)
-            bootstraps = self._next_values(snapshot, ids, steps, following, chained.ravel(), values)
+            known = [array[:, 0].astype(np.float64) for array in numbers[len(self._rewards) :]]
+            values = known[0]
+            bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)
             made |= self._estimate(grid.shape, rewards, values, bootstraps, ends.astype(np.uint8))
-        for copy, rows in zip(self._copies, self._rows(steps), strict=True):
-            steps.gather(snapshot, *rows, block.raw[self._place[copy.path]])
+        self._plan.copy(snapshot, steps, block)
         if times.PATH in self._place:
             times.to_seconds(snapshot, ids, block.arrays[self._place[times.PATH]])
         with np.errstate(over="ignore"):
@@ -116,11 +129,7 @@ class RolloutsReader:
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:
         """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""
-        steps = self._find(snapshot, ids)
-        return wide_pages(snapshot, steps, self._rows(steps))
-
-    def _rows(self, steps: Windows) -> list[Rows]:
-        return [Rows(copy.source, steps.row, steps.after, 1 - copy.stack, copy.stack) for copy in self._copies]
+        return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""
@@ -133,12 +142,12 @@ class RolloutsReader:
             raise InvalidIndex(
                 f"{len(ids)} ids are no grid of {steps} steps a column, one row of steps after the other"
             )
-        return self._chains.find(snapshot, ids, self._stack, lambda step_id: refuse(snapshot, step_id, self._view))
+        return self._chains.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
-    def _rewards_of(self, snapshot: Any, steps: Windows) -> Floats:
-        total: Floats = np.zeros(steps.table.shape[1])
-        for leaf, dtype, weight in self._rewards:
-            total += _numbers(snapshot, steps, leaf, dtype) * weight
+    def _weighed(self, numbers: Sequence[NDArray[Any]]) -> Floats:
+        total: Floats = np.zeros(len(numbers[0]))
+        for (_, _, weight), array in zip(self._rewards, numbers, strict=False):
+            total += array[:, 0].astype(np.float64) * weight
         return total
 
     def _estimate(
@@ -150,37 +159,39 @@ class RolloutsReader:
         return {"advantage": advantage.ravel(), "ret": ret.ravel()}
 
     def _next_values(
-        self, snapshot: Any, ids: Ints, steps: Windows, following: Following, chained: Bools, values: Floats
+        self,
+        snapshot: Any,
+        ids: Ints,
+        following: Following,
+        chained: Bools,
+        values: Floats,
+        next_values: Floats | None = None,
     ) -> Floats:
         """Return V of what each step led to; anything where it terminated."""
         columns = len(ids) // self._view.num_steps
-        found = np.append(values[columns:], np.full(columns, np.nan))
-        if self._next_value is not None:
-            found = _numbers(snapshot, steps, *self._next_value)
+        found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values
         left = np.flatnonzero(~following.terminated & ~chained)
         if self.evaluate is not None and len(left):
             seen = left[following.has_obs[left]]
             if len(seen):
                 found[seen] = self._evaluated(snapshot, take(following.obs, seen))
             left = left[~following.has_obs[left]]
-        if self._next_value is None and len(left):
+        if next_values is None and len(left):
             unknown = left[following.successor[left] == NONE]
             if len(unknown):
                 raise self._nothing_behind(int(ids[unknown[0]]), bool(following.truncated[unknown[0]]))
-            found[left] = _numbers(snapshot, place(snapshot, following.successor[left]), *self._value)
+            found[left] = self._values.rows(snapshot, place(snapshot, following.successor[left]))[0][:, 0]
         return found
 
-    def _evaluated(self, snapshot: Any, rows: Windows) -> Floats:
-        """Return what `evaluate` says of the observations of these rows."""
-        size = rows.table.shape[1]
-        arrays = []
-        for copy in self._obs:
-            array = np.empty((size, *copy.leaf.shape), copy.dtype)
-            raw = array.reshape(size, -1).view(np.uint8)
-            rows.gather(snapshot, copy.source, rows.row, rows.after, 1 - copy.stack, copy.stack, raw)
-            arrays.append(array)
+    def _evaluated(self, snapshot: Any, steps: Windows) -> Floats:
+        """Return what `evaluate` says of the observations of these steps."""
+        size, found = steps.size, self._obs_plan.rows(snapshot, steps)
+        # Copies: a function of the user's may keep them.
+        arrays = [
+            array.reshape(size, *source.leaf.shape).copy() for source, array in zip(self._obs, found, strict=True)
+        ]
         assert self.evaluate is not None
-        values = np.asarray(self.evaluate(nested([copy.path for copy in self._obs], arrays)["obs"]))
+        values = np.asarray(self.evaluate(nested([source.path for source in self._obs], arrays)["obs"]))
         if values.shape not in ((size,), (size, 1)):
             raise ValueError(
                 f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"
@@ -200,24 +211,21 @@ class RolloutsReader:
         )
 
 
-def _numbers(snapshot: Any, windows: Windows, leaf: str, dtype: np.dtype[Any]) -> Floats:
-    """Return a scalar leaf of each window's row in float64."""
-    raw = np.empty((windows.table.shape[1], dtype.itemsize), np.uint8)
-    windows.gather(snapshot, leaf, windows.row, windows.after, 0, 1, raw)
-    return raw.view(dtype)[:, 0].astype(np.float64)
+def _scalars(leaves: Sequence[str]) -> GatherPlan:
+    return GatherPlan([Copy(leaf, rows.ROW, rows.AFTER, 0, 1, target) for target, leaf in enumerate(leaves)])
 
 
-def _scalar_field(schema: Any, argument: str, name: str) -> tuple[str, np.dtype[Any]]:
+def _scalar_field(schema: Any, argument: str, name: str) -> str:
     field = schema.leaves.get(f"extra/{name}")
     if field is None or field.shape != ():
         scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
         known = ", ".join(leaf.removeprefix("extra/") for leaf in scalars) or "none"
         what = "is not scalar" if field is not None else "is no extra field"
         raise ValueError(f"{argument} names {name!r}, which {what}; the scalar extra fields of this store are {known}")
-    return f"extra/{name}", field.dtype
+    return f"extra/{name}"
 
 
-def _copies(view: "Rollouts", schema: Any) -> list[Copy]:
+def _sources(view: "Rollouts", schema: Any) -> list[_Source]:
     """Return the leaves that are copied, in the order of the schema; that of the values is named "value"."""
     parts: dict[str, dict[Path, str]] = {"obs": {}, "action": {}, "value": {("value",): f"extra/{view.value}"}}
     for source in schema.leaves:
@@ -229,17 +237,17 @@ def _copies(view: "Rollouts", schema: Any) -> list[Copy]:
     depths = frame_stack_depths(view.frame_stack, parts["obs"])
     fields = schema.leaves
     return [
-        Copy(path, source, fields[source].dtype, fields[source].shape, depths.get(path, 1))
+        _Source(path, source, fields[source].dtype, fields[source].shape, depths.get(path, 1))
         for below in parts.values()
         for path, source in below.items()
     ]
 
 
-def _leaves(copies: Sequence[Copy]) -> list[Leaf]:
+def _leaves(sources: Sequence[_Source]) -> list[Leaf]:
     """Return all leaves of a batch in order."""
     by_name: dict[str, list[Leaf]] = {}
-    for copy in copies:
-        by_name.setdefault(copy.path[0], []).append(copy.leaf)
+    for source in sources:
+        by_name.setdefault(source.path[0], []).append(source.leaf)
     made = {"reward": FLOAT32, "terminated": BOOL, "truncated": BOOL, "advantage": FLOAT32, "ret": FLOAT32}
     by_name |= {name: [Leaf((name,), dtype)] for name, dtype in {**made, "index": INT64}.items()}
     order = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "ret", "index"]

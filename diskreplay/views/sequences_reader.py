@@ -12,9 +12,10 @@ from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views import times
 from diskreplay.views.base import Block, Ints, Leaf, Path
-from diskreplay.views.pages import NO_PAGES, Pages, Rows, wide_pages
+from diskreplay.views.bundle import GatherPlan
+from diskreplay.views.pages import NO_PAGES, Pages, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
-from diskreplay.views.windows import ATTEMPTS, Windows, refuse, refuse_evicted
+from diskreplay.views.windows import ATTEMPTS, Bounds, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.episodes import Episodes
@@ -34,7 +35,7 @@ class SequencesReader:
     def __init__(self, view: "Sequences", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
         self._layout = StepLayout(schema, fields, view.frame_stack, view.start_only)
-        self._windows = _WindowsOfSteps(self._layout, view)
+        self._windows = _WindowsOfSteps(self._layout, view, view.length)
         self.helper: Executor | None = None
         self.leaves: Sequence[Leaf] = self._layout.leaves(view.length)
         self.paths: Sequence[Path] = self._layout.paths
@@ -53,11 +54,11 @@ class SequencesReader:
         InvalidIndex
             No such window begins at an id.
         """
-        self._windows.fill(snapshot, ids, block, self._view.length, self._view.burn_in, self.helper)
+        self._windows.fill(snapshot, ids, block, self._view.burn_in, self.helper)
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:
         """Return where the wide rows of these windows lie; what is not mapped yet is mapped. Any thread may ask."""
-        return self._windows.pages(snapshot, ids, self._view.length)
+        return self._windows.pages(snapshot, ids)
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
@@ -96,14 +97,11 @@ class EpisodesReader:
     def __init__(self, view: "Episodes", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
         self._layout = StepLayout(schema, fields)
-        self._windows = _WindowsOfSteps(self._layout, view)
+        self._steps = TO_THE_END if view.max_length is None else view.max_length
+        self._windows = _WindowsOfSteps(self._layout, view, self._steps)
         self.helper: Executor | None = None
         self.leaves: Sequence[Leaf] = self._layout.leaves(1)
         self.paths: Sequence[Path] = self._layout.paths
-
-    @property
-    def _steps(self) -> int:
-        return TO_THE_END if self._view.max_length is None else self._view.max_length
 
     def count_steps(self, snapshot: Any, ids: Ints) -> int:
         """Return how many steps the batch of these ids has."""
@@ -133,11 +131,11 @@ class EpisodesReader:
         InvalidIndex
             An id is not sampleable.
         """
-        self._windows.fill(snapshot, ids, block, self._steps, 0, self.helper)
+        self._windows.fill(snapshot, ids, block, 0, self.helper)
 
     def pages(self, snapshot: Any, ids: Ints) -> Pages:
         """Return where the wide rows of these episodes lie; what is not mapped yet is mapped. Any thread may ask."""
-        return self._windows.pages(snapshot, ids, self._steps)
+        return self._windows.pages(snapshot, ids)
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
@@ -153,59 +151,40 @@ class EpisodesReader:
 class _WindowsOfSteps:
     """Copies windows of steps into blocks of a layout, and marks which steps are real and how they end."""
 
-    def __init__(self, layout: StepLayout, view: Any) -> None:
-        self._layout = layout
-        self._view = view
-        self._windows = Windows(0)
-        self._first_flags = np.zeros((0, 1), np.uint8)
-        self._index, self._weight = layout.place["index",], layout.place["weight",]
+    def __init__(self, layout: StepLayout, view: Any, n: int) -> None:
+        self._layout, self._bounds = layout, Bounds(n, layout.stack)
+        computed = {name: layout.place[name,] for name in ("index", "weight")}
+        self._length = 1
+        self._plan = GatherPlan(layout.copies(self._length), view, self._bounds, computed=computed)
         self._time = layout.place.get(times.PATH, -1)
         self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block, n: int, burn_in: int, helper: Executor | None) -> None:
-        """Gather up to `n` steps from each id on."""
-        if len(self._first_flags) != len(ids):
-            self._windows, self._first_flags = Windows(len(ids)), np.zeros((len(ids), 1), np.uint8)
-        windows = self._windows
-        bad = windows.find(snapshot, ids, n, self._layout.stack, False)
-        if bad >= 0:
-            raise refuse(snapshot, int(ids[bad]), self._view)
+    def fill(self, snapshot: Any, ids: Ints, block: Block, burn_in: int, helper: Executor | None) -> None:
+        """Gather the steps from each id on, as many as the block has room for."""
         length = self._layout.length(block.leaves)
-        for copy, rows in zip(self._layout.copies, self._rows(windows, length), strict=True):
-            windows.gather(snapshot, *rows, block.raw[copy.target], helper)
-        block.arrays[self._index][:] = ids
-        block.arrays[self._weight].fill(1.0)
+        if length != self._length:
+            self._length = -1
+            self._plan.set_lengths([copy.length for copy in self._layout.copies(length)])
+            self._length = length
+        self._plan.gather(snapshot, ids, block, helper)
         if self._time >= 0:
             times.to_seconds(snapshot, ids, block.arrays[self._time])
         if self._wanted:
-            self._mark(snapshot, block, length, burn_in)
+            self._mark(block, length, burn_in)
 
-    def pages(self, snapshot: Any, ids: Ints, n: int) -> Pages:
-        """Return where the wide rows of up to `n` steps from each id on lie; any thread may ask."""
+    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+        """Return where the wide rows of the steps from each id on lie; any thread may ask."""
         windows = Windows(len(ids))
-        if windows.find(snapshot, ids, n, self._layout.stack, False) >= 0:
+        if windows.find(snapshot, ids, *self._bounds) >= 0:
             return NO_PAGES  # `fill` says what is wrong
-        return wide_pages(snapshot, windows, self._rows(windows, int(windows.k.max(initial=0))))
+        return wide_pages(snapshot, windows, self._layout.copies(int(windows.k.max(initial=0))))
 
-    def _rows(self, windows: Windows, length: int) -> list[Rows]:
-        """Return the rows of each leaf that is copied, of windows of `length` steps."""
-        found, obs_stop = [], np.maximum(windows.after, windows.obs_stop)
-        for copy in self._layout.copies:
-            if copy.stack:
-                found.append(Rows(copy.source, windows.row, obs_stop, 1 - copy.stack, length + copy.stack))
-            else:
-                found.append(Rows(copy.source, windows.row, windows.after, 0, 1 if copy.at_start else length))
-        return found
-
-    def _mark(self, snapshot: Any, block: Block, length: int, burn_in: int) -> None:
-        windows, arrays = self._windows, {name: block.arrays[at] for name, at in self._wanted.items()}
+    def _mark(self, block: Block, length: int, burn_in: int) -> None:
+        windows, arrays = self._plan.windows, {name: block.arrays[at] for name, at in self._wanted.items()}
         step = np.arange(length)
         real = step < windows.k[:, None]
-        resets = np.zeros(len(real), bool)
-        if "is_first" in arrays or "loss_mask" in arrays:
-            windows.gather(snapshot, "done", windows.row, windows.after, 0, 1, self._first_flags)
-            # A continuation after a length cut has both: the environment was not reset there.
-            resets = (self._first_flags[:, 0] & (FIRST | CUT)) == FIRST
+        # A continuation after a length cut has both: the environment was not reset there.
+        resets = (windows.ends & (FIRST | CUT)) == FIRST
         if "mask" in arrays:
             arrays["mask"][:] = real
         if "loss_mask" in arrays:

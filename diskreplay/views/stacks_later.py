@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.kernels import scan as rows
 from diskreplay.views.base import Block, Ints, Leaf, Path
 from diskreplay.views.pages import Pages
 from diskreplay.views.transitions import Transitions
 from diskreplay.views.transitions_reader import TransitionsReader
-from diskreplay.views.windows import Windows, refuse
+from diskreplay.views.windows import Copy
 
 INT64, BOOL = np.dtype("int64"), np.dtype("bool")
 
@@ -47,7 +48,10 @@ class StacksLater:
             *(Leaf(("first of next", s.source), INT64, (s.depth,)) for s in self._stacks),
             *(Leaf(("frames", s.source), *_run(shown[s.obs], self._steps)) for s in self._stacks),
         )
-        self._windows = Windows(0)
+        self._at = len(self._rest.leaves)
+        targets = enumerate(stacks, self._at + 1 + len(stacks))
+        runs = [(s.source, rows.ROW, rows.FRAMES_STOP, 1 - s.depth, self._steps + s.depth, at) for at, s in targets]
+        self._rest.plan([Copy(*run) for run in runs])
         self.helper: Executor | None = None
 
     @classmethod
@@ -69,27 +73,17 @@ class StacksLater:
         InvalidIndex
             An id is not sampleable.
         """
-        if len(self._windows.row) != len(ids):
-            self._windows = Windows(len(ids))
-        windows, deepest = self._windows, max(stacks.depth for stacks in self._stacks)
-        bad = windows.find(snapshot, ids, self._steps, deepest, bool(self._view.next_fields))
-        if bad >= 0:
-            raise refuse(snapshot, int(ids[bad]), self._view)
         self._rest.helper = self.helper
-        self._rest.fill(snapshot, ids, Block(self._rest.leaves, len(ids), block.memory))
-        at, count = len(self._rest.leaves), len(self._stacks)
-        block.arrays[at][:] = windows.obs_stop > 0
-        stop = np.maximum(windows.after, windows.obs_stop)
-        for number, (source, _, _, depth) in enumerate(self._stacks, at + 1):
-            length = self._steps + depth
-            first = np.arange(len(ids)) * length + windows.k
-            block.arrays[number][:] = first[:, None] + np.arange(depth)
-            frames = block.raw[number + count]
-            windows.gather(snapshot, source, windows.row, stop, 1 - depth, length, frames, self.helper)
+        self._rest.fill(snapshot, ids, block)
+        windows = self._rest.windows
+        block.arrays[self._at][:] = windows.obs_stop > 0
+        for number, stacks in enumerate(self._stacks, self._at + 1):
+            first = np.arange(len(ids)) * (self._steps + stacks.depth) + windows.k
+            block.arrays[number][:] = first[:, None] + np.arange(stacks.depth)
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the fields of a batch, in the order of `paths`, wherever these tensors of the leaves are."""
-        at, count = len(self._rest.leaves), len(self._stacks)
+        at, count = self._at, len(self._stacks)
         shown = dict(zip((leaf.path for leaf in self._rest.leaves), tensors, strict=False))
         known = tensors[at]
         for number, stacks in enumerate(self._stacks, at + 1):
@@ -121,7 +115,11 @@ def _shared(view: Transitions, reader: TransitionsReader) -> list[_Stacks]:
     n = view.n_step
     if n is None:
         return []
-    copies = {(copy.source, copy.following): copy for copy in reader.copies if copy.observation and copy.stack > n}
-    pairs = [(copy, copies.get((source, True))) for (source, following), copy in copies.items() if not following]
+    deep = [copy for copy in reader.copies if copy.leaf.split("/")[0] == "obs" and copy.length > n]
+    following = {copy.leaf: copy for copy in deep if copy.begin == rows.AFTER}
     paths = [leaf.path for leaf in reader.leaves]
-    return [_Stacks(copy.source, paths[copy.target], paths[after.target], copy.stack) for copy, after in pairs if after]
+    return [
+        _Stacks(copy.leaf, paths[copy.target], paths[following[copy.leaf].target], copy.length)
+        for copy in deep
+        if copy.begin == rows.ROW and copy.leaf in following
+    ]

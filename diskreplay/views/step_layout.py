@@ -9,24 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.kernels import scan as rows
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import Leaf, Path, select
+from diskreplay.views.windows import Copy
 
 BOOL = np.dtype("bool")
 FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 # Layouts that are kept: batches of whole episodes have as many lengths as episodes have.
 KEPT_LAYOUTS = 64
-
-
-class Copy(NamedTuple):
-    """A leaf of the store that fills a leaf of the batch: `stack` is 0 for what is no observation."""
-
-    source: str
-    target: int
-    stack: int
-    at_start: bool
 
 
 class _Shown(NamedTuple):
@@ -78,14 +71,14 @@ class StepLayout:
         parts = _parts(schema)
         _check_start_only(start_only, parts)
         depths = frame_stack_depths(frame_stack, parts["obs"])
-        self.copies: list[Copy] = []
+        self._sources: dict[int, str] = {}  # by the leaves that are copied from them
         self._kinds: list[_Kind] = []
         every = [Leaf(path, BOOL) for path in _paths(parts)]
         wanted = {leaf.path for leaf in select(every, fields, on_request=[times.LEAF])}
 
         def add(kind: _Kind, source: str | None = None) -> int:
             if source is not None:
-                self.copies.append(Copy(source, len(self._kinds), kind.stack, not kind.each_step))
+                self._sources[len(self._kinds)] = source
             self._kinds.append(kind)
             return len(self._kinds) - 1
 
@@ -113,7 +106,7 @@ class StepLayout:
             shown[name,] = _Shown((name,), add(_Kind((name,), np.dtype(dtype), (), False)))
         self._shown = [shown[path] for path in (*_paths(parts), times.PATH) if path in wanted]
         self.place = {kind.path: number for number, kind in enumerate(self._kinds)}
-        self.stack = max((copy.stack for copy in self.copies), default=1) or 1
+        self.stack = max((kind.stack for kind in self._kinds), default=1) or 1
         self._layouts: dict[int, tuple[Leaf, ...]] = {}
 
     @property
@@ -128,6 +121,18 @@ class StepLayout:
                 self._layouts.pop(next(iter(self._layouts)))
             self._layouts[length] = tuple(_leaf(kind, length) for kind in self._kinds)
         return self._layouts[length]
+
+    def copies(self, length: int) -> list[Copy]:
+        """Return what is copied of windows of this length."""
+        found = []
+        for target, source in self._sources.items():
+            kind = self._kinds[target]
+            if kind.stack:
+                stop, offset, count = rows.FRAMES_STOP, 1 - kind.stack, length + kind.stack
+            else:
+                stop, offset, count = rows.AFTER, 0, length if kind.each_step else 1
+            found.append(Copy(source, rows.ROW, stop, offset, count, target))
+        return found
 
     def length(self, leaves: Sequence[Leaf]) -> int:
         """Return the length that leaves were made for; 0 where none of them has a value for each step."""

@@ -3,14 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay
-from diskreplay.kernels import jit, scan as rows
+from diskreplay.kernels import jit, scan as rows, transitions as plans
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, FIRST, STRIDE
 from diskreplay.kernels.table import KERNELS, chosen
 from tests.views.fakes import Snapshot
@@ -35,10 +35,9 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "draw", "follow", "gae", "gather", "hide_oldest", "locate", "nstep", "offer",
-        "pick", "powers", "scan", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions",
-        "update",
-        "weights",
+        "advise", "bind_snapshot", "bind_table", "draw", "follow", "gae", "hide_oldest", "locate", "nstep",
+        "offer", "pick", "powers", "scan", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions",
+        "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -78,24 +77,106 @@ def test_scan(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float
     assert fast[0] == plain[0]
 
 
+class Line(NamedTuple):
+    """A leaf that is copied from rows OWN on, as far as OWN_STOP: first_chunk, chunks, shift and bases of its table."""
+
+    table: tuple[np.ndarray, ...]
+    row_bytes: int
+    offset: int
+    length: int
+
+
+def gather_both(
+    lanes: np.ndarray, places: dict[int, Any], lines: list[Line], streamed: int = 0, begin: int = 0
+) -> list[tuple[Any, ...]]:
+    """Gather rows of windows that are given by a kernel and its twin; return what they returned, and each array."""
+    found = []
+    items = len(places[rows.SLOT])
+    memory = np.zeros((rows.WINDOW_ROWS + 1, items), np.int64)
+    for row, values in places.items():
+        memory[row] = values
+    no_rows, none = np.zeros(0, np.int64), np.zeros(len(lanes), np.int64)
+    for number, kernel in enumerate(KERNELS["transitions"]):
+        record = np.zeros(plans.HEAD + len(lines) * plans.COLUMNS, np.int64)
+        KERNELS["bind_snapshot"][number](record, 0, lanes, none, np.zeros(len(lanes), bool), no_rows, no_rows, no_rows)
+        sources = np.empty((len(lines), items), np.int64)
+        record[[plans.WINDOWS, plans.ITEMS, plans.SOURCES]] = memory.ctypes.data, items, sources.ctypes.data
+        record[[plans.LINES, plans.COPIED, plans.STREAMED]] = len(lines), len(lines), streamed
+        record[plans.REWARD : plans.WEIGHT + 1] = -1
+        outs = [np.full((items, line.length * line.row_bytes), 0xAB, np.uint8) for line in lines]
+        for target, (line, at) in enumerate(zip(lines, range(plans.HEAD, len(record), plans.COLUMNS), strict=True)):
+            KERNELS["bind_table"][number](record, at, *line.table, line.row_bytes)
+            bounds = rows.OWN, rows.OWN_STOP, line.offset, line.length, target
+            record[at + plans.BEGIN : at + plans.TARGET + 1] = bounds
+        addresses = np.array([out.ctypes.data for out in outs], np.int64)
+        found.append((kernel(no_rows, addresses, record, begin, items), *outs))
+    return found
+
+
 @compiled
-@given(snapshots(), st.sampled_from(("obs/image", "reward", "action/0")), st.sampled_from((1.0, 0.8)), seeds)
-def test_gather(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> None:
+@given(st.sampled_from((1.0, 0.8)), snapshots(), st.booleans(), seeds)
+def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    table = snapshot.leaf(leaf)
-    arrays = table_arrays(snapshot, leaf, mapped, rng)
-    size, length, offset = 6, int(rng.integers(1, 7)), int(rng.integers(-4, 3))
-    slots = len(snapshot.lanes)
+    lines = []
+    for leaf in rng.choice(("obs/image", "reward", "action/0"), rng.integers(1, 4)).tolist():
+        length, offset = int(rng.integers(1, 7)), int(rng.integers(-4, 3))
+        lines.append(Line(table_arrays(snapshot, leaf, mapped, rng), snapshot.leaf(leaf).row_bytes, offset, length))
+    size, slots = 6, len(snapshot.lanes)
     slot = rng.integers(0, slots, size) if rng.random() < 0.9 else rng.integers(-1, slots + 1, size)
     lane = rng.integers(0, np.maximum(snapshot.lanes[np.clip(slot, 0, slots - 1)], 1) + (rng.random() < 0.1))
     row = rng.integers(0, 20, size)
-    floor, stop = row - rng.integers(0, 4, size), row + rng.integers(-3, 8, size)
-    inputs = (slot, lane, row, floor, stop, offset, length, *arrays[:3], snapshot.lanes, arrays[3], table.row_bytes, 0)
-    out = np.full((size, length * table.row_bytes), 0xAB, np.uint8)
-    fast, plain = both("gather", inputs, (out,))
+    floor = row - rng.integers(0, 4, size)
+    floor = floor if rng.random() < 0.1 else np.maximum(floor, 0)
+    own_stop = row + rng.integers(-3, 8, size)
+    places = {rows.SLOT: slot, rows.LANE: lane, rows.FLOOR: floor, rows.OWN: row, rows.OWN_STOP: own_stop}
+    begin = int(rng.integers(0, 3))
+    fast, plain = gather_both(snapshot.lanes, places, lines, int(streamed), begin)
     assert fast[0] == plain[0]
-    good = size if fast[0] < 0 else fast[0]
-    np.testing.assert_array_equal(fast[1][:good], plain[1][:good])
+    if fast[0] < 0:
+        for one, other in zip(fast[1:], plain[1:], strict=True):
+            np.testing.assert_array_equal(one[begin:], other[begin:])
+            assert (one[:begin] == 0xAB).all()
+
+
+@compiled
+@given(st.lists(st.sampled_from(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")), min_size=1), seeds)
+def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size, chunk = 5, 8
+    k = rng.integers(1, 20, size)
+    lanes, memory = np.array([1]), np.zeros((rows.WINDOW_ROWS + 1, size), np.int64)
+    memory[rows.K], memory[rows.ROW] = k, rng.integers(0, 20, size)
+    memory[rows.FLOOR], memory[rows.AFTER] = memory[rows.ROW], memory[rows.ROW] + k
+    values = [np.frombuffer(rng.bytes(8 * 40), dtype)[:40].copy() for dtype in dtypes]
+    with np.errstate(all="ignore"):
+        values = [
+            np.nan_to_num(array, nan=1, posinf=2, neginf=3) if array.dtype.kind == "f" else array for array in values
+        ]
+        values = [np.clip(array, -1e30, 1e30) if array.dtype == "f8" else array for array in values]
+    found = []
+    for number, kernel in enumerate(KERNELS["transitions"]):
+        record = np.zeros(plans.HEAD + len(dtypes) * plans.COLUMNS, np.int64)
+        none = np.zeros(1, np.int64)
+        KERNELS["bind_snapshot"][number](record, 0, lanes, none, np.zeros(1, bool), none, none, none)
+        sources = np.empty((len(dtypes), size), np.int64)
+        record[[plans.WINDOWS, plans.ITEMS, plans.SOURCES]] = memory.ctypes.data, size, sources.ctypes.data
+        record[[plans.LINES, plans.GAMMA]] = len(dtypes), np.float64(0.9).view(np.int64)
+        record[plans.REWARD : plans.WEIGHT + 1] = 0, 1, 2, 3, -1, -1, -1
+        keep = []
+        for at, array in zip(range(plans.HEAD, len(record), plans.COLUMNS), values, strict=True):
+            bases = np.arange(array.ctypes.data, array.ctypes.data + array.nbytes, chunk * array.itemsize)
+            table = none, np.array([len(bases)]), np.array([3]), bases
+            keep.append(table)
+            KERNELS["bind_table"][number](record, at, *table, array.itemsize)
+            record[at + plans.BEGIN], record[at + plans.STOP] = rows.ROW, rows.AFTER
+            record[at + plans.KIND] = plans.KINDS.index(array.dtype.kind)
+            record[at + plans.FACTOR] = np.float64(0.3).view(np.int64)
+        outs = [np.zeros(size, dtype) for dtype in ("f4", "f4", "?", "?")]
+        addresses = np.array([out.ctypes.data for out in outs], np.int64)
+        assert kernel(np.zeros(0, np.int64), addresses, record, 0, size) == -1
+        found.append(outs)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @compiled
@@ -114,14 +195,16 @@ def test_stream(count: int, to: int, origin: int) -> None:
 
 @compiled
 @pytest.mark.parametrize("streamed", [0, 1])
-def test_gather_of_a_large_batch(streamed: int) -> None:
-    rows = 350
+@pytest.mark.parametrize("shift", [9, 5])
+def test_gather_of_a_large_batch(streamed: int, shift: int) -> None:
+    count = 350
     block = np.random.default_rng(0).integers(0, 256, (1, 512, 3000), np.uint8)
     items = np.arange(8)
-    zeros, table = np.zeros(8, np.int64), (np.array([0]), np.array([1]), np.array([9]), np.array([1]))
-    stop = np.full(8, 400)
-    inputs = (zeros, zeros, items, items + 1, stop, 0, rows, *table, np.array([block.ctypes.data]), 3000, streamed)
-    fast, plain = both("gather", inputs, (np.zeros((8, rows * 3000), np.uint8),))
+    bases = block.ctypes.data + np.arange(0, 512, 1 << shift) * 3000
+    table = np.array([0]), np.array([len(bases)]), np.array([shift]), bases
+    zeros = np.zeros(8, np.int64)
+    places = {rows.SLOT: zeros, rows.LANE: zeros, rows.OWN: items, rows.FLOOR: items + 1, rows.OWN_STOP: zeros + 400}
+    fast, plain = gather_both(np.array([1]), places, [Line(table, 3000, 0, count)], streamed)
     assert fast[0] == plain[0] == -1
     np.testing.assert_array_equal(fast[1], plain[1])
 
@@ -130,7 +213,7 @@ def test_gather_of_a_large_batch(streamed: int) -> None:
 def test_gather_forms_no_address_of_a_row_before_the_first_or_behind_the_last_chunk() -> None:
     block = np.arange(64, dtype=np.uint8).reshape(2, 4, 8)
     one = np.array([0])
-    table = (one, np.array([1]), np.array([2]), np.array([2]), np.array([block.ctypes.data]), 8, 0)
+    line = Line((one, np.array([1]), np.array([2]), np.array([block.ctypes.data])), 8, 0, 1)
     for row, floor, lane, good in (
         (-1, -1, 0, False),
         (4, 0, 0, False),
@@ -138,10 +221,10 @@ def test_gather_forms_no_address_of_a_row_before_the_first_or_behind_the_last_ch
         (0, 0, -1, False),
         (3, 0, 1, True),
     ):
-        inputs = (one, np.array([lane]), np.array([row]), np.array([floor]), np.array([9]), 0, 1, *table)
-        fast, plain = both("gather", inputs, (np.zeros((1, 8), np.uint8),))
+        places = {rows.SLOT: one, rows.LANE: [lane], rows.OWN: [row], rows.FLOOR: [floor], rows.OWN_STOP: [9]}
+        fast, plain = gather_both(np.array([2]), places, [line])
         assert fast[0] == plain[0] == (-1 if good else 0)
-        np.testing.assert_array_equal(fast[1][0], block[1, 3] if good else 0)
+        np.testing.assert_array_equal(fast[1][0], block[1, 3] if good else 0xAB)
 
 
 @compiled
@@ -205,28 +288,20 @@ def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     assert run_python(code) == "[]"
 
 
-def test_a_sampler_of_sequences_loads_no_kernels_of_transitions() -> None:
-    code = (
-        "import sys, diskreplay.loading.sampler, diskreplay.views.sequences_reader; "
-        "print('diskreplay.kernels.transitions' in sys.modules)"
-    )
-    assert run_python(code) == "False"
-
-
 def test_the_environment_chooses_the_plain_kernels() -> None:
     code = (
         "import sys; from diskreplay.kernels import table; "
-        "print('numba' in sys.modules, table.chosen('gather').__name__, table.chosen('scan').__name__)"
+        "print('numba' in sys.modules, table.chosen('transitions').__name__, table.chosen('scan').__name__)"
     )
-    assert run_python(code, DISKREPLAY_KERNELS="plain") == "False gather_plain scan_plain"
+    assert run_python(code, DISKREPLAY_KERNELS="plain") == "False transitions_plain scan_plain"
 
 
 def test_without_numba_the_plain_kernels_are_used_with_a_warning() -> None:
     code = (
         "import sys, warnings; sys.modules['numba'] = None; warnings.simplefilter('ignore')\n"
-        "from diskreplay.kernels import table; print(table.chosen('gather').__name__)"
+        "from diskreplay.kernels import table; print(table.chosen('transitions').__name__)"
     )
-    assert run_python(code) == "gather_plain"
+    assert run_python(code) == "transitions_plain"
 
 
 def test_making_a_view_loads_no_compiled_code() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.kernels import gather as module
+from diskreplay.kernels import transitions as module
 from diskreplay.kernels.table import chosen
-from diskreplay.views import windows
+from diskreplay.views import bundle
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.pages import NO_PAGES, _merged
 from tests.views.fakes import SCHEMA, Snapshot, runs_of
@@ -40,33 +40,28 @@ def test_ranges_are_merged_into_whole_pages(ranges: list[tuple[int, int]]) -> No
     assert (pages.starts[1:] > (pages.starts + pages.sizes)[:-1]).all()
 
 
-def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, ids: np.ndarray) -> dict[str, set[int]]:
-    """Return the addresses of all rows that a view copies, by leaf."""
-    found: dict[str, set[int]] = {}
-    current: list[str] = []
+def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, ids: np.ndarray) -> set[int]:
+    """Return the addresses of all rows that a view copies."""
+    found = set()
 
     def recorded(*args: int) -> int:
-        address = row_address(*args)
-        if address:
-            found.setdefault(current[-1], set()).add(address)
-        return address
+        found.add(row_address(*args))
+        return row_address(*args)
 
-    def leaf_of(self: Any, snapshot: Any, leaf: str, *rest: Any) -> None:
-        current.append(leaf)
-        gather(self, snapshot, leaf, *rest)
-        current.pop()
-
-    row_address, gather = module.row_address, windows.Windows.gather
+    row_address, plain = module.row_address, module.transitions_plain
     with monkeypatch.context() as patch:
-        patch.setattr(windows, "chosen", lambda name: module.gather_plain if name == "gather" else chosen(name))
+        patch.setattr(bundle, "chosen", lambda name: plain if name == "transitions" else chosen(name))
         patch.setattr(module, "row_address", recorded)
-        patch.setattr(windows.Windows, "gather", leaf_of)
         reader = view.reader(SCHEMA)
-        if hasattr(reader, "_bundle"):
-            reader._bundle = None  # which copies all leaves in one compiled call
         leaves = reader.leaves_for(snapshot, ids) if hasattr(reader, "leaves_for") else reader.leaves
         reader.fill(snapshot, ids, Block(leaves, len(ids), np.empty(offsets(leaves, len(ids))[1], np.uint8)))
-    return found
+    return found - {0}
+
+
+def of_leaf(snapshot: Snapshot, leaf: str, addresses: set[int]) -> list[int]:
+    """Return those of the addresses that lie in the chunks of a leaf."""
+    blocks = [(block.ctypes.data, block.nbytes) for block in snapshot.leaf(leaf).holder]
+    return [at for at in addresses if any(start <= at < start + nbytes for start, nbytes in blocks)]
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
@@ -84,8 +79,12 @@ def test_a_views_pages_are_those_of_the_rows_it_copies(view: Any, drawn: Snapsho
     with pytest.MonkeyPatch.context() as patch:
         read = rows_read(patch, snapshot, view, ids)
     pages = view.reader(SCHEMA).pages(snapshot, ids)
+    tables = {leaf: snapshot.leaf(leaf) for leaf in SCHEMA.leaves}
     wide = [
-        (address, snapshot.leaf(leaf).row_bytes) for leaf in read for address in read[leaf] if snapshot.leaf(leaf).wide
+        (address, table.row_bytes)
+        for leaf, table in tables.items()
+        if table.wide
+        for address in of_leaf(snapshot, leaf, read)
     ]
     assert pages_of(pages.starts, pages.sizes) == pages_of(*zip(*wide, strict=True))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.gather import row_address
+from diskreplay.kernels.scan import row_address
 from diskreplay.views.halves import SHARED, helping_thread, in_halves
 from diskreplay.views.windows import Windows
 
