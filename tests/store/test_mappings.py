@@ -8,6 +8,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store import chunk_budget, tables
+from diskreplay.store.tables import LeafTable
 from tests.testing.support import append_numbered, mapped_files, run_python, serial_schema
 
 STEPS = 400
@@ -122,3 +123,20 @@ def test_a_mapping_that_the_system_refuses_replaces_idle_ones_or_is_an_error_tha
                 for t in range(16):  # a chunk
                     writer.append(np.full(1 << 20, episode, np.uint8), 0, 0.0, t == 15)
     assert run_python(REFUSED, tmp_path / "a", tmp_path / "b") == ""
+
+
+def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, monkeypatch):
+    # Readers compare `bases` alone: whoever read it before the arrays that are replaced behind it must find it changed.
+    store = dr.open(paths[0])
+    table, seen = store.snapshot.leaf("done"), []
+    add_places = LeafTable._add_places
+
+    def add_and_look(self, bases):
+        add_places(self, bases)
+        seen.append(self.addresses())
+
+    monkeypatch.setattr(LeafTable, "_add_places", add_and_look)
+    table.ensure(np.array([0]), np.array([0]), np.array([1 << int(table.shift[0])]))
+    (_, chunks, first_chunk, bases), now = seen[-1], table.addresses()
+    assert all(before is not after for before, after in zip((chunks, first_chunk, bases), now[1:], strict=True))
+    assert now[3].ctypes.data == bases.ctypes.data  # an address that is filled in is there for both
