@@ -24,16 +24,15 @@ class DiskReads:
     """
 
     def __init__(self, reader: Reader, schema: Any) -> None:
-        wide = any(field.row_bytes >= WIDE_ROW for field in schema.leaves.values())
-        self._pages = getattr(reader, "pages", None) if wide else None
-        self.wide = self._pages is not None
+        self._reader = reader
+        self.wide = any(field.row_bytes >= WIDE_ROW for field in schema.leaves.values())
         self._asks = WARM_BATCHES
         self.seconds = 0.0
 
     @property
     def cold(self) -> bool:
         """Whether one of the last batches needed something from disk, or there have been few yet."""
-        return self._pages is not None and self._asks > 0
+        return self.wide and self._asks > 0
 
     def ask(self, snapshot: Any, ids: NDArray[np.int64]) -> Pages:
         """Have the disk read what these ids need, if it is cold; return where that comes to lie.
@@ -43,10 +42,10 @@ class DiskReads:
         SegmentGone
             A segment has been evicted since the snapshot.
         """
-        if self._pages is None or not self._asks:
+        if not self.cold:
             return NO_PAGES
         before = blocks_read()
-        pages: Pages = self._pages(snapshot, ids)
+        pages = self._reader.pages(snapshot, ids)
         pages.ask()
         self._count(before)
         return pages

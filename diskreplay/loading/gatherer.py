@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.disk import DiskReads
 from diskreplay.loading.ring import Arrays, Ring, Slot, ordinary_memory
 from diskreplay.loading.torch_values import torch_values
-from diskreplay.views.base import EvaluatingReader, Reader, View, nested, offsets
+from diskreplay.views.base import Reader, View, nested, offsets
 from diskreplay.views.halves import helping_thread
 from diskreplay.views.pages import Pages
 
@@ -64,8 +64,8 @@ class Gatherer:
     ) -> None:
         device = destination.device
         self.reader: Reader = view.reader(schema, fields)
-        if view.value_fn is not None:
-            cast(EvaluatingReader, self.reader).evaluate = torch_values(view.value_fn, device)
+        if self.reader.evaluate is not None:
+            self.reader.evaluate = torch_values(self.reader.evaluate, device)
         if device.type != "cpu":
             # Here and not above: it brings kernels that other views do not need, and that would be compiled.
             from diskreplay.views.stacks_later import StacksLater
@@ -73,24 +73,19 @@ class Gatherer:
             self.reader = StacksLater.of(view, schema, self.reader) or self.reader
         self._device, self._ring, self._courier = device, destination.ring, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]
-        # A reader may show fields as views of what it gathers, and gather leaves that depend on the batch.
-        self._present = getattr(self.reader, "present", None)
-        self._leaves_for = getattr(self.reader, "leaves_for", None)
-        self._paths = list(getattr(self.reader, "paths", leaves))
+        self._paths = self.reader.paths
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
         # Nearly always: a batch's arrays become tensors when they are asked for.
-        self._shows_arrays = device.type == "cpu" and self._present is None and self._names is not None
+        self._shows_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
         self.disk = DiskReads(self.reader, schema)
-        self._helper = helping_thread() if helped and hasattr(self.reader, "helper") else None
-        if self._helper is not None:
-            self.reader.helper = self._helper  # type: ignore[attr-defined]
+        self.reader.helper = self._helper = helping_thread() if helped else None
         self.seconds_gathering = self.seconds_copying = 0.0
 
     @property
     def depends_on_ids(self) -> bool:
         """Whether the size of a batch depends on its ids."""
-        return self._leaves_for is not None
+        return self.reader.depends_on_ids
 
     @property
     def on_cuda(self) -> bool:
@@ -117,11 +112,12 @@ class Gatherer:
         """
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
-        leaves = self.reader.leaves if self._leaves_for is None else self._leaves_for(snapshot, ids)
+        reader = self.reader
+        leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, arrays = self._ring.take(leaves, len(ids))
         if entropy is not None:
-            self.reader.seed(entropy)  # type: ignore[attr-defined]
-        self.reader.fill(snapshot, ids, slot.block)
+            reader.seed(entropy)
+        reader.fill(snapshot, ids, slot.block)
         sent = None if self._courier is None else self._courier.send(slot)
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:
@@ -152,11 +148,10 @@ class Gatherer:
             values = self._courier.receive(slot, sent, None if weights is None else self._weight)
         elif self._device.type != "cpu":
             values = [self._copied(torch.from_numpy(array)) for array in arrays]
-        elif self._present is not None:
+        elif not self.reader.shows_leaves:
             # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
-        if self._present is not None:
-            values = self._present(values)
+        values = self.reader.present(values)
         return Batch(dict(zip(self._names, values)) if self._names else nested(self._paths, values))  # noqa: B905
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:

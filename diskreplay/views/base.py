@@ -1,6 +1,7 @@
 """What every view has: where its samples start, and a reader that gathers them. Also what views need of a snapshot."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from diskreplay.kernels.runs import Starts as Starts
 if TYPE_CHECKING:
     from diskreplay.sampling.admission import Admission
     from diskreplay.sampling.base import Distribution
+    from diskreplay.views.pages import Pages
 
 Ints = NDArray[np.int64]
 Path = tuple[str, ...]
@@ -61,42 +63,62 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
     return found, end
 
 
-class Reader(Protocol):
+class Reader:
     """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
 
-    A reader may have more, which callers ask for by name: ``present(tensors)`` returns the fields of a batch, named by
-    ``paths``, as views of the leaves' tensors; ``leaves_for(snapshot, ids)`` returns the leaves of one batch, where
-    they depend on its ids, and `fill` is then given a block of these. ``helper``, None at first, is a thread that does
-    half of each large block.
+    Attributes
+    ----------
+    leaves : sequence of Leaf
+        What is gathered; where that depends on the ids of a batch, for one of one-step items.
+    paths : sequence of tuple of str
+        The fields of a batch, in order.
+    shows_leaves : bool
+        Whether the fields are the leaves as they are; if not, `present` makes them.
+    depends_on_ids : bool
+        Whether `leaves_for` must be asked for the leaves of each batch.
+    helper : Executor or None
+        A thread that does half of what is large.
+    evaluate : callable or None
+        What the view calls with observations, nested arrays (n, ...), to get their values, (n,) or (n, 1).
     """
 
     leaves: Sequence[Leaf]
+    paths: Sequence[Path]
+    shows_leaves = True
+    depends_on_ids = False
+    helper: Executor | None = None
+    evaluate: Callable[[Any], Any] | None = None
+
+    def leaves_for(self, snapshot: Any, ids: Ints) -> Sequence[Leaf]:
+        """Return the leaves of the batch of these ids."""
+        return self.leaves
+
+    def seed(self, entropy: int) -> None:
+        """Say what the next `fill`, and no later one, draws from, where the view draws something itself."""
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
-        """Gather the items of these ids into the block; all weights are 1."""
+        """Gather the items of these ids into a block of `leaves_for`; all weights are 1."""
+        raise NotImplementedError
+
+    def present(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
+        return tensors
+
+    def pages(self, snapshot: Any, ids: Ints) -> "Pages":
+        """Return where the wide rows of these ids lie; what is not mapped yet is mapped."""
+        raise NotImplementedError
 
     def check(self, snapshot: Any, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
+        raise NotImplementedError
 
 
-class CountingReader(Reader, Protocol):
+class CountingReader(Reader):
     """The reader of a view without `item_steps`."""
 
     def count_steps(self, snapshot: Any, ids: Ints) -> int:
         """Return how many steps of the environment the items of these ids count for."""
-
-
-class SeededReader(Reader, Protocol):
-    """The reader of a view that is `random`."""
-
-    def seed(self, entropy: int) -> None:
-        """Make what the next `fill` draws a function of this number."""
-
-
-class EvaluatingReader(Reader, Protocol):
-    """The reader of a view with a `value_fn`; `evaluate` takes and returns arrays."""
-
-    evaluate: Callable[[Any], Any] | None
+        raise NotImplementedError
 
 
 @runtime_checkable
@@ -122,13 +144,8 @@ class View(Protocol):
 
     @property
     def random(self) -> bool:
-        """Whether batches depend on more than their ids, on random numbers: then its reader is a `SeededReader`."""
+        """Whether batches depend on more than their ids, on random numbers: then its reader is given a seed."""
         return False
-
-    @property
-    def value_fn(self) -> Callable[[Any], Any] | None:
-        """A function of observations, as tensors, that a batch needs: then its reader is an `EvaluatingReader`."""
-        return None
 
     def own_distribution(self, admission: "Admission") -> "Distribution | None":
         """Return a new distribution of the view's own, which alone fits its ids; None: any distribution does.

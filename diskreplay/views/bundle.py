@@ -118,7 +118,7 @@ class GatherPlan:
                 self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
-    def copy(self, snapshot: Any, windows: Windows, block: Block) -> None:
+    def copy(self, snapshot: Any, windows: Windows, block: Block, helper: Executor | None = None) -> None:
         """Copy rows of windows that are given into the arrays of a block, which may have more items.
 
         Raises
@@ -127,7 +127,7 @@ class GatherPlan:
             A chunk is missing.
         """
         self._use(windows)
-        self.gather(snapshot, _NO_IDS, block)
+        self.gather(snapshot, _NO_IDS, block, helper)
 
     def rows(self, snapshot: Any, windows: Windows) -> list[NDArray[Any]]:
         """Return the rows of each copy of windows that are given, (items, length, *shape), until the next call."""

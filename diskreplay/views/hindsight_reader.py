@@ -1,7 +1,6 @@
 """How transitions are relabelled: gather them as they are, then replace goals and rewards in the batch."""
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import scan as rows
 from diskreplay.kernels.table import chosen
-from diskreplay.views.base import Block, Ints, Leaf
+from diskreplay.views.base import Block, Ints, Reader
 from diskreplay.views.bundle import GatherPlan
 from diskreplay.views.hindsight import Hindsight
 from diskreplay.views.pages import Pages
@@ -25,7 +24,7 @@ TO_THE_END = -1  # as many steps as the episode has
 ALL_BEFORE = 1 << 40  # more rows than a lane can have
 
 
-class HindsightReader:
+class HindsightReader(Reader):
     """Gathers `Transitions` with `Hindsight`. Not thread-safe: it owns scratch memory.
 
     `fill` relabels only when `seed` came before it: the same seed, snapshot and ids give the same batch.
@@ -38,7 +37,7 @@ class HindsightReader:
         self._view = view
         self._hindsight = hindsight
         self._plain = TransitionsReader(view, schema, fields)
-        self.leaves: Sequence[Leaf] = self._plain.leaves
+        self.leaves, self.paths = self._plain.leaves, self._plain.paths
         self._goal = schema.leaves[ACHIEVED]
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
         shown = (("obs", "desired_goal"), ("next_obs", "desired_goal"))
@@ -55,17 +54,8 @@ class HindsightReader:
         )
         self._entropy: int | None = None
 
-    @property
-    def helper(self) -> Executor | None:
-        """A thread that does half of large batches; see `TransitionsReader`."""
-        return self._plain.helper
-
-    @helper.setter
-    def helper(self, helper: Executor | None) -> None:
-        self._plain.helper = helper
-
-    def seed(self, entropy: int | None) -> None:
-        """Say what the next `fill`, and no later one, draws goals from; None: it relabels nothing."""
+    def seed(self, entropy: int) -> None:
+        """Say what the next `fill`, and no later one, draws goals from."""
         self._entropy = entropy
 
     def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
@@ -79,6 +69,7 @@ class HindsightReader:
             The reward function returns something else than finite numbers.
         """
         entropy, self._entropy = self._entropy, None
+        self._plain.helper = self.helper
         self._plain.fill(snapshot, ids, block)
         if entropy is None:
             return

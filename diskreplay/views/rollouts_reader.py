@@ -3,7 +3,7 @@
 A batch is a grid of ids, (num_steps, columns), one row after the other; all else is derived from the rows they name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from diskreplay.kernels.gae import STOPS, TERMINATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
-from diskreplay.views.base import Block, Ints, Leaf, Path, nested, select
+from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select
 from diskreplay.views.bundle import GatherPlan
 from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
 from diskreplay.views.pages import Pages, wide_pages
@@ -51,12 +51,13 @@ class _Source(NamedTuple):
         return Copy(self.source, rows.ROW, rows.AFTER, 1 - self.stack, self.stack, target)
 
 
-class RolloutsReader:
+class RolloutsReader(Reader):
     """Gathers `Rollouts`. Not thread-safe: it keeps what it has learnt of the store's lanes.
 
-    `leaves` are those of one step, without weights; `paths` and `present` say how a batch shows them. `evaluate`
-    computes the values to bootstrap from, (n,) or (n, 1), of nested arrays of observations, (n, ...).
+    `leaves` are those of one step, without weights.
     """
+
+    shows_leaves = False
 
     def __init__(self, view: "Rollouts", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
@@ -67,7 +68,7 @@ class RolloutsReader:
         self._obs = [source for source in sources if source.path[0] == "obs"]
         shown = select(_leaves(sources), fields, always=("index",), on_request=[times.LEAF])
         sources.append(_Source(times.PATH, times.SOURCE, times.LEAF.dtype, ()))
-        self.paths: Sequence[Path] = [leaf.path for leaf in shown]
+        self.paths = [leaf.path for leaf in shown]
         self.leaves: Sequence[Leaf] = tuple(shown)
         self._place = {leaf.path: number for number, leaf in enumerate(self.leaves)}
         self._copies = [source.copy(self._place[source.path]) for source in sources if source.path in self._place]
@@ -80,7 +81,7 @@ class RolloutsReader:
         ]
         self._numbers, self._values = _scalars(numbers), _scalars([self._value])
         self._chains = Chains(max(source.stack for source in sources))
-        self.evaluate: Callable[[Any], Any] | None = view.value_fn
+        self.evaluate = view.value_fn
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the fields of a batch, in the order of `paths`: (num_steps, columns, ...) of (items, ...)."""
@@ -119,7 +120,7 @@ class RolloutsReader:
             values = known[0]
             bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)
             made |= self._estimate(grid.shape, rewards, values, bootstraps, ends.astype(np.uint8))
-        self._plan.copy(snapshot, steps, block)
+        self._plan.copy(snapshot, steps, block, self.helper)
         if times.PATH in self._place:
             times.to_seconds(snapshot, ids, block.arrays[self._place[times.PATH]])
         with np.errstate(over="ignore"):

@@ -11,7 +11,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views import times
-from diskreplay.views.base import Block, Ints, Leaf, Path
+from diskreplay.views.base import Block, CountingReader, Ints, Leaf, Reader
 from diskreplay.views.bundle import GatherPlan
 from diskreplay.views.pages import NO_PAGES, Pages, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
@@ -26,19 +26,17 @@ _spans = chosen("spans")
 TO_THE_END = -1  # as many steps as the episode has
 
 
-class SequencesReader:
-    """Gathers `Sequences`. Not thread-safe: it owns scratch memory.
+class SequencesReader(Reader):
+    """Gathers `Sequences`. Not thread-safe: it owns scratch memory."""
 
-    `leaves` are what is gathered, `paths` and `present` say how a batch shows them.
-    """
+    shows_leaves = False
 
     def __init__(self, view: "Sequences", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
         self._layout = StepLayout(schema, fields, view.frame_stack, view.start_only)
         self._windows = _WindowsOfSteps(self._layout, view, view.length)
-        self.helper: Executor | None = None
         self.leaves: Sequence[Leaf] = self._layout.leaves(view.length)
-        self.paths: Sequence[Path] = self._layout.paths
+        self.paths = self._layout.paths
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
@@ -88,20 +86,19 @@ class SequencesReader:
         return moved
 
 
-class EpisodesReader:
-    """Gathers `Episodes`. Not thread-safe: it owns scratch memory.
+class EpisodesReader(CountingReader):
+    """Gathers `Episodes`. Not thread-safe: it owns scratch memory."""
 
-    The leaves depend on the batch: `leaves_for` says them, `leaves` are those of a batch of one-step episodes.
-    """
+    shows_leaves = False
+    depends_on_ids = True
 
     def __init__(self, view: "Episodes", schema: Any, fields: Sequence[str] | None) -> None:
         self._view = view
         self._layout = StepLayout(schema, fields)
         self._steps = TO_THE_END if view.max_length is None else view.max_length
         self._windows = _WindowsOfSteps(self._layout, view, self._steps)
-        self.helper: Executor | None = None
         self.leaves: Sequence[Leaf] = self._layout.leaves(1)
-        self.paths: Sequence[Path] = self._layout.paths
+        self.paths = self._layout.paths
 
     def count_steps(self, snapshot: Any, ids: Ints) -> int:
         """Return how many steps the batch of these ids has."""

@@ -6,13 +6,12 @@ out of it.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from diskreplay.kernels import scan as rows
-from diskreplay.views.base import Block, Ints, Leaf, Path
+from diskreplay.views.base import Block, Ints, Leaf, Path, Reader
 from diskreplay.views.pages import Pages
 from diskreplay.views.transitions import Transitions
 from diskreplay.views.transitions_reader import TransitionsReader
@@ -30,15 +29,14 @@ class _Stacks(NamedTuple):
     depth: int
 
 
-class StacksLater:
-    """Gathers what `reader` does, with frames that are there once. Not thread-safe: it owns scratch memory.
+class StacksLater(Reader):
+    """Gathers what `reader` does, with frames that are there once. Not thread-safe: it owns scratch memory."""
 
-    `leaves` are what is gathered, `paths` and `present` say what a batch shows: just what it does with `reader`.
-    """
+    shows_leaves = False
 
     def __init__(self, view: Transitions, schema: Any, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
         self._view, self._reader, self._stacks = view, reader, stacks
-        self.paths: Sequence[Path] = [leaf.path for leaf in reader.leaves]
+        self.paths = reader.paths
         later = {path for stacks in self._stacks for path in (stacks.obs, stacks.next_obs)}
         self._rest = TransitionsReader(view, schema, ["/".join(path) for path in self.paths if path not in later])
         shown = {leaf.path: leaf for leaf in reader.leaves}
@@ -52,12 +50,13 @@ class StacksLater:
         targets = enumerate(stacks, self._at + 1 + len(stacks))
         runs = [(s.source, rows.ROW, rows.FRAMES_STOP, 1 - s.depth, self._steps + s.depth, at) for at, s in targets]
         self._rest.plan([Copy(*run) for run in runs])
-        self.helper: Executor | None = None
 
     @classmethod
-    def of(cls, view: Any, schema: Any, reader: Any) -> "StacksLater | None":
+    def of(cls, view: Any, schema: Any, reader: Reader) -> "StacksLater | None":
         """Return one for a view's reader, None where no stacks share frames."""
-        stacks = _shared(view, reader) if type(reader) is TransitionsReader else []
+        if not isinstance(reader, TransitionsReader):
+            return None
+        stacks = _shared(view, reader)
         return cls(view, schema, reader, stacks) if stacks else None
 
     @property
@@ -117,7 +116,7 @@ def _shared(view: Transitions, reader: TransitionsReader) -> list[_Stacks]:
         return []
     deep = [copy for copy in reader.copies if copy.leaf.split("/")[0] == "obs" and copy.length > n]
     following = {copy.leaf: copy for copy in deep if copy.begin == rows.AFTER}
-    paths = [leaf.path for leaf in reader.leaves]
+    paths = reader.paths
     return [
         _Stacks(copy.leaf, paths[copy.target], paths[following[copy.leaf].target], copy.length)
         for copy in deep

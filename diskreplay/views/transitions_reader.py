@@ -1,7 +1,6 @@
 """How n-step transitions are gathered: find the windows, copy the leaves, sum the rewards."""
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from diskreplay.kernels import scan as rows
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
-from diskreplay.views.base import Block, Ints, Leaf, Path, select
+from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, select
 from diskreplay.views.bundle import GatherPlan
 from diskreplay.views.pages import NO_PAGES, Pages, wide_pages
 from diskreplay.views.windows import Bounds, Copy, Windows, refuse, refuse_evicted
@@ -21,11 +20,10 @@ FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
 SCALARS = {"reward": FLOAT32, "discount": FLOAT32, "terminated": BOOL, "truncated": BOOL}
 
 
-class TransitionsReader:
+class TransitionsReader(Reader):
     """Gathers `Transitions`. Not thread-safe: it owns scratch memory.
 
-    `weights` are the fields that are summed: path, dtype and weight of each. `helper` is a thread that does half of
-    large batches, None at first.
+    `weights` are the fields that are summed: path, dtype and weight of each.
     """
 
     def __init__(self, view: "Transitions", schema: Any, fields: Sequence[str] | None) -> None:
@@ -33,12 +31,12 @@ class TransitionsReader:
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
         self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=[times.LEAF]))
-        place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
+        self.paths = [leaf.path for leaf in self.leaves]
+        place = {path: i for i, path in enumerate(self.paths)}
         self.copies = [copy._replace(target=place[path]) for path, copy in sources.items() if path in place]
         self._time = place.get(times.PATH, -1)
         self._computed = {path[0]: i for path, i in place.items()}
         self._summands = self.weights if place.keys() & {(name,) for name in SCALARS} else []
-        self.helper: Executor | None = None
         self.plan()
 
     def plan(self, more: Sequence[Copy] = ()) -> None:

@@ -68,7 +68,7 @@ def gathered(view: Any, snapshot: Snapshot, ids: Any, fields: Any = None, helper
     reader = view.reader(snapshot.schema, fields)
     reader.helper = helper
     wanted = np.array(ids, np.int64)
-    leaves = reader.leaves_for(snapshot, wanted) if hasattr(reader, "leaves_for") else reader.leaves
+    leaves = reader.leaves_for(snapshot, wanted)
     block = Block(leaves, len(ids), np.full(offsets(leaves, len(ids))[1], 0xAB, np.uint8))
     reader.fill(snapshot, wanted, block)
     arrays = reader.present([torch.from_numpy(array) for array in block.arrays])

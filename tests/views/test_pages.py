@@ -53,7 +53,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, id
         patch.setattr(bundle, "chosen", lambda name: plain if name == "transitions" else chosen(name))
         patch.setattr(module, "row_address", recorded)
         reader = view.reader(SCHEMA)
-        leaves = reader.leaves_for(snapshot, ids) if hasattr(reader, "leaves_for") else reader.leaves
+        leaves = reader.leaves_for(snapshot, ids)
         reader.fill(snapshot, ids, Block(leaves, len(ids), np.empty(offsets(leaves, len(ids))[1], np.uint8)))
     return found - {0}
 

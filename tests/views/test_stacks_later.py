@@ -22,9 +22,7 @@ def shown(reader: Any, snapshot: Snapshot, ids: np.ndarray) -> dict[Any, np.ndar
     block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
     reader.fill(snapshot, ids, block)
     tensors: list[Any] = [torch.from_numpy(array) for array in block.arrays]
-    if hasattr(reader, "present"):
-        return dict(zip(reader.paths, reader.present(tensors), strict=True))
-    return dict(zip([leaf.path for leaf in reader.leaves], tensors, strict=True))
+    return dict(zip(reader.paths, reader.present(tensors), strict=True))
 
 
 @given(snapshots(), st.integers(1, 4), st.sampled_from(STACKS), st.sampled_from(FIELDS), st.integers(0, 2**32 - 1))
