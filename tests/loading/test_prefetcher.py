@@ -217,10 +217,11 @@ def test_a_second_thread_copies_where_there_is_a_processor_for_it(
 
 
 def test_small_batches_are_made_when_they_are_asked_for(store: Any) -> None:
+    others = threads()  # of tests before, which may be about to end
     with dr.Sampler(store, dr.Transitions(), batch_size=4, prefetch=3) as sampler:
         for _ in range(5):
             sampler.sample()
-        assert threads() == set()
+        assert threads() <= others
         assert not sampler._planner.queue
 
 
