@@ -25,6 +25,7 @@ from diskreplay.ids import (
     TRUNCATED,
 )
 from diskreplay.kernels import jit
+from diskreplay.kernels.find_windows import WORD
 from diskreplay.kernels.following import (
     BEHIND_LAST,
     CHANGED,
@@ -53,7 +54,6 @@ from diskreplay.kernels.following import (
     Ints,
     follow_plain as follow_plain,
 )
-from diskreplay.kernels.scan import WORD
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import load_byte, load_int, load_shared

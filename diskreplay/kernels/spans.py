@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import FIRST
 from diskreplay.kernels import jit
-from diskreplay.kernels.scan import row_address
+from diskreplay.kernels.find_windows import row_address
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import load_byte

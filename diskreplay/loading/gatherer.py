@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
-from diskreplay.loading.disk import DiskReads
+from diskreplay.loading.readahead import Readahead
 from diskreplay.loading.ring import Arrays, Ring, Slot, ordinary_memory
 from diskreplay.loading.torch_values import torch_values
 from diskreplay.views.base import Reader, View, nested, offsets
-from diskreplay.views.halves import helping_thread
-from diskreplay.views.pages import Pages
+from diskreplay.views.page_ranges import Pages
+from diskreplay.views.parallel_copy import helping_thread
 
 
 class Gathered(NamedTuple):
@@ -68,9 +68,9 @@ class Gatherer:
             self.reader.evaluate = torch_values(self.reader.evaluate, device)
         if device.type != "cpu":
             # Here and not above: it brings kernels that other views do not need, and that would be compiled.
-            from diskreplay.views.stacks_later import StacksLater
+            from diskreplay.views.device_frame_stack import DeviceFrameStack
 
-            self.reader = StacksLater.of(view, schema, self.reader) or self.reader
+            self.reader = DeviceFrameStack.of(view, schema, self.reader) or self.reader
         self._device, self._ring, self._courier = device, destination.ring, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]
         self._paths = self.reader.paths
@@ -78,7 +78,7 @@ class Gatherer:
         # Nearly always: a batch's arrays become tensors when they are asked for.
         self._shows_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
-        self.disk = DiskReads(self.reader, schema)
+        self.disk = Readahead(self.reader, schema)
         self.reader.helper = self._helper = helping_thread() if helped else None
         self.seconds_gathering = self.seconds_copying = 0.0
 

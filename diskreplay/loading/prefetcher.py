@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
-from diskreplay.views.pages import Pages
+from diskreplay.views.page_ranges import Pages
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.
 LEAST_FOR_A_THREAD = 256 << 10

@@ -14,7 +14,7 @@ from diskreplay.kernels.runs import Starts as Starts
 if TYPE_CHECKING:
     from diskreplay.sampling.admission import Admission
     from diskreplay.sampling.base import Distribution
-    from diskreplay.views.pages import Pages
+    from diskreplay.views.page_ranges import Pages
 
 Ints = NDArray[np.int64]
 Path = tuple[str, ...]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import scan as rows
+from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Block, Ints, Reader
-from diskreplay.views.bundle import GatherPlan
+from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.hindsight import Hindsight
-from diskreplay.views.pages import Pages
+from diskreplay.views.page_ranges import Pages
 from diskreplay.views.transitions_reader import TransitionsReader
 from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
 

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, ReplayError
-from diskreplay.kernels import scan as rows
+from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.gae import STOPS, TERMINATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select
-from diskreplay.views.bundle import GatherPlan
-from diskreplay.views.chains import NONE, Bools, Chains, Following, place, take
-from diskreplay.views.pages import Pages, wide_pages
+from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.page_ranges import Pages, wide_pages
+from diskreplay.views.successors import NONE, Bools, Following, Successors, place, take
 from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class RolloutsReader(Reader):
             *([self._next_value] if self._next_value else []),
         ]
         self._numbers, self._values = _scalars(numbers), _scalars([self._value])
-        self._chains = Chains(max(source.stack for source in sources))
+        self._successors = Successors(max(source.stack for source in sources))
         self.evaluate = view.value_fn
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
@@ -100,7 +100,7 @@ class RolloutsReader(Reader):
             A step that was truncated, or the last of a column, has nothing to bootstrap from.
         """
         steps = self._find(snapshot, ids)
-        following = self._chains.follow(snapshot, ids, steps)
+        following = self._successors.follow(snapshot, ids, steps)
         grid = ids.reshape(self._view.num_steps, -1)
         chained = np.zeros(grid.shape, np.bool_)
         chained[:-1] = following.successor.reshape(grid.shape)[:-1] == grid[1:]
@@ -143,7 +143,7 @@ class RolloutsReader(Reader):
             raise InvalidIndex(
                 f"{len(ids)} ids are no grid of {steps} steps a column, one row of steps after the other"
             )
-        return self._chains.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
+        return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _weighed(self, numbers: Sequence[NDArray[Any]]) -> Floats:
         total: Floats = np.zeros(len(numbers[0]))

@@ -12,8 +12,8 @@ from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views import times
 from diskreplay.views.base import Block, CountingReader, Ints, Leaf, Reader
-from diskreplay.views.bundle import GatherPlan
-from diskreplay.views.pages import NO_PAGES, Pages, wide_pages
+from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
 from diskreplay.views.windows import ATTEMPTS, Bounds, Windows, refuse, refuse_evicted
 

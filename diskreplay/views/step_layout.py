@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diskreplay.kernels import scan as rows
+from diskreplay.kernels import find_windows as rows
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import Leaf, Path, select

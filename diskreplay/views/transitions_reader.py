@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diskreplay.kernels import scan as rows
+from diskreplay.kernels import find_windows as rows
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, select
-from diskreplay.views.bundle import GatherPlan
-from diskreplay.views.pages import NO_PAGES, Pages, wide_pages
+from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
 from diskreplay.views.windows import Bounds, Copy, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import numpy as np
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import scan as rows
+from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
 
@@ -15,7 +15,7 @@ ATTEMPTS = 8
 
 
 class Bounds(NamedTuple):
-    """Which windows are found; as of `kernels.scan`. `n` is -1 for windows to the end of the episode."""
+    """Which windows are found; as of `kernels.find_windows`. `n` is -1 for windows to the end of the episode."""
 
     n: int
     stack: int = 1
@@ -37,7 +37,7 @@ class Copy(NamedTuple):
 
 
 class Windows:
-    """The windows of `size` ids: int64 arrays, one number an id; see kernels.scan for each."""
+    """The windows of `size` ids: int64 arrays, one number an id; see kernels.find_windows for each."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -55,16 +55,16 @@ class Windows:
     def find(self, snapshot: Any, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""
         done = snapshot.leaf("done")
-        bad = self._scan(snapshot, done, ids, n, stack, whole)
+        bad = self._find_windows(snapshot, done, ids, n, stack, whole)
         for _ in range(ATTEMPTS):
             if bad < 0 or not _map_flags(snapshot, done, ids, n, stack):
                 break
-            bad = self._scan(snapshot, done, ids, n, stack, whole)
+            bad = self._find_windows(snapshot, done, ids, n, stack, whole)
         return bad
 
-    def _scan(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
+    def _find_windows(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
         _held, chunks, first_chunk, bases = done.addresses()
-        place: int = chosen("scan")(
+        place: int = chosen("find_windows")(
             ids, n, stack, whole, snapshot.origin, snapshot.oldest, snapshot.lanes, snapshot.lane_base,
             snapshot.committed, snapshot.observed, snapshot.sealed,
             first_chunk, chunks, done.shift, bases, self.table, self.ends,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay
-from diskreplay.kernels import jit, scan as rows, transitions as plans
+from diskreplay.kernels import find_windows as rows, gather as plans, jit
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, FIRST, STRIDE
 from diskreplay.kernels.table import KERNELS, chosen
 from tests.views.fakes import Snapshot
@@ -35,9 +35,9 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "bind_snapshot", "bind_table", "draw", "follow", "gae", "hide_oldest", "locate", "nstep",
-        "offer", "pick", "powers", "scan", "spans", "starts", "stream", "sumtree_find", "sumtree_set", "transitions",
-        "update", "weights",
+        "advise", "bind_snapshot", "bind_table", "draw", "find_windows", "follow", "gae", "gather",
+        "hide_oldest", "locate", "nstep", "offer", "pick", "powers", "spans", "starts", "stream", "sumtree_find",
+        "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -55,7 +55,7 @@ def table_arrays(snapshot: Snapshot, leaf: str, mapped: float, rng: np.random.Ge
 @given(
     snapshots(), st.integers(1, 9) | st.just(-1), st.integers(1, 5), st.booleans(), st.sampled_from((1.0, 0.8)), seeds
 )
-def test_scan(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float, seed: int) -> None:
+def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     arrays = table_arrays(snapshot, "done", mapped, rng)
     candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model)]
@@ -67,13 +67,13 @@ def test_scan(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float
     # One by one, so that the ids behind the first bad one are compared too.
     for step_id in ids:
         out = np.zeros((rows.WINDOW_ROWS, 1), np.int64), np.zeros(1, np.uint8)
-        fast, plain = both("scan", (np.array([step_id]), *inputs), out)
+        fast, plain = both("find_windows", (np.array([step_id]), *inputs), out)
         assert fast[0] == plain[0]
         if fast[0] < 0:
             np.testing.assert_array_equal(fast[1], plain[1])
             np.testing.assert_array_equal(fast[2], plain[2])
     out = np.zeros((rows.WINDOW_ROWS, len(ids)), np.int64), np.zeros(len(ids), np.uint8)
-    fast, plain = both("scan", (ids, *inputs), out)
+    fast, plain = both("find_windows", (ids, *inputs), out)
     assert fast[0] == plain[0]
 
 
@@ -96,7 +96,7 @@ def gather_both(
     for row, values in places.items():
         memory[row] = values
     no_rows, none = np.zeros(0, np.int64), np.zeros(len(lanes), np.int64)
-    for number, kernel in enumerate(KERNELS["transitions"]):
+    for number, kernel in enumerate(KERNELS["gather"]):
         record = np.zeros(plans.HEAD + len(lines) * plans.COLUMNS, np.int64)
         KERNELS["bind_snapshot"][number](record, 0, lanes, none, np.zeros(len(lanes), bool), no_rows, no_rows, no_rows)
         sources = np.empty((len(lines), items), np.int64)
@@ -154,7 +154,7 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
         ]
         values = [np.clip(array, -1e30, 1e30) if array.dtype == "f8" else array for array in values]
     found = []
-    for number, kernel in enumerate(KERNELS["transitions"]):
+    for number, kernel in enumerate(KERNELS["gather"]):
         record = np.zeros(plans.HEAD + len(dtypes) * plans.COLUMNS, np.int64)
         none = np.zeros(1, np.int64)
         KERNELS["bind_snapshot"][number](record, 0, lanes, none, np.zeros(1, bool), none, none, none)
@@ -281,7 +281,7 @@ def run_python(code: str, **environment: str) -> str:
 
 def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     code = (
-        "import sys; from diskreplay.kernels.table import chosen; chosen('transitions'); chosen('pick'); "
+        "import sys; from diskreplay.kernels.table import chosen; chosen('gather'); chosen('pick'); "
         "print([name for name in ('prioritized', 'sumtree', 'recency', 'gae', 'spans') "
         "if f'diskreplay.kernels.{name}' in sys.modules])"
     )
@@ -291,17 +291,17 @@ def test_only_kernels_that_are_asked_for_are_loaded() -> None:
 def test_the_environment_chooses_the_plain_kernels() -> None:
     code = (
         "import sys; from diskreplay.kernels import table; "
-        "print('numba' in sys.modules, table.chosen('transitions').__name__, table.chosen('scan').__name__)"
+        "print('numba' in sys.modules, table.chosen('gather').__name__, table.chosen('find_windows').__name__)"
     )
-    assert run_python(code, DISKREPLAY_KERNELS="plain") == "False transitions_plain scan_plain"
+    assert run_python(code, DISKREPLAY_KERNELS="plain") == "False gather_plain find_windows_plain"
 
 
 def test_without_numba_the_plain_kernels_are_used_with_a_warning() -> None:
     code = (
         "import sys, warnings; sys.modules['numba'] = None; warnings.simplefilter('ignore')\n"
-        "from diskreplay.kernels import table; print(table.chosen('transitions').__name__)"
+        "from diskreplay.kernels import table; print(table.chosen('gather').__name__)"
     )
-    assert run_python(code) == "transitions_plain"
+    assert run_python(code) == "gather_plain"
 
 
 def test_making_a_view_loads_no_compiled_code() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.kernels.runs import ALL_VISIBLE
-from diskreplay.views import bundle
+from diskreplay.views import gather_plan
 from diskreplay.views.episodes import Episodes
-from diskreplay.views.halves import in_halves
+from diskreplay.views.parallel_copy import in_halves
 from diskreplay.views.sequences import Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode, runs_of
@@ -150,8 +150,8 @@ def test_two_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -
     alone = gathered(view, snapshot, ids)
     halves = []
     with ThreadPoolExecutor(1) as helper, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle, "SHARED", 0)
-        patch.setattr(bundle, "in_halves", lambda *given: halves.append(given[0]) or in_halves(*given))
+        patch.setattr(gather_plan, "SHARED", 0)
+        patch.setattr(gather_plan, "in_halves", lambda *given: halves.append(given[0]) or in_halves(*given))
         for name, array in gathered(view, snapshot, ids, helper=helper).items():
             np.testing.assert_array_equal(array, alone[name])
     assert helper in halves or not ids

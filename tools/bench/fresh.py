@@ -100,7 +100,7 @@ def starting(path: str) -> dict[str, float]:
     from diskreplay.kernels import table
 
     load, view, sampler_of = dr.open, dr.Transitions(n_step=3), dr.Sampler
-    for name in ("transitions", "pick"):
+    for name in ("gather", "pick"):
         table.chosen(name)
     times = [perf_counter()]
     segments = [entry.path for entry in os.scandir(f"{path}/segments") if entry.is_dir()]

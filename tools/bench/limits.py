@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.scan import row_address
-from diskreplay.views.halves import SHARED, helping_thread, in_halves
+from diskreplay.kernels.find_windows import row_address
+from diskreplay.views.parallel_copy import SHARED, helping_thread, in_halves
 from diskreplay.views.windows import Windows
 
 if jit.COMPILED:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.kernels import transitions as module
+from diskreplay.kernels import gather as module
 from diskreplay.kernels.table import chosen
-from diskreplay.views import bundle
+from diskreplay.views import gather_plan
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.pages import NO_PAGES, _merged
+from diskreplay.views.page_ranges import NO_PAGES, _merged
 from tests.views.fakes import SCHEMA, Snapshot, runs_of
 from tests.views.strategies import snapshots
 
@@ -48,9 +48,9 @@ def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, id
         found.add(row_address(*args))
         return row_address(*args)
 
-    row_address, plain = module.row_address, module.transitions_plain
+    row_address, plain = module.row_address, module.gather_plain
     with monkeypatch.context() as patch:
-        patch.setattr(bundle, "chosen", lambda name: plain if name == "transitions" else chosen(name))
+        patch.setattr(gather_plan, "chosen", lambda name: plain if name == "gather" else chosen(name))
         patch.setattr(module, "row_address", recorded)
         reader = view.reader(SCHEMA)
         leaves = reader.leaves_for(snapshot, ids)

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from diskreplay.store.tables import WIDE_ROW
 from diskreplay.views.base import Reader
-from diskreplay.views.pages import NO_PAGES, Pages
+from diskreplay.views.page_ranges import NO_PAGES, Pages
 
 # After so many batches that needed nothing from disk, nothing is asked of it until one does: it would be a waste.
 WARM_BATCHES = 32
 
 
-class DiskReads:
+class Readahead:
     """Has the wide rows of batches read from disk, as long as some of them are not in memory.
 
     ``wide``: whether there are wide rows at all; if not, nothing here needs to be called.

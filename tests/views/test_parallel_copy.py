@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diskreplay.views.halves import in_halves
+from diskreplay.views.parallel_copy import in_halves
 
 
 @pytest.fixture(scope="module")

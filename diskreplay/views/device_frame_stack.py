@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diskreplay.kernels import scan as rows
+from diskreplay.kernels import find_windows as rows
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader
-from diskreplay.views.pages import Pages
+from diskreplay.views.page_ranges import Pages
 from diskreplay.views.transitions import Transitions
 from diskreplay.views.transitions_reader import TransitionsReader
 from diskreplay.views.windows import Copy
@@ -29,7 +29,7 @@ class _Stacks(NamedTuple):
     depth: int
 
 
-class StacksLater(Reader):
+class DeviceFrameStack(Reader):
     """Gathers what `reader` does, with frames that are there once. Not thread-safe: it owns scratch memory."""
 
     shows_leaves = False
@@ -52,7 +52,7 @@ class StacksLater(Reader):
         self._rest.plan([Copy(*run) for run in runs])
 
     @classmethod
-    def of(cls, view: Any, schema: Any, reader: Reader) -> "StacksLater | None":
+    def of(cls, view: Any, schema: Any, reader: Reader) -> "DeviceFrameStack | None":
         """Return one for a view's reader, None where no stacks share frames."""
         if not isinstance(reader, TransitionsReader):
             return None

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
-from diskreplay.kernels import scan as rows
+from diskreplay.kernels import find_windows as rows
 from diskreplay.store.lanes import LaneMap
 from diskreplay.views.base import Ints
-from diskreplay.views.bundle import GatherPlan
+from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.windows import Copy, Windows
 
 Bools = NDArray[np.bool_]
@@ -39,7 +39,7 @@ class Following(NamedTuple):
     obs: Windows
 
 
-class Chains:
+class Successors:
     """Finds steps and what follows them. Not thread-safe: it keeps what it has learnt of a store's lanes.
 
     `stack` is the depth of the deepest stack of frames.

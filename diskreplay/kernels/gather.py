@@ -6,9 +6,9 @@ formed once, and the row is on its way from memory before the first byte is copi
 What is done is said by a record of int64, since each argument of a kernel costs about 50 ns: numbers, and addresses of
 arrays, which whoever writes the record keeps alive. Behind its head it has a line a leaf. The first lines are leaves
 that are copied: `LENGTH` rows from row `BEGIN` + `OFFSET` of a window on, to the array of the batch that `TARGET`
-names. `BEGIN` and `STOP` name rows of the table of windows; see `scan`. A row below the window's floor is replaced by
-the one at the floor (the first frame of a stack repeats); a row at or above `STOP` comes out as zeros. The other lines
-are summands of the return.
+names. `BEGIN` and `STOP` name rows of the table of windows; see `find_windows`. A row below the window's floor is
+replaced by the one at the floor (the first frame of a stack repeats); a row at or above `STOP` comes out as zeros. The
+other lines are summands of the return.
 
 Every row is checked against the table of chunks before its address is formed.
 """
@@ -20,8 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
+from diskreplay.kernels.find_windows import (
+    FLOOR,
+    LANE,
+    ROW,
+    SLOT,
+    WINDOW_ROWS,
+    K,
+    find_windows,
+    find_windows_plain,
+    row_address,
+)
 from diskreplay.kernels.nstep import nstep_plain
-from diskreplay.kernels.scan import FLOOR, LANE, ROW, SLOT, WINDOW_ROWS, K, row_address, scan, scan_plain
 from diskreplay.kernels.stream import WIDE
 
 if jit.COMPILED:
@@ -45,7 +55,7 @@ if jit.COMPILED:
     )
     from diskreplay.kernels.stream import stream_apart
 
-    _scan = jit.apart(scan)
+    _find_windows = jit.apart(find_windows)
 
 Ints = NDArray[np.int64]
 
@@ -338,7 +348,7 @@ def _misplaced(windows: Ints, lanes: Ints, count: int) -> int:
 
 
 @jit.kernel("int", "ints", "ints", "out_ints", "int", "int")
-def transitions(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
+def gather(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
     """Gather ids[begin:until], and write to these places of the batch's arrays, which lie at `addresses`.
 
     Returns an item that has no window or a row that is not mapped, or -1. Threads may share the items of a batch.
@@ -351,7 +361,7 @@ def transitions(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int
     lanes = ints_at(record[LANES], record[ALL_SLOTS])
     if record[FINDS]:
         slots, every = record[FLAGS + SLOTS], record[ALL_LANES]
-        bad = _scan(
+        bad = _find_windows(
             mine, record[N], record[STACK], record[WHOLE], record[ORIGIN],
             ints_at(record[OLDEST], every), lanes, ints_at(record[LANE_BASE], lanes.size),
             ints_at(record[COMMITTED], every), ints_at(record[OBSERVED], every), bools_at(record[SEALED], lanes.size),
@@ -411,8 +421,8 @@ def _table(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
     return first_chunk, chunks, shift, _array(columns[BASES], columns[BASES_SIZE])
 
 
-def transitions_plain(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
-    """Do what `transitions` does with the plain kernels, leaf after leaf and row after row."""
+def gather_plain(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
+    """Do what `gather` does with the plain kernels, leaf after leaf and row after row."""
     head, items = record.tolist(), int(record[ITEMS])
     windows = _array(head[WINDOWS], WINDOW_ROWS * items).reshape(WINDOW_ROWS, items)
     ends = _array(head[WINDOWS] + windows.nbytes, items, np.uint8)
@@ -421,7 +431,7 @@ def transitions_plain(ids: Ints, addresses: Ints, record: Ints, begin: int, unti
     record[FAILED] = bad = -1
     if head[FINDS]:
         oldest, committed, observed = (_array(head[at], head[ALL_LANES]) for at in (OLDEST, COMMITTED, OBSERVED))
-        bad = scan_plain(
+        bad = find_windows_plain(
             ids[some], head[N], head[STACK], head[WHOLE], head[ORIGIN], oldest, lanes, lane_base, committed,
             observed, _array(head[SEALED], len(lanes), np.bool_), *_table(head[FLAGS:HEAD]), windows[:, some],
             ends[some],

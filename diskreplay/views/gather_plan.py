@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.kernels import scan as rows, transitions as kernel
+from diskreplay.kernels import find_windows as rows, gather as kernel
 from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.views.base import Block, Ints, Leaf, LeafTable, offsets
-from diskreplay.views.halves import SHARED, in_halves
+from diskreplay.views.parallel_copy import SHARED, in_halves
 from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, refuse
 
 LONGEST = 1 << 40
@@ -46,7 +46,7 @@ class GatherPlan:
     gamma : float
         The discount of the sum.
     computed : dict of str to int
-        The arrays of a block for what `kernels.transitions.COMPUTED` names; -1 or absent where it has none.
+        The arrays of a block for what `kernels.gather.COMPUTED` names; -1 or absent where it has none.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class GatherPlan:
         if not self._record[kernel.SOURCES]:
             self._record[kernel.SOURCES] = self._sources.ctypes.data
         self._record[kernel.WINDOWS], self._record[kernel.ITEMS] = windows.memory.ctypes.data, windows.size
-        self._kernel, self.windows = chosen("transitions"), windows
+        self._kernel, self.windows = chosen("gather"), windows
 
     def _follow(self, snapshot: Any) -> None:
         """Use a new snapshot: most often its segments, and so its tables, are those of the one before."""

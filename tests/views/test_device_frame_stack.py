@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.stacks_later import StacksLater
+from diskreplay.views.device_frame_stack import DeviceFrameStack
 from diskreplay.views.transitions import Transitions
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
@@ -31,7 +31,7 @@ def test_batches_are_those_of_the_plain_reader(
 ) -> None:
     view = Transitions(n_step=n_step, frame_stack=stack, gamma=0.9)
     plain = view.reader(snapshot.schema, fields)
-    later = StacksLater.of(view, snapshot.schema, plain)
+    later = DeviceFrameStack.of(view, snapshot.schema, plain)
     there = sorted(snapshot.sampleable(n_step))
     if later is None or not there:
         return
@@ -50,7 +50,7 @@ DEPTHS = dr.Schema(obs=dr.Field((3,), "uint16"), action=dr.Field((), "int64"))
 def test_frames_of_a_dtype_with_few_operations(snapshot: Snapshot) -> None:
     view = Transitions(n_step=1, frame_stack=2)
     plain = view.reader(DEPTHS)
-    later = StacksLater.of(view, DEPTHS, plain)
+    later = DeviceFrameStack.of(view, DEPTHS, plain)
     there = sorted(snapshot.sampleable(1))
     if not there:
         return
@@ -69,7 +69,7 @@ def nbytes(reader: Any) -> int:
 @pytest.mark.parametrize(("n_step", "frames"), [(1, 5), (3, 7)])
 def test_fewer_bytes_travel(n_step: int, frames: int) -> None:
     view = Transitions(n_step=n_step, frame_stack=4)
-    later = StacksLater.of(view, SCHEMA, view.reader(SCHEMA))
+    later = DeviceFrameStack.of(view, SCHEMA, view.reader(SCHEMA))
     assert later is not None
     assert frames * 7056 < nbytes(later) < (frames + 0.1) * 7056
 
@@ -86,7 +86,7 @@ def test_fewer_bytes_travel(n_step: int, frames: int) -> None:
     ids=str,
 )
 def test_where_no_frame_would_be_saved_stacks_are_made_before(view: Any, fields: Any) -> None:
-    assert StacksLater.of(view, SCHEMA, view.reader(SCHEMA, fields)) is None
+    assert DeviceFrameStack.of(view, SCHEMA, view.reader(SCHEMA, fields)) is None
 
 
 def test_an_id_that_cannot_be_sampled_is_refused() -> None:
@@ -94,7 +94,7 @@ def test_an_id_that_cannot_be_sampled_is_refused() -> None:
 
     @given(snapshots())
     def check(snapshot: Snapshot) -> None:
-        later = StacksLater.of(view, snapshot.schema, view.reader(snapshot.schema))
+        later = DeviceFrameStack.of(view, snapshot.schema, view.reader(snapshot.schema))
         assert later is not None
         for use in (lambda ids: shown(later, snapshot, ids), lambda ids: later.check(snapshot, ids)):
             with pytest.raises(dr.InvalidIndex, match=f"^id {1 << 62} "):

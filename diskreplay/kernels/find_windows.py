@@ -49,7 +49,7 @@ def _all_zero(address: int, count: int) -> int:
     "int", "ints", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "ints", "bools",
     "ints", "ints", "ints", "ints", "out_ints2", "out_bytes",
 )  # fmt: skip
-def scan(
+def find_windows(
     ids: Ints,
     n: int,
     stack: int,
@@ -200,7 +200,7 @@ def row_address(
     return int(bases[index]) + (lane * rows_a_chunk + row % rows_a_chunk) * row_bytes
 
 
-def scan_plain(
+def find_windows_plain(
     ids: Ints,
     n: int,
     stack: int,
@@ -219,7 +219,7 @@ def scan_plain(
     windows: Ints,
     ends: NDArray[np.uint8],
 ) -> int:
-    """Do what `scan` does: find the whole episode around each step first, then cut the window out of it."""
+    """Do what `find_windows` does: find the whole episode around each step first, then cut the window out of it."""
     for i, step_id in enumerate(ids.tolist()):
         slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
         if not 0 <= slot < len(lanes) or lanes[slot] <= 0:

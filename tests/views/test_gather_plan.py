@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.table import KERNELS, chosen
-from diskreplay.views import bundle
+from diskreplay.views import gather_plan
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.transitions import Transitions
 from tests.views.fakes import Snapshot
@@ -28,13 +28,13 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
     at_once = []
 
     def kernel(*arguments: Any) -> int:
-        at_once.append(KERNELS["transitions"][int(way == "plain")](*arguments))
+        at_once.append(KERNELS["gather"][int(way == "plain")](*arguments))
         return at_once[-1]
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as helper:
-        patch.setattr(bundle, "chosen", lambda name: kernel if name == "transitions" else chosen(name))
+        patch.setattr(gather_plan, "chosen", lambda name: kernel if name == "gather" else chosen(name))
         if way == "in halves":
-            patch.setattr(bundle, "SHARED", 0)
+            patch.setattr(gather_plan, "SHARED", 0)
             reader.helper = helper
         reader.fill(snapshot, ids, block)
     return at_once, block
