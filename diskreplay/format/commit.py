@@ -55,6 +55,10 @@ class CountersByPosition:
         """Return what the counters show."""
         return self._shown.copy()
 
+    def tobytes(self) -> bytes:
+        """Return what the counters show, as bytes."""
+        return self._shown.tobytes()
+
     def __getitem__(self, key: Any) -> Any:
         """Return what some show."""
         return self._shown[key]
@@ -164,7 +168,7 @@ class StoreCounters:
 
     def raw(self) -> bytes:
         """Return the bytes of the file: the cheapest way to see that nothing changed."""
-        return self._words.copy().tobytes()
+        return self._words.tobytes()
 
     def peek(self, word: int) -> int:
         """Return one word without the check against its complement; good for a hint."""

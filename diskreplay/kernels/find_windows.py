@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
-from diskreplay.kernels import jit
+from diskreplay.kernels import frozen, jit
+from diskreplay.kernels.following import COMMITTED, OBSERVED
 
 if jit.COMPILED:
-    from diskreplay.kernels.jit import load_byte, load_int, prefetch
+    from diskreplay.kernels.freeze import rows_of
+    from diskreplay.kernels.jit import ints_at, load_byte, load_int, prefetch
 
 Ints = NDArray[np.int64]
 
@@ -25,7 +27,7 @@ OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
 STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
 K = 7  # the steps of the window
 FRAMES_STOP = 8  # the row behind the last observation: AFTER + 1 where that row has one, else AFTER
-OWN, OWN_STOP = 9, 10  # what a reader writes there
+OWN, OWN_STOP = 9, 10  # what a reader writes there; `find_windows` has the bounds of the lane there meanwhile
 WINDOW_ROWS = 11
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
@@ -45,22 +47,13 @@ def _all_zero(address: int, count: int) -> int:
     return load_int(address + count - WORD) == 0
 
 
-@jit.kernel(
-    "int", "ints", "int", "int", "int", "int", "ints", "ints", "ints", "ints", "ints", "bools",
-    "ints", "ints", "ints", "ints", "out_ints2", "out_bytes",
-)  # fmt: skip
+@jit.kernel("int", "ints", "int", "int", "int", *["ints"] * 5, "out_ints2", "out_bytes")
 def find_windows(
     ids: Ints,
     n: int,
     stack: int,
     whole: int,
-    origin: int,
-    oldest: Ints,
-    lanes: Ints,
-    lane_base: Ints,
-    committed: Ints,
-    observed: Ints,
-    sealed: NDArray[np.bool_],
+    record: Ints,
     first_chunk: Ints,
     chunks: Ints,
     shift: Ints,
@@ -68,13 +61,16 @@ def find_windows(
     windows: Ints,
     ends: NDArray[np.uint8],
 ) -> int:
-    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id.
+    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
 
     `stack` rows up to the step's own are looked at for the episode's start. With `whole`, row AFTER of an open episode
     must be a step and not only an observation. `ends` gets bit 1 where the window reaches the end of a terminated
     episode, bit 2 of a truncated or cut one, and the flags FIRST and CUT of the window's first row. Returns the first
     id that has no such window or whose flags are not mapped, or -1.
     """
+    origin, lanes = record[frozen.ORIGIN], ints_at(record[frozen.LANES], record[frozen.SLOTS])
+    lane_base, live_base = record[frozen.LANE_BASE], record[frozen.LIVE_BASE]
+    oldest = record[frozen.OLDEST]
     located = 0
     while located < ids.size:
         slot = (ids[_at(located)] >> POSITION_BITS) - origin
@@ -86,16 +82,18 @@ def find_windows(
             row = position // lanes[_at(slot)]
             lane = position - row * lanes[_at(slot)]
         c = first_chunk[_at(slot)] + (row >> shift[_at(slot)])
-        place = lane_base[_at(slot)] + lane
-        if row < oldest[_at(place)] or row >= committed[_at(place)] or c < 0 or c >= bases.size:
+        stop = rows_of(COMMITTED, slot, lane, record)
+        kept = load_int(oldest + 8 * (load_int(lane_base + 8 * slot) + lane))
+        if row < kept or row >= stop or c < 0 or c >= bases.size:
             break
         prefetch(bases[_at(c)] + (lane << shift[_at(slot)]) + (row & ((1 << shift[_at(slot)]) - 1)))
         windows[SLOT, _at(located)], windows[LANE, _at(located)], windows[ROW, _at(located)] = slot, lane, row
+        windows[OWN, _at(located)], windows[OWN_STOP, _at(located)] = kept, stop
         located += 1
 
     for i in range(located):
         slot, lane, row = windows[SLOT, _at(i)], windows[LANE, _at(i)], windows[ROW, _at(i)]
-        stop = committed[_at(lane_base[_at(slot)] + lane)]
+        kept, stop = windows[OWN, _at(i)], windows[OWN_STOP, _at(i)]
         bits, mask = shift[_at(slot)], (1 << shift[_at(slot)]) - 1
         first, count = first_chunk[_at(slot)], min(chunks[_at(slot)], bases.size - first_chunk[_at(slot)])
         chunk = row >> bits
@@ -107,7 +105,6 @@ def find_windows(
             return i
         begins = flags & (FIRST | CUT)
 
-        kept = oldest[_at(lane_base[_at(slot)] + lane)] if stack > 1 else 0
         floor, at_floor = row, flags
         while floor > kept and row - floor < stack - 1 and not at_floor & FIRST:
             floor -= 1
@@ -144,8 +141,8 @@ def find_windows(
             if flags & (TERMINATED | TRUNCATED):
                 end, final = flags, following & OBSERVATION_ONLY != 0
                 break
-            if after >= stop and not sealed[_at(slot)]:
-                if k != n or whole or after >= observed[_at(lane_base[_at(slot)] + lane)]:
+            if after >= stop and load_int(live_base + 8 * slot) >= 0:
+                if k != n or whole or after >= rows_of(OBSERVED, slot, lane, record):
                     return i
                 end, final = 0, True
                 break
@@ -205,13 +202,7 @@ def find_windows_plain(
     n: int,
     stack: int,
     whole: int,
-    origin: int,
-    oldest: Ints,
-    lanes: Ints,
-    lane_base: Ints,
-    committed: Ints,
-    observed: Ints,
-    sealed: NDArray[np.bool_],
+    record: Ints,
     first_chunk: Ints,
     chunks: Ints,
     shift: Ints,
@@ -220,15 +211,17 @@ def find_windows_plain(
     ends: NDArray[np.uint8],
 ) -> int:
     """Do what `find_windows` does: find the whole episode around each step first, then cut the window out of it."""
+    seen = frozen.Frozen.of(record)
+    lanes = seen.lanes
     for i, step_id in enumerate(ids.tolist()):
-        slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
+        slot, position = (step_id >> POSITION_BITS) - seen.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(lanes) or lanes[slot] <= 0:
             return i
         row, lane = divmod(position, int(lanes[slot]))
-        kept = int(oldest[lane_base[slot] + lane])
+        kept = int(seen.oldest[seen.lane_base[slot] + lane])
         if row < kept:
             return i
-        stop, seen = int(committed[lane_base[slot] + lane]), int(observed[lane_base[slot] + lane])
+        stop = seen.rows_of(COMMITTED, slot, lane)
         first, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
         flags: dict[int, int] = {}
         for r in range(first, max(newest, row + 1)):
@@ -258,8 +251,8 @@ def find_windows_plain(
             end, k, final = 0, n, True
         elif flags[steps[-1]] & (TERMINATED | TRUNCATED):
             end, k, final = flags[steps[-1]] & 3, len(steps), bool((over or 0) & OBSERVATION_ONLY)
-        elif over is None and not sealed[slot]:
-            if n != len(steps) or whole or behind >= seen:
+        elif over is None and seen.live_base[slot] >= 0:
+            if n != len(steps) or whole or behind >= seen.rows_of(OBSERVED, slot, lane):
                 return i
             end, k, final = 0, n, True
         elif over is not None and over & NO_STEP:
@@ -273,6 +266,6 @@ def find_windows_plain(
             return i
         after = row + k
         stops = after + 1 if final else 0, after + 1 if after in steps else 0
-        windows[:OWN, i] = slot, lane, row, floor, after, *stops, k, after + final
+        windows[:, i] = slot, lane, row, floor, after, *stops, k, after + final, kept, stop
         ends[i] = end | (flags[row] & (FIRST | CUT))
     return -1

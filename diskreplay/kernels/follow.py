@@ -47,7 +47,6 @@ from diskreplay.kernels.following import (
     OPEN_START,
     OPEN_STEPS,
     OPEN_TIME,
-    OPENED,
     PLACE,
     SLOT,
     UNCHECKED,
@@ -162,16 +161,16 @@ def _follow_segment(
     return DONE
 
 
-@jit.kernel("int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints2", "out_ints")
+@jit.kernel("int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints")
 def follow(
     growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
-    time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
+    time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Take in what lanes have published; see `DONE` for the result.
 
     The last segments come first: where a lane has moved on to a newer segment, what it left is read after it left.
-    Ended episodes go to `ended`, from line found[ENDED] on, and when all is done and found[CHANGED], the open ones to
-    `opened`.
+    Ended episodes go to `ended`, from line found[ENDED] on. When all is done and found[CHANGED], the steps of the open
+    ones are counted.
 
     `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`, the next four those of `time`; with
     no `times` no time is read.
@@ -185,19 +184,10 @@ def follow(
             found[LEFT] = which
             return status
     if found[CHANGED]:
-        count, total = 0, 0
+        steps = 0
         for which in range(growing.shape[0]):
-            width, segment = growing[which, LANES], (growing[which, SLOT] + origin) << POSITION_BITS
-            for lane in range(width):
-                at = np.uint64(growing[which, PLACE] + lane)
-                start = lanes[OPEN_START, at]
-                steps = lanes[COMMITTED, at] - start
-                if start < 0 or steps <= 0:
-                    continue
-                first_id = segment + lane + start * width
-                opened[count, FIRST_ID], opened[count, STRIDE], opened[count, STEPS] = first_id, width, steps
-                opened[count, OBS_ROWS], opened[count, TIME] = lanes[OBSERVED, at] - start, lanes[OPEN_TIME, at]
-                opened[count, END] = lanes[OPEN_END, at] & ~EPISODE_VALUES
-                count, total = count + 1, total + steps
-        found[OPENED], found[OPEN_STEPS] = count, total
+            for place in range(growing[which, PLACE], growing[which, PLACE] + growing[which, LANES]):
+                start = lanes[OPEN_START, np.uint64(place)]
+                steps += lanes[COMMITTED, np.uint64(place)] - start if start >= 0 else 0
+        found[OPEN_STEPS] = steps
     return DONE

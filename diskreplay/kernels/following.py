@@ -16,7 +16,6 @@ from diskreplay.ids import (
     OBSERVATION_ONLY,
     OPEN,
     POSITION_BITS,
-    STEPS,
     TERMINATED,
     TRUNCATED,
 )
@@ -38,10 +37,10 @@ LANE_ROWS = 5
 # binary logarithm of their rows, and the address of each chunk, 0 where it is not mapped. With no `bases`, times are 0.
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
-# What `found` holds: how many lines of `ended` are filled, whether anything changed, the open episodes, their steps,
-# and, where a segment has to be attended to, its line in `growing`.
-ENDED, CHANGED, OPENED, OPEN_STEPS, LEFT = range(5)
-FOUND = 5
+# What `found` holds: how many lines of `ended` are filled, whether anything changed, the steps of open episodes, and,
+# where a segment has to be attended to, its line in `growing`.
+ENDED, CHANGED, OPEN_STEPS, LEFT = range(4)
+FOUND = 4
 
 DONE, UNCHECKED, DAMAGED, FULL = range(4)
 """What `follow` returns: all is followed; a lane of segment LEFT has rows that were not checked or mapped yet; it is
@@ -55,7 +54,7 @@ BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES
 
 def follow_plain(
     growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
-    time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, opened: Ints, found: Ints,
+    time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
     for which in range(len(growing) - 1, -1, -1):
@@ -67,15 +66,9 @@ def follow_plain(
             if status != DONE:
                 return status
     if found[CHANGED]:
-        slot, width, base = np.repeat(growing[:, [SLOT, LANES, PLACE]], growing[:, LANES], axis=0).T
-        number = np.concatenate([np.zeros(0, np.int64), *map(np.arange, growing[:, LANES].tolist())])
-        committed, observed, start, end, time = lanes[:, base + number]
-        some = (start >= 0) & (committed > start)
-        first = ((slot + origin) << POSITION_BITS) + number + start * width
-        count = found[OPENED] = np.count_nonzero(some)
-        columns = first, width, committed - start, observed - start, end & ~EPISODE_VALUES, time
-        opened[:count] = np.stack(columns, axis=1)[some]
-        found[OPEN_STEPS] = opened[:count, STEPS].sum()
+        spans = [slice(place, place + width) for width, place in growing[:, [LANES, PLACE]].tolist()]
+        live = np.concatenate([lanes[:, :0], *(lanes[:, span] for span in spans)], axis=1)
+        found[OPEN_STEPS] = (live[COMMITTED] - live[OPEN_START])[live[OPEN_START] >= 0].sum()
     return DONE
 
 

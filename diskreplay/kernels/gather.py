@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
+from diskreplay.kernels import frozen, jit
 from diskreplay.kernels.find_windows import (
     FLOOR,
     LANE,
@@ -31,12 +31,12 @@ from diskreplay.kernels.find_windows import (
     find_windows_plain,
     row_address,
 )
+from diskreplay.kernels.frozen import array_at
 from diskreplay.kernels.nstep import nstep_plain
 from diskreplay.kernels.stream import WIDE
 
 if jit.COMPILED:
     from diskreplay.kernels.jit import (
-        bools_at,
         bytes_at,
         copy_bytes,
         fence,
@@ -62,17 +62,15 @@ Ints = NDArray[np.int64]
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64
 
-# Columns of the record. Of the snapshot: numbers, addresses of arrays by segment and by lane, and their lengths.
-ORIGIN, LANES, LANE_BASE, SEALED, OLDEST, COMMITTED, OBSERVED, ALL_SLOTS, ALL_LANES = range(9)
-# Of the windows: whether they are to be found, how, and where they and scratch memory for sources are: (lines, items).
-FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(9, 16)
+# Columns of the record. Whether windows are to be found, how, where they are, and memory for the sources of all items.
+FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
 # How much is copied and summed, whether wide rows go past the caches, and the line that could not be copied, or -1.
-LINES, COPIED, GAMMA, STREAMED, FAILED = range(16, 21)
+LINES, COPIED, GAMMA, STREAMED, FAILED = range(7, 12)
 # Which array of the batch gets what is not copied from a leaf; -1 is none.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
-REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(21, 28)
+REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(12, 19)
 # The table of the flags, as those of leaves below.
-FLAGS = 28
+FLAGS = 19
 # Columns of a line. A table: addresses of the arrays by slot and their length, of the chunks' addresses, and of a row.
 FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
@@ -83,30 +81,6 @@ COLUMNS = 12
 
 KINDS = "fiu"
 """Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8."""
-
-
-@jit.kernel("none", "out_ints", "int", "ints", "ints", "bools", "ints", "ints", "ints")
-def bind_snapshot(
-    record: Ints,
-    origin: int,
-    lanes: Ints,
-    lane_base: Ints,
-    sealed: NDArray[np.bool_],
-    oldest: Ints,
-    committed: Ints,
-    observed: Ints,
-) -> None:
-    """Write a snapshot into a record."""
-    record[ORIGIN], record[ALL_SLOTS], record[ALL_LANES] = origin, lanes.size, committed.size
-    record[LANES], record[LANE_BASE], record[SEALED] = lanes.ctypes.data, lane_base.ctypes.data, sealed.ctypes.data
-    record[OLDEST], record[COMMITTED] = oldest.ctypes.data, committed.ctypes.data
-    record[OBSERVED] = observed.ctypes.data
-
-
-def bind_snapshot_plain(record: Ints, origin: int, *arrays: Any) -> None:
-    """Do what `bind_snapshot` does."""
-    record[ORIGIN], record[ALL_SLOTS], record[ALL_LANES] = origin, len(arrays[0]), len(arrays[4])
-    record[LANES : OBSERVED + 1] = [array.ctypes.data for array in arrays]
 
 
 @jit.kernel("none", "out_ints", "int", "ints", "ints", "ints", "ints", "int")
@@ -347,9 +321,11 @@ def _misplaced(windows: Ints, lanes: Ints, count: int) -> int:
     return -1
 
 
-@jit.kernel("int", "ints", "ints", "out_ints", "int", "int")
-def gather(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
+@jit.kernel("int", "ints", "ints", "ints", "out_ints", "int", "int")
+def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Gather ids[begin:until], and write to these places of the batch's arrays, which lie at `addresses`.
+
+    `snapshot` is its record; see `frozen`.
 
     Returns an item that has no window or a row that is not mapped, or -1. Threads may share the items of a batch.
     """
@@ -358,13 +334,11 @@ def gather(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> 
     mine = ints_at(ids.ctypes.data + 8 * begin, count)
     windows = ints2_at(record[WINDOWS] + 8 * begin, WINDOW_ROWS, items)
     ends = bytes_at(record[WINDOWS] + 8 * WINDOW_ROWS * items + begin, count)
-    lanes = ints_at(record[LANES], record[ALL_SLOTS])
+    lanes = ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
     if record[FINDS]:
-        slots, every = record[FLAGS + SLOTS], record[ALL_LANES]
+        slots = record[FLAGS + SLOTS]
         bad = _find_windows(
-            mine, record[N], record[STACK], record[WHOLE], record[ORIGIN],
-            ints_at(record[OLDEST], every), lanes, ints_at(record[LANE_BASE], lanes.size),
-            ints_at(record[COMMITTED], every), ints_at(record[OBSERVED], every), bools_at(record[SEALED], lanes.size),
+            mine, record[N], record[STACK], record[WHOLE], snapshot,
             ints_at(record[FLAGS + FIRST_CHUNK], slots), ints_at(record[FLAGS + CHUNKS], slots),
             ints_at(record[FLAGS + SHIFT], slots), ints_at(record[FLAGS + BASES], record[FLAGS + BASES_SIZE]),
             windows, ends,
@@ -411,31 +385,22 @@ def gather(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> 
     return -1
 
 
-def _array(address: int, count: int, dtype: Any = np.int64) -> NDArray[Any]:
-    memory = (ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype)
-
-
 def _table(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
-    first_chunk, chunks, shift = (_array(columns[at], columns[SLOTS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
-    return first_chunk, chunks, shift, _array(columns[BASES], columns[BASES_SIZE])
+    first_chunk, chunks, shift = (array_at(columns[at], columns[SLOTS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
+    return first_chunk, chunks, shift, array_at(columns[BASES], columns[BASES_SIZE])
 
 
-def gather_plain(ids: Ints, addresses: Ints, record: Ints, begin: int, until: int) -> int:
+def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Do what `gather` does with the plain kernels, leaf after leaf and row after row."""
     head, items = record.tolist(), int(record[ITEMS])
-    windows = _array(head[WINDOWS], WINDOW_ROWS * items).reshape(WINDOW_ROWS, items)
-    ends = _array(head[WINDOWS] + windows.nbytes, items, np.uint8)
-    lanes, lane_base = (_array(head[at], head[ALL_SLOTS]) for at in (LANES, LANE_BASE))
+    windows = array_at(head[WINDOWS], WINDOW_ROWS * items).reshape(WINDOW_ROWS, items)
+    ends = array_at(head[WINDOWS] + windows.nbytes, items, np.uint8)
+    lanes = frozen.Frozen.of(snapshot).lanes
     some = slice(begin, until)
     record[FAILED] = bad = -1
     if head[FINDS]:
-        oldest, committed, observed = (_array(head[at], head[ALL_LANES]) for at in (OLDEST, COMMITTED, OBSERVED))
-        bad = find_windows_plain(
-            ids[some], head[N], head[STACK], head[WHOLE], head[ORIGIN], oldest, lanes, lane_base, committed,
-            observed, _array(head[SEALED], len(lanes), np.bool_), *_table(head[FLAGS:HEAD]), windows[:, some],
-            ends[some],
-        )  # fmt: skip
+        bounds, flags = (head[N], head[STACK], head[WHOLE]), _table(head[FLAGS:HEAD])
+        bad = find_windows_plain(ids[some], *bounds, snapshot, *flags, windows[:, some], ends[some])
     else:
         slot, lane = windows[SLOT, some], windows[LANE, some]
         width = np.append(lanes, 0)[np.where((slot >= 0) & (slot < len(lanes)), slot, len(lanes))]
@@ -451,7 +416,7 @@ def gather_plain(ids: Ints, addresses: Ints, record: Ints, begin: int, until: in
         row, stop = windows[line[BEGIN]] + offset, windows[line[STOP]]
         out = np.empty((items, length * line[ROW_BYTES]), np.uint8)
         if is_copied:
-            out = _array(int(addresses[line[TARGET]]), out.size, np.uint8).reshape(out.shape)
+            out = array_at(int(addresses[line[TARGET]]), out.size, np.uint8).reshape(out.shape)
         bad = _copy_plain(windows, line, lanes, row, stop, begin, until, out)
         if bad >= 0:
             record[FAILED] = min(number, head[COPIED])
@@ -462,7 +427,7 @@ def gather_plain(ids: Ints, addresses: Ints, record: Ints, begin: int, until: in
     size = until - begin
     dtypes = (np.float32, np.float32, np.bool_, np.bool_, np.int64, np.int64, np.float32)
     outs = [
-        np.empty(size, dtype) if place < 0 else _array(int(addresses[place]), items, dtype)[some]
+        np.empty(size, dtype) if place < 0 else array_at(int(addresses[place]), items, dtype)[some]
         for place, dtype in zip(head[REWARD : WEIGHT + 1], dtypes, strict=True)
     ]
     if head[COPIED] < head[LINES]:

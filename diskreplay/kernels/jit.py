@@ -193,7 +193,6 @@ if COMPILED:
     ints_at: Any = intrinsic(_array_at(types.Array(types.int64, 1, "C")))
     ints2_at: Any = intrinsic(_array_at(types.Array(types.int64, 2, "C")))
     bytes_at: Any = intrinsic(_array_at(types.Array(types.uint8, 1, "C")))
-    bools_at: Any = intrinsic(_array_at(types.Array(types.boolean, 1, "C")))
     load_byte: Any = intrinsic(_load_byte)
     load_int: Any = intrinsic(_load_int)
     load_shared: Any = intrinsic(_load_shared)
@@ -220,7 +219,6 @@ if COMPILED:
         "ints": types.Array(types.int64, 1, "C", readonly=True),
         "ints2": types.Array(types.int64, 2, "C", readonly=True),
         "ints32": types.Array(types.int32, 1, "C", readonly=True),
-        "bools": types.Array(types.boolean, 1, "C", readonly=True),
         "bytes": types.Array(types.uint8, 1, "C", readonly=True),
         "floats": types.Array(types.float64, 1, "C", readonly=True),
         "floats2": types.Array(types.float64, 2, "C", readonly=True),

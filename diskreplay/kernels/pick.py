@@ -1,8 +1,9 @@
-"""From positions in a population to ids: a search among the runs' cumulative counts."""
+"""From positions in a population, given or random, to ids: a search among the runs' cumulative counts."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import mixed
 from diskreplay.kernels import jit
 from diskreplay.kernels.runs import BEFORE, FIRST, STRIDE
 
@@ -10,29 +11,37 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@jit.kernel("none", "floats", "float", "int", "int", "ints2", "out_ints", "out_ints")
-def pick(positions: Floats, scale: float, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
-    """Write the id at the whole part of each position times `scale`.
-
-    Runs `low` to `high` of the block count, and run i starts at position before[i] - before[low].
+@jit.kernel("none", "out_ints", "int", "int", "ints2", "out_ints", inner=True, inlined=True)
+def _ids_at(wanted: Ints, low: int, high: int, block: Ints, out: Ints) -> None:
+    """Write the id at each position, counted from the first id of run 0.
 
     Halving steps of one width for all positions, without a branch on data: cache misses overlap, and the inner loop
-    becomes vector code. Unsigned indices, because numba tests a signed one for being negative. ``wanted`` is scratch
-    memory, a number a position.
+    becomes vector code. Unsigned indices, because numba tests a signed one for being negative.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
-    for i in range(positions.size):
-        wanted[i] = np.int64(positions[i] * scale) + before[low]
+    for i in range(wanted.size):
         out[i] = low
     width = high - low
     while width > 1:
         half = width >> 1
-        for i in range(positions.size):
+        for i in range(wanted.size):
             out[i] += half * (before[np.uint64(out[i] + half)] <= wanted[i])
         width -= half
-    for i in range(positions.size):
+    for i in range(wanted.size):
         run = np.uint64(out[i])
         out[i] = first[run] + (wanted[i] - before[run]) * stride[run]
+
+
+@jit.kernel("none", "floats", "float", "int", "int", "ints2", "out_ints", "out_ints")
+def pick(positions: Floats, scale: float, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+    """Write the id at the whole part of each position times `scale`.
+
+    Runs `low` to `high` of the block count, and run i starts at position before[i] - before[low]. ``wanted`` is scratch
+    memory, a number a position.
+    """
+    for i in range(positions.size):
+        wanted[i] = np.int64(positions[i] * scale) + block[BEFORE, low]
+    _ids_at(wanted, low, high, block, out)
 
 
 def pick_plain(positions: Floats, scale: float, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
@@ -40,3 +49,27 @@ def pick_plain(positions: Floats, scale: float, low: int, high: int, block: Ints
     at = (positions * scale).astype(np.int64) + block[BEFORE, low]
     run = np.searchsorted(block[BEFORE, low:high], at, side="right") - 1 + low
     out[:] = block[FIRST, run] + (at - block[BEFORE, run]) * block[STRIDE, run]
+
+
+@jit.kernel("none", "int", "int", "int", "ints2", "out_ints", "out_ints")
+def pick_random(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+    """Write ids at random, each of those in the runs `low` to `high` with the same probability.
+
+    The numbers are those of the generator splitmix64 (Steele et al. 2014) from the state `key` on: 53 bits of each.
+    """
+    scale = (block[BEFORE, high] - block[BEFORE, low]) * 2.0**-53
+    state = np.uint64(key)
+    for i in range(wanted.size):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        x = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
+        wanted[i] = np.int64(np.float64(np.int64(x)) * scale) + block[BEFORE, low]
+    _ids_at(wanted, low, high, block, out)
+
+
+def pick_random_plain(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+    """Do what `pick_random` does."""
+    state = np.uint64(key) + np.arange(1, len(out) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    scale = int(block[BEFORE, high] - block[BEFORE, low]) * 2.0**-53
+    pick_plain((mixed(state) >> np.uint64(11)).astype(np.float64), scale, low, high, block, wanted, out)

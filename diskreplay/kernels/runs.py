@@ -5,7 +5,17 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import OBSERVATION_ONLY, OPEN, POSITION_BITS, POSITION_MASK, TERMINATED, EpisodeTable
+from diskreplay.ids import (
+    EPISODE_VALUES,
+    OBSERVATION_ONLY,
+    OPEN,
+    POSITION_BITS,
+    POSITION_MASK,
+    TERMINATED,
+    EpisodeTable,
+)
+from diskreplay.kernels.following import COMMITTED, OBSERVED, OPEN_END, OPEN_START, OPEN_TIME
+from diskreplay.kernels.frozen import Frozen
 
 
 class IdRuns(NamedTuple):
@@ -133,25 +143,36 @@ class Starts(NamedTuple):
 
 def starts_plain(
     lines: NDArray[np.int64],
+    opened: int,
     rule: NDArray[np.int64],
-    reached: int,
-    origin: int,
-    lanes: NDArray[np.int64],
-    lane_base: NDArray[np.int64],
-    oldest: NDArray[np.int64],
+    snapshot: NDArray[np.int64],
     partly: NDArray[np.int64],
     at: int,
     block: NDArray[np.int64],
 ) -> int:
     """Do what the kernel `starts` does."""
-    starts, visible = Starts(*rule.tolist()), Visible(reached, origin, lanes, lane_base, oldest)
-    left = without_hidden(TimedRuns(*partly), least_ids(partly[0], origin, lanes, lane_base, oldest))
+    starts, seen = Starts(*rule.tolist()), Frozen.of(snapshot)
+    visible = Visible(seen.reached, seen.origin, seen.lanes, seen.lane_base, seen.oldest)
+    left = without_hidden(TimedRuns(*partly), least_ids(partly[0], *visible[1:]))
     partly[:] = np.stack(left)
-    runs = joined([keep(left, left.count > 0), starting_runs(starts, EpisodeTable(lines), visible)])
+    episodes = [EpisodeTable(lines), *([open_episodes(seen.origin, seen.growing, seen.live)] if opened else [])]
+    runs = joined([keep(left, left.count > 0), starting_runs(starts, EpisodeTable.concatenate(episodes), visible)])
     end = at + len(runs.first)
     block[:BEFORE, at:end] = np.stack(runs)
     block[BEFORE, at + 1 : end + 1] = block[BEFORE, at] + np.cumsum(runs.count)
     return end
+
+
+def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int64]) -> EpisodeTable:
+    """Return the open episodes of lanes that may grow: see `frozen` for both arrays."""
+    slot, width, column = np.repeat(growing, growing[:, 1], axis=0).T
+    lane = np.arange(len(slot)) - column
+    start = live[OPEN_START]
+    some = (start >= 0) & (live[COMMITTED] > start)
+    first = ((slot + origin) << POSITION_BITS) + lane + start * width
+    steps, obs_rows = live[COMMITTED] - start, live[OBSERVED] - start
+    columns = first, width, steps, obs_rows, live[OPEN_END] & ~EPISODE_VALUES, live[OPEN_TIME]
+    return EpisodeTable.of(*(column[some] for column in columns))
 
 
 def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL_VISIBLE) -> TimedRuns:

@@ -16,7 +16,8 @@ from diskreplay.ids import (
     TIME,
     Ints,
 )
-from diskreplay.kernels import jit, runs
+from diskreplay.kernels import frozen, jit, runs
+from diskreplay.kernels.following import COMMITTED, LANE_ROWS, OBSERVED, OPEN_START, OPEN_TIME
 from diskreplay.kernels.runs import (
     ALL_STEPS,
     FIRST_ONLY,
@@ -24,6 +25,9 @@ from diskreplay.kernels.runs import (
     NEVER,
     starts_plain as starts_plain,
 )
+
+if jit.COMPILED:
+    from diskreplay.kernels.jit import ints2_at, load_int
 
 _FIRST, _STRIDE, _COUNT, _TIME, _BEFORE = runs.FIRST, runs.STRIDE, runs.COUNT, runs.TIME, runs.BEFORE
 
@@ -36,34 +40,70 @@ def _append(block: Ints, at: int, first: int, stride: int, count: int, time: int
     return at + 1
 
 
-@jit.kernel("int", "int", "int", "ints", "ints", "ints", inner=True)
-def _least_id(step_id: int, origin: int, lanes: Ints, lane_base: Ints, oldest: Ints) -> int:
+@jit.kernel("int", "int", "ints", inner=True)
+def _least_id(step_id: int, snapshot: Ints) -> int:
     """Return the least id of a step's lane that is not hidden."""
-    slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
-    if slot < 0 or slot >= lanes.size or lanes[slot] <= 0:
+    slot, position = (step_id >> POSITION_BITS) - snapshot[frozen.ORIGIN], step_id & POSITION_MASK
+    width = load_int(snapshot[frozen.LANES] + 8 * slot) if 0 <= slot < snapshot[frozen.SLOTS] else 0
+    if width <= 0:
         return NEVER
-    width = lanes[slot]
     row = position // width
-    return step_id + (oldest[lane_base[slot] + position - row * width] - row) * width
+    place = load_int(snapshot[frozen.LANE_BASE] + 8 * slot) + position - row * width
+    return step_id + (load_int(snapshot[frozen.OLDEST] + 8 * place) - row) * width
 
 
-@jit.kernel("int", "ints2", "ints", "int", "int", *["ints"] * 3, "out_ints2", "int", "out_ints2", checked=False)
-def starts(
-    lines: Ints, rule: Ints, reached: int, origin: int, lanes: Ints, lane_base: Ints, oldest: Ints, partly: Ints,
-    at: int, block: Ints,
+@jit.kernel("int", *["int"] * 6, "ints", "ints", "int", "out_ints2", inner=True, inlined=True)
+def _starts_of(
+    begin: int, apart: int, steps: int, obs_rows: int, end: int, time: int, rule: Ints, snapshot: Ints, at: int,
+    block: Ints,
 ) -> int:  # fmt: skip
+    """Write the ids at which samples of an episode start."""
+    length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
+    ids, back = np.int64(0), np.int64(-1)
+    if end & OPEN:
+        beyond = (obs_rows if observed else steps) - open_rows
+        if open_rows > 0 and beyond >= 0:
+            ids = (beyond if step == 1 else beyond // step) + 1
+    elif last == ALL_STEPS:
+        ids = steps
+    else:
+        total = steps if end & (TERMINATED | OBSERVATION_ONLY) else steps - 1
+        missing = total - length
+        if total > 0:
+            ids = np.int64(1)
+            if missing > 0 and last != FIRST_ONLY:
+                ids += missing // step
+                if missing % step:
+                    if last == MOVED_BACK:
+                        back = missing
+                    else:
+                        ids += 1
+    least = since
+    if time < snapshot[frozen.REACHED]:
+        least = max(least, _least_id(begin, snapshot))
+    moved, stride = begin + back * apart, apart * step
+    if begin < least:
+        hidden = min((least - begin + stride - 1) // stride, ids)
+        begin, ids = begin + hidden * stride, ids - hidden
+    if ids > 0:
+        at = _append(block, at, begin, stride, ids, time)
+    if back >= 0 and moved >= least:
+        at = _append(block, at, moved, apart, 1, time)
+    return at
+
+
+@jit.kernel("int", "ints2", "int", "ints", "ints", "out_ints2", "int", "out_ints2", checked=False)
+def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, at: int, block: Ints) -> int:
     """Write the ids at which samples of episodes start; `rule` has the numbers of a `runs.Starts`, which says which.
 
-    None is below `since`, and none is hidden: `oldest` has the first row of each lane that is not, of those episodes
-    that began before `reached`. Runs are written into the block from place `at` on, two an episode at most; the place
-    behind the last one is returned.
+    None is below `since`, and none is hidden in the snapshot of this record. Runs are written into the block from place
+    `at` on, two an episode at most; the place behind the last one is returned.
 
     What is not hidden of the runs of `partly`, (4, n), comes first, and stays in it; one that is hidden whole has the
-    count 0 there.
+    count 0 there. Then come the episodes of `lines`, and if `opened` is not 0 those that are open in the snapshot.
     """
-    length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
     for i in range(partly.shape[1]):
-        least = _least_id(partly[_FIRST, i], origin, lanes, lane_base, oldest)
+        least = _least_id(partly[_FIRST, i], snapshot)
         if partly[_FIRST, i] < least:
             hidden = min((least - partly[_FIRST, i] + partly[_STRIDE, i] - 1) // partly[_STRIDE, i], partly[_COUNT, i])
             partly[_FIRST, i] += hidden * partly[_STRIDE, i]
@@ -71,36 +111,23 @@ def starts(
         if partly[_COUNT, i] > 0:
             at = _append(block, at, partly[_FIRST, i], partly[_STRIDE, i], partly[_COUNT, i], partly[_TIME, i])
     for i in range(lines.shape[0]):
-        steps, end, time = lines[i, STEPS], lines[i, END], lines[i, TIME]
-        ids, back = np.int64(0), np.int64(-1)
-        if end & OPEN:
-            beyond = (lines[i, OBS_ROWS] if observed else steps) - open_rows
-            if open_rows > 0 and beyond >= 0:
-                ids = beyond // step + 1
-        elif last == ALL_STEPS:
-            ids = steps
-        else:
-            total = steps if end & (TERMINATED | OBSERVATION_ONLY) else steps - 1
-            missing = total - length
-            if total > 0:
-                ids = np.int64(1)
-                if missing > 0 and last != FIRST_ONLY:
-                    ids += missing // step
-                    if missing % step:
-                        if last == MOVED_BACK:
-                            back = missing
-                        else:
-                            ids += 1
-        begin, apart, least = lines[i, FIRST_ID], lines[i, STRIDE], since
-        if time < reached:
-            least = max(least, _least_id(begin, origin, lanes, lane_base, oldest))
-        moved = begin + back * apart
-        apart *= step
-        if begin < least:
-            hidden = min((least - begin + apart - 1) // apart, ids)
-            begin, ids = begin + hidden * apart, ids - hidden
-        if ids > 0:
-            at = _append(block, at, begin, apart, ids, time)
-        if back >= 0 and moved >= least:
-            at = _append(block, at, moved, lines[i, STRIDE], 1, time)
-    return int(at)
+        at = _starts_of(
+            lines[i, FIRST_ID], lines[i, STRIDE], lines[i, STEPS], lines[i, OBS_ROWS], lines[i, END], lines[i, TIME],
+            rule, snapshot, at, block,
+        )  # fmt: skip
+    if opened:
+        growing = ints2_at(snapshot[frozen.GROWING], snapshot[frozen.GROWING_COUNT], frozen.GROWING_COLUMNS)
+        live = ints2_at(snapshot[frozen.LIVE], LANE_ROWS, snapshot[frozen.LIVE_LANES])
+        for which in range(growing.shape[0]):
+            width, column = growing[which, 1], growing[which, 2]
+            base = (growing[which, 0] + snapshot[frozen.ORIGIN]) << POSITION_BITS
+            for lane in range(width):
+                place = np.uint64(column + lane)
+                start = live[OPEN_START, place]
+                steps = live[COMMITTED, place] - start
+                if start >= 0 and steps > 0:
+                    at = _starts_of(
+                        base + lane + start * width, width, steps, live[OBSERVED, place] - start, OPEN,
+                        live[OPEN_TIME, place], rule, snapshot, at, block,
+                    )  # fmt: skip
+    return at

@@ -14,11 +14,11 @@ Kernel = Callable[..., Any]
 # name -> module; the twin is there too, as name_plain
 _MODULES = {
     "advise": "advice",
-    "bind_snapshot": "gather",
     "bind_table": "gather",
     "draw": "prioritized",
     "find_windows": "find_windows",
     "follow": "follow",
+    "freeze": "freeze",
     "gae": "gae",
     "gather": "gather",
     "hide_oldest": "oldest",
@@ -26,6 +26,7 @@ _MODULES = {
     "nstep": "nstep",
     "offer": "offer",
     "pick": "pick",
+    "pick_random": "pick",
     "powers": "powers",
     "spans": "spans",
     "starts": "starts",

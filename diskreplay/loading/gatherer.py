@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
-from diskreplay.loading.ring import Arrays, Ring, Slot, ordinary_memory
+from diskreplay.loading.ring import Fields, Ring, Slot, ordinary_memory
 from diskreplay.loading.torch_values import torch_values
 from diskreplay.views.base import Reader, View, nested, offsets
 from diskreplay.views.page_ranges import Pages
@@ -22,7 +22,7 @@ class Gathered(NamedTuple):
     """A batch in memory, and on its way to a CUDA device where that is wanted; see `Ring.take`."""
 
     slot: Slot
-    arrays: Arrays
+    fields: Fields
     sent: Sent | None
 
 
@@ -114,7 +114,7 @@ class Gatherer:
         started = perf_counter()
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
-        slot, arrays = self._ring.take(leaves, len(ids))
+        slot, fields = self._ring.take(leaves, len(ids))
         if entropy is not None:
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
@@ -122,7 +122,7 @@ class Gatherer:
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:
             self.disk.end(begun)
-        return Gathered(slot, arrays, sent)
+        return Gathered(slot, fields, sent)
 
     def close(self) -> None:
         """End the thread that helps."""
@@ -131,9 +131,8 @@ class Gatherer:
 
     def show(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
         """Return the batch, with these weights if they are not all 1."""
-        slot, arrays, sent = gathered
+        slot, fields, sent = gathered
         if self._shows_arrays:
-            fields = slot.fields.copy()
             if weights is not None:
                 ones = fields["weight"]
                 if type(weights) is np.ndarray and weights.dtype == ones.dtype and weights.shape == ones.shape:
@@ -141,6 +140,7 @@ class Gatherer:
                 else:
                     ones[:] = weights
             return Batch(fields)
+        arrays = slot.block.arrays
         if weights is not None:
             arrays[self._weight][:] = weights
         values: Sequence[Any] = arrays

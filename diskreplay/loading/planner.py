@@ -153,9 +153,8 @@ class Planner:
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
         """Draw one batch from the store's snapshot; in place of one that has `lost` ids, if that is given."""
-        if refresh:
-            self._store.refresh()
-        snapshot, population, active = self._store.snapshot, self.population, self.active
+        snapshot = self._store.newest_snapshot() if refresh else self._store.snapshot
+        population, active = self.population, self.active
         if snapshot is not population.snapshot:
             snapshot = self._look()
         if not population.size:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from diskreplay.views.base import ALIGNMENT, Block, Leaf, offsets
 
 Memory = NDArray[np.uint8]
-Arrays = tuple[NDArray[Any], ...]
+Fields = dict[Any, Any]  # arrays by name, or by path where that has several parts
 
 POISON = 0xFF  # NaN in every float dtype, -1 in every signed one
 
@@ -33,7 +33,7 @@ def ordinary_memory(nbytes: int) -> Memory:
 class Slot:
     """One piece of memory and the block laid out in it.
 
-    ``fields`` are the arrays of the block by the first part of their names.
+    ``fields`` are the arrays of the block by name, or by path where that has several parts.
     """
 
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
@@ -45,7 +45,8 @@ class Slot:
     def lay_out(self, leaves: Sequence[Leaf], size: int) -> None:
         """Divide the memory anew; only while the slot is free."""
         self.block = Block(leaves, size, self.memory)
-        self.fields = {leaf.path[0]: array for leaf, array in zip(leaves, self.block.arrays, strict=True)}
+        names = [leaf.path if len(leaf.path) > 1 else leaf.path[0] for leaf in leaves]
+        self.fields: Fields = dict(zip(names, self.block.arrays, strict=True))
         self._references_when_free = sum(map(sys.getrefcount, self.block.arrays))
 
     @property
@@ -84,8 +85,8 @@ class Ring:
         """Count the slots, lent and free."""
         return len(self._slots)
 
-    def take(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Arrays]:
-        """Return a free slot laid out for a batch of `size` items, and its arrays; their contents are arbitrary.
+    def take(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
+        """Return a free slot laid out for a batch of `size` items, and its fields; their contents are arbitrary.
 
         Nobody else gets the slot while those arrays, or tensors made of them, are referenced.
         """
@@ -95,9 +96,9 @@ class Ring:
                 for slot in self._slots:
                     block = slot.block
                     if block.size == size and block.leaves is leaves and slot.free:
-                        return slot, tuple(block.arrays)
+                        return slot, slot.fields.copy()
             slot = self._free_slot(leaves, size)
-            return slot, tuple(slot.block.arrays)
+            return slot, slot.fields.copy()
 
     def _free_slot(self, leaves: Sequence[Leaf], size: int) -> Slot:
         """Return a free slot, a new one if need be, and drop those that are too many."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import EpisodeTable
+from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
     BEFORE,
@@ -47,6 +47,7 @@ SMALL = 1024
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_PARTLY = np.zeros((4, 0), np.int64)
+_NO_LINES = np.zeros((0, EPISODE_COLUMNS), np.int64)
 
 
 class Mark(NamedTuple):
@@ -136,7 +137,8 @@ class Population:
 
     def __init__(self, view: View, admission: Admission | None = None) -> None:
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
-        self._find_starts, self._find_ids = chosen("starts"), chosen("pick")
+        self._find_starts = chosen("starts")
+        self._find_ids, self._find_random = chosen("pick"), chosen("pick_random")
         self._admission = admission or Admission()
         self._snapshot: Any = None
         self._restored: Order | None = None  # taken over at the next fresh start
@@ -174,17 +176,17 @@ class Population:
         is_new = self._snapshot is None or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
         ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
-        still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else snapshot.open
+        still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else None
         visible: Visible = snapshot.visible
         hides, self._visible = visible.oldest is not self._visible.oldest, visible
         if ended is not None or hides:
             self._seen = seen
             if ended is not None:
-                self._take_in(ended)
+                self._take_in(snapshot, ended)
             self._hide()
             if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
                 self._sort()
-        self._end = self._write_starts(self._ended, still_open, self._partly)
+        self._end = self._write_starts(self._ended, snapshot, still_open, self._partly)
         is_reached = hides or ended is not None
         if is_reached and np.count_nonzero(self._partly[COUNT]) < self._partly.shape[1]:
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
@@ -205,21 +207,25 @@ class Population:
         self._snapshot, self._restored = None, order
         self.size = 0
 
-    def _take_in(self, ended: EpisodeTable) -> None:
+    def _take_in(self, snapshot: Any, ended: EpisodeTable) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
         if self._restored is not None and self._snapshot is None:
             self._append(self._take_over(self._restored, starting_runs(self._starts, ended, self._visible)))
             return
-        start, self._ended = self._ended, self._write_starts(self._ended, ended)
+        start, self._ended = self._ended, self._write_starts(self._ended, snapshot, ended)
         self._block.sort(start, self._ended)
         if self._ended > start:
             self._oldest_new = min(self._oldest_new, int(self._block.runs.time[start]))
 
-    def _write_starts(self, at: int, episodes: EpisodeTable, partly: Ints = _NO_PARTLY) -> int:
-        """Put what is left of some runs and those of episodes into the block from a place on; return where they end."""
-        block, lines = self._block, episodes.lines
-        block.make_room(at + partly.shape[1] + 2 * len(lines))
-        end: int = self._find_starts(lines, self._rule, *self._visible, partly, at, block.array)
+    def _write_starts(self, at: int, snapshot: Any, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY) -> int:
+        """Put what is left of some runs and those of episodes into the block from a place on; return where they end.
+
+        None are all that are open in the snapshot.
+        """
+        block, record = self._block, snapshot.record
+        lines = _NO_LINES if episodes is None else episodes.lines
+        block.make_room(at + partly.shape[1] + 2 * (len(record) if episodes is None else len(lines)))
+        end: int = self._find_starts(lines, episodes is None, self._rule, record, partly, at, block.array)
         return end
 
     def _take_over(self, order: Order, found: TimedRuns) -> TimedRuns:
@@ -281,6 +287,15 @@ class Population:
             self._scratch = np.empty(count, np.int64)
         scale = self.size if scale is None else scale
         self._find_ids(fractions, scale, self._hidden, self._end, block.array, self._scratch, out)
+        return out
+
+    def take_random(self, key: int, count: int) -> Ints:
+        """Return so many ids, each with the same probability, as a function of a random key of 63 bits."""
+        # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
+        out = np.empty(count, np.int64)
+        if len(self._scratch) != count:
+            self._scratch = np.empty(count, np.int64)
+        self._find_random(key, self._hidden, self._end, self._block.array, self._scratch, out)
         return out
 
     def runs(self) -> IdRuns:

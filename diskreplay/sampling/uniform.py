@@ -15,8 +15,7 @@ class Uniform(Distribution):
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
-        # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
-        return Draw(population.take_fractions(rng.random(size)))
+        return Draw(population.take_random(rng.bit_generator.random_raw() >> 1, size))
 
     def chances(self, population: Population, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""

@@ -17,7 +17,8 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.unwritten import NeverWritten
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.kernels import following as rows
+from diskreplay.kernels import following as rows, frozen
+from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
 from diskreplay.kernels.runs import ALL_VISIBLE, Visible
 from diskreplay.kernels.table import Kernel
@@ -62,6 +63,7 @@ class Index:
         self._is_timed = (root.capacity, root.capacity_bytes, root.max_age_s) != (None, None, None)
         self._kernels: dict[str, Kernel] = {
             "follow": rows.follow_plain,
+            "freeze": freeze_plain,
             "hide_oldest": hide_oldest_plain,
         }
         self._reset()
@@ -69,6 +71,7 @@ class Index:
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
         self._kernels["follow"] = self._live.kernel = kernel("follow")
+        self._kernels["freeze"] = kernel("freeze")
         if self._is_timed:
             self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
 
@@ -83,10 +86,12 @@ class Index:
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
-        self._live = LiveLanes(self._kernels["follow"])
         self._log = EpisodeLog(self._generation)
+        self._live = LiveLanes(self._kernels["follow"], self._log, self._origin, self._take_ended, self._attend)
+        self._live.use(*self._read_tables())
         self._visible = ALL_VISIBLE
         self._segments: SegmentTable | None = None
+        self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
         self._frontier = Frontier(self._root.capacity, self._kernels["hide_oldest"])
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
@@ -116,15 +121,16 @@ class Index:
             self._list_growing()
             self._tables.forget()
 
-    def refresh(self) -> int:
-        """Look again; return how many steps became visible since the snapshot before, evicted ones aside."""
+    def refresh(self) -> tuple[Snapshot, int]:
+        """Look again; return a snapshot, and how many steps became visible since the one before, evicted ones aside."""
         with self._lock:
             try:
                 if self._broken:
                     self._generation = self._log.generation + 1
                     self._reset()
-                    return len(self.snapshot)
-                return self._update(force=False)
+                    return self.snapshot, len(self.snapshot)
+                arrived = self._update(force=False)
+                return self.snapshot, arrived
             except BaseException as error:
                 # Interrupted halfway: what was taken in already is not known, so the next look starts anew.
                 self._broken = True
@@ -148,7 +154,7 @@ class Index:
         steps, self._lost = self._log.steps + self._live.open_steps, 0
         if changed or time.monotonic() >= self._look_again_at:
             changed |= self._take_newly_sealed()
-        changed = self._follow_lanes(changed)
+        changed = self._live.follow(changed)
         arrived += self._log.steps + self._live.open_steps - steps + self._lost
         if self._is_timed and (changed or self._root.max_age_s is not None):
             self._hide_oldest(changed)
@@ -157,11 +163,6 @@ class Index:
                 self._follow_log()
             self.snapshot = self._freeze()
         return arrived
-
-    def _follow_lanes(self, changed: bool) -> bool:
-        return self._live.follow(
-            self._read_tables, self._origin, self._rows, changed, self._log, self._take_ended, self._attend
-        )
 
     def _read_tables(self) -> tuple[LeafTable, LeafTable | None]:
         leaves = self._tables.leaves
@@ -182,7 +183,7 @@ class Index:
             except (SegmentGone, *DAMAGE) as error:
                 steps = self._log.steps + self._live.open_steps
                 self._leave_out(self._frontier.needed - self._origin, error)
-                changed = self._follow_lanes(True)
+                changed = self._live.follow(True)
                 self._lost += steps - self._log.steps - self._live.open_steps
         if changed or self._frontier.oldest is not before:
             self.snapshot = self._freeze()
@@ -325,6 +326,7 @@ class Index:
         for slot in slots:
             self._live.segments.pop(slot, None)
         self._tables = self._tables.without(slots)
+        self._live.use(*self._read_tables())
         self._list_growing()
         self._gone.extend(slot + self._origin for slot in slots)
         self._evictions.forget(np.array(slots) + self._origin)
@@ -345,7 +347,7 @@ class Index:
     # --- rows that come ----------------------------------------------------------------------------------------------
 
     def _list_growing(self) -> None:
-        self._live.list(self._lane_base, self._clocks)
+        self._live.list(self._rows, self._lane_base, self._clocks)
 
     def _take_ended(self, count: int) -> None:
         """Add the first lines behind the log to it, but for episodes that were evicted or lost."""
@@ -491,34 +493,39 @@ class Index:
         return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
     def _freeze(self) -> Snapshot:
-        frontier, visible = self._frontier, self._visible
+        frontier, visible, growing = self._frontier, self._visible, self._live.growing
+        segments = self._segments
+        if (
+            segments is None
+            or growing is not self._listed
+            or segments.hidden is not self._evictions.found
+            or segments.generation != self._log.generation
+        ):
+            segments = self._list_segments()
         if visible.oldest is not frontier.oldest or visible.reached != frontier.reached:
             visible = Visible(frontier.reached, self._origin, self._lanes, self._lane_base, frontier.oldest)
             self._visible = visible
-        committed, observed = self._rows[: rows.OBSERVED + 1].copy()
-        steps, log = self._log.steps + self._live.open_steps - frontier.hidden, self._log.table
-        segments = self._segment_table()
-        return Snapshot(segments, steps, committed, observed, log, self._live.open, visible, frontier.until)
+            segments.head[frozen.REACHED] = frontier.reached
+        record = np.empty(self._record_size, np.int64)
+        self._kernels["freeze"](growing, self._rows, frontier.oldest, segments.head, record)
+        steps = self._log.steps + self._live.open_steps - frontier.hidden
+        return Snapshot(segments, steps, record, self._rows, self._log.table, visible, frontier.until)
 
-    def _segment_table(self) -> SegmentTable:
-        """Return what is known of segments: the same as before where all of it is."""
-        known = self._segments
-        if known is None or not (
-            known.lanes is self._lanes
-            and known.sealed is self._sealed
-            and known.tables is self._tables
-            and known.hidden is self._evictions.found
-            and known.generation == self._log.generation
-        ):
-            known = self._segments = SegmentTable(
-                schema=self._root.schema,
-                tables=self._tables,
-                origin=self._origin,
-                lanes=self._lanes,
-                lane_base=self._lane_base,
-                clocks=self._clocks,
-                sealed=self._sealed,
-                hidden=self._evictions.found,
-                generation=self._log.generation,
-            )
-        return known
+    def _list_segments(self) -> SegmentTable:
+        """Make the table of segments; whatever changes one of its arrays lists those that may grow anew."""
+        self._listed = self._live.growing
+        self._segments = segments = SegmentTable.of(
+            self._listed,
+            schema=self._root.schema,
+            tables=self._tables,
+            origin=self._origin,
+            lanes=self._lanes,
+            lane_base=self._lane_base,
+            clocks=self._clocks,
+            sealed=self._sealed,
+            hidden=self._evictions.found,
+            generation=self._log.generation,
+        )
+        segments.head[frozen.REACHED] = self._frontier.reached
+        self._record_size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
+        return segments

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from diskreplay.format import layout
 from diskreplay.format.root import Root
 from diskreplay.format.segment import read_segment
 from diskreplay.format.trust import map_trusted
-from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, Ints
+from diskreplay.ids import Ints
 from diskreplay.kernels import following as rows
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.log import EpisodeLog
@@ -63,123 +62,126 @@ class LiveSegment:
         return changed
 
 
+class _NoTable:
+    """In place of the table of times where they are of no use."""
+
+    holder, bases = None, _NONE
+
+
 class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
+
+    Parameters
+    ----------
+    kernel : callable
+        `kernels.follow`, or its plain twin.
+    log : EpisodeLog
+        Behind which the lines of episodes that end are written.
+    origin : int
+        The number of the first slot's segment.
+    take : callable
+        Is told how many of these are filled.
+    attend : callable
+        Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns whether
+        something has changed by that.
 
     Attributes
     ----------
     segments : dict of int to LiveSegment
         By slot; `list` is called when it has changed.
-    kernel : callable
-        `kernels.follow`, or its plain twin.
+    flags, times : LeafTable
+        The tables of flags and of times; the latter may be `_NoTable`.
     growing : (n, 7) int64
         The segments; see `kernels.following`.
-    open : EpisodeTable
-        The open episodes of all lanes.
     open_steps : int
-        Their steps.
+        The steps of the open episodes of all lanes.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        log: EpisodeLog,
+        origin: int,
+        take: Callable[[int], None],
+        attend: Callable[[int, bool], bool],
+    ) -> None:
         self.segments: dict[int, LiveSegment] = {}
-        self.kernel = kernel
-        self.open = EpisodeTable.concatenate([])
+        self.kernel, self._log, self._origin, self._take, self._attend = kernel, log, origin, take, attend
         self.open_steps = 0
-        found = np.zeros(rows.FOUND, np.int64)
-        self._found = found.data  # the same as Python's own numbers
-        self._arguments: tuple[Any, ...] = (found,)
-        self._made_for: tuple[Any, ...] = (None,) * 5
-        self.list(_NONE, _NONE)
+        self._numbers = np.zeros(rows.FOUND, np.int64)
+        self._found = self._numbers.data  # the same as Python's own numbers
+        self.flags: LeafTable
+        self.times: LeafTable | type[_NoTable] = _NoTable
 
-    def list(self, lane_base: Ints, clocks: Ints) -> None:
+    def use(self, flags: LeafTable, times: LeafTable | None) -> None:
+        """Read flags and times from these tables from now on; None: times are of no use."""
+        self.flags, self.times = flags, times or _NoTable
+
+    def list(self, lanes: Ints, lane_base: Ints, clocks: Ints) -> None:
         """Make the table of segments.
 
         Parameters
         ----------
+        lanes : (5, n) int64
+            What is known of all lanes; see `kernels.following`.
         lane_base : (slots,) int64
             Where the lanes of each segment are among those of all.
         clocks : (slots,) int64
             What is added to the times of each segment.
         """
+        self._lanes = lanes
         self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
-        lanes = 0
         for line, slot in zip(self.growing, sorted(self.segments), strict=True):
             live = self.segments[slot]
-            lanes += len(live.info.lanes)
             line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), lane_base[slot]
             line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
             line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, clocks[slot]
-        self._opened = np.empty((lanes, EPISODE_COLUMNS), np.int64)
+        self._flag_bases: Ints | None = None  # what was seen of the tables, which is nothing
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
-    def follow(
-        self,
-        tables: Callable[[], tuple[LeafTable, LeafTable | None]],
-        origin: int,
-        lanes: Ints,
-        changed: bool,
-        log: EpisodeLog,
-        take: Callable[[int], None],
-        attend: Callable[[int, bool], bool],
-    ) -> bool:
-        """Take in what lanes have published; tell whether that, or what came before, was anything.
-
-        Parameters
-        ----------
-        tables : callable
-            Returns the tables of flags and of times; None: times are of no use.
-        origin : int
-            The number of the first slot's segment.
-        lanes : (5, n) int64
-            What is known of all lanes; see `kernels.following`.
-        changed : bool
-            Whether something else has changed.
-        log : EpisodeLog
-            Behind which the lines of episodes that end are written.
-        take : callable
-            Is told how many of these are filled.
-        attend : callable
-            Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns
-            whether something has changed by that.
-        """
+    def follow(self, changed: bool) -> bool:
+        """Take in what lanes have published; tell whether that, or what came before, was anything."""
         found = self._found
         found[rows.CHANGED] = changed
         while True:
-            flags, times = tables()
+            flags, times = self.flags, self.times
             # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
-            _held = flags.holder, None if times is None else times.holder
-            made_for = self.growing, lanes, log.table, flags.bases, None if times is None else times.bases
-            if not all(map(is_, made_for, self._made_for)):
-                self._prepare(flags, times, origin, lanes, log)
+            _held = flags.holder, times.holder
+            if (
+                flags.bases is not self._flag_bases
+                or times.bases is not self._time_bases
+                or self._log.table is not self._table
+            ):
+                self._prepare(flags, times)
             status = self.kernel(*self._arguments)
             if count := found[rows.ENDED]:
                 found[rows.ENDED] = 0
-                take(count)
+                self._take(count)
             if status == rows.DONE:
                 break
             slot = int(self.growing[found[rows.LEFT], rows.SLOT])
-            found[rows.CHANGED] |= attend(slot, status == rows.DAMAGED)
+            found[rows.CHANGED] |= self._attend(slot, status == rows.DAMAGED)
         if not found[rows.CHANGED]:
             return False
-        self.open, self.open_steps = EpisodeTable(self._opened[: found[rows.OPENED]].copy()), found[rows.OPEN_STEPS]
+        self.open_steps = found[rows.OPEN_STEPS]
         return True
 
-    def _prepare(self, flags: LeafTable, times: LeafTable | None, origin: int, lanes: Ints, log: EpisodeLog) -> None:
+    def _prepare(self, flags: LeafTable, times: LeafTable | type[_NoTable]) -> None:
         """Collect the arguments of the kernel: they stay the same until one of these is replaced."""
-        ended = log.room(2 * MANY_ROWS)
+        ended = self._log.room(2 * MANY_ROWS)
         arguments: list[Any] = [self.growing]
-        seen: list[Ints | None] = []
+        seen: list[Ints] = []
         for table in flags, times:
-            if table is None:
+            if isinstance(table, LeafTable):
+                _held, chunks, first_chunk, bases = table.addresses()
+                arguments += [first_chunk, chunks, table.shift, bases]
+            else:
                 arguments += [_NONE] * 4
-                seen.append(None)
-                continue
-            _held, chunks, first_chunk, bases = table.addresses()
-            arguments += [first_chunk, chunks, table.shift, bases]
-            seen.append(bases)
-        self._arguments = (*arguments, origin, lanes, ended, self._opened, self._arguments[-1])
-        self._made_for = self.growing, lanes, log.table, *seen
+            seen.append(arguments[-1])
+        self._arguments = (*arguments, self._origin, self._lanes, ended, self._numbers)
+        self._flag_bases, self._time_bases = seen
+        self._table = self._log.table

@@ -10,7 +10,8 @@ from diskreplay.errors import InvalidIndex, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.kernels.runs import Visible
+from diskreplay.kernels import following, frozen
+from diskreplay.kernels.runs import Visible, open_episodes
 from diskreplay.store.hidden import Hidden
 from diskreplay.store.tables import LeafTable, Tables
 
@@ -24,6 +25,10 @@ class SegmentTable(NamedTuple):
     ``clocks``, the wall time at which the clock of its rows began, in nanoseconds since the epoch. The episodes in
     ``hidden`` were evicted by hand or lost to damage, and are in no table of episodes. Positions in the log of ended
     episodes mean the same episode in every snapshot of one ``generation``.
+
+    ``growing`` are the segments that may grow, ``live_base`` says where their lanes are among those that may, -1 for
+    others, and ``live_places`` where each of these is among all; ``head`` is what is the same in all records of these
+    snapshots: see `kernels.frozen`.
     """
 
     schema: Schema
@@ -35,6 +40,26 @@ class SegmentTable(NamedTuple):
     sealed: NDArray[np.bool_]
     hidden: Hidden
     generation: int
+    growing: NDArray[np.int64]
+    live_base: NDArray[np.int64]
+    live_places: NDArray[np.int64]
+    head: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, growing: NDArray[np.int64], **columns: Any) -> "SegmentTable":
+        """Return the table of these columns; ``growing`` is that of `LiveLanes`."""
+        slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
+        column = np.cumsum(width) - width
+        lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
+        lanes, lane_base = columns["lanes"], columns["lane_base"]
+        live_base, head = np.full(len(lanes), -1), np.zeros(frozen.HEAD, np.int64)
+        live_base[slot] = column
+        head[[frozen.ORIGIN, frozen.SLOTS, frozen.LIVE_LANES]] = columns["origin"], len(lanes), width.sum()
+        arrays = [array.ctypes.data for array in (lanes, lane_base, live_base, lines)]
+        head[[frozen.LANES, frozen.LANE_BASE, frozen.LIVE_BASE, frozen.GROWING]] = arrays
+        head[frozen.GROWING_COUNT] = len(lines)
+        places = frozen.places_of(place, width)
+        return cls(growing=lines, live_base=live_base, live_places=places, head=head, **columns)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,16 +71,20 @@ class Snapshot:
     by a capacity or for its age. Hidden are all steps that were published before ``hidden_before``, and none of an
     episode that began at ``visible.reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
     the order they were found, ``open`` the others.
+
+    ``record`` is what kernels read, with what was known of the lanes that may grow. ``lane_rows`` is what is known of
+    all lanes; it is the index's own, and only what it says of sealed lanes stays as it is.
     """
 
     segments: SegmentTable
     steps: int
-    committed: NDArray[np.int64]
-    observed: NDArray[np.int64]
+    record: NDArray[np.int64]
+    lane_rows: NDArray[np.int64]
     log: EpisodeTable
-    open: EpisodeTable
     visible: Visible
     hidden_before: int
+    _open: EpisodeTable | None = field(default=None, init=False, repr=False)
+    _counters: NDArray[np.int64] | None = field(default=None, init=False, repr=False)
     _episodes: EpisodeTable | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -106,6 +135,36 @@ class Snapshot:
     def hidden(self) -> Hidden:
         """Episodes that were evicted by hand or lost to damage."""
         return self.segments.hidden
+
+    @property
+    def committed(self) -> NDArray[np.int64]:
+        """The complete rows of each lane."""
+        return self._rows_of_lanes()[following.COMMITTED]
+
+    @property
+    def observed(self) -> NDArray[np.int64]:
+        """The rows of each lane whose observation is there."""
+        return self._rows_of_lanes()[following.OBSERVED]
+
+    def _rows_of_lanes(self) -> NDArray[np.int64]:
+        found = self._counters
+        if found is None:
+            found = self.lane_rows[: following.OBSERVED + 1].copy()
+            found[:, self.segments.live_places] = self._live[: following.OBSERVED + 1]
+            self._counters = found
+        return found
+
+    @property
+    def _live(self) -> NDArray[np.int64]:
+        return self.record[frozen.HEAD :].reshape(following.LANE_ROWS, -1)
+
+    @property
+    def open(self) -> EpisodeTable:
+        """The open episodes."""
+        found = self._open
+        if found is None:
+            found = self._open = open_episodes(self.origin, self.segments.growing, self._live)
+        return found
 
     @property
     def oldest(self) -> NDArray[np.int64]:

@@ -133,7 +133,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The frozen state that everything here is read from."""
-        return (self._index or self._open_index()).snapshot
+        return self._open_index().snapshot
 
     def __len__(self) -> int:
         """Return the number of steps in the current snapshot."""
@@ -151,8 +151,12 @@ class Store:
 
     def refresh(self) -> int:
         """Take a new snapshot; return how many steps became visible with it."""
-        # By the attribute, here and for the snapshot: both are asked for at every batch.
-        return (self._index or self._open_index()).refresh()
+        return self._open_index().refresh()[1]
+
+    def newest_snapshot(self) -> Snapshot:
+        """Take a new snapshot and return it."""
+        # By the attribute: this is asked for at every batch.
+        return (self._index or self._open_index()).refresh()[0]
 
     def follow_compiled(self) -> None:
         """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin."""

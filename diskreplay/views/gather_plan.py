@@ -109,9 +109,10 @@ class GatherPlan:
                 held.append(self._look())
             # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
             if helper is None or block.nbytes < SHARED:
-                bad = self._kernel(ids, block.addresses, self._record, 0, size)
+                bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, size)
             else:
-                bad = in_halves(helper, size, partial(self._kernel, ids, block.addresses, self._record))
+                arguments = ids, block.addresses, snapshot.record, self._record
+                bad = in_halves(helper, size, partial(self._kernel, *arguments))
             if bad < 0:
                 return
             if attempt < ATTEMPTS:
@@ -168,14 +169,10 @@ class GatherPlan:
     def _follow(self, snapshot: Any) -> None:
         """Use a new snapshot: most often its segments, and so its tables, are those of the one before."""
         before, self._snapshot = self._snapshot, None
-        if before is None or snapshot.lanes is not before.lanes:
+        if before is None or snapshot.segments is not before.segments:
             tables = [snapshot.leaf(leaf) for leaf in self._leaves]
             if tables != self._tables:
                 self._tables, self._seen_bases = tables, [None] * len(tables)
-        chosen("bind_snapshot")(
-            self._record, snapshot.origin, snapshot.lanes, snapshot.lane_base, snapshot.sealed, snapshot.oldest,
-            snapshot.committed, snapshot.observed,
-        )  # fmt: skip
         self._snapshot = snapshot
 
     def _look(self) -> list[Any]:

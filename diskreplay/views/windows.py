@@ -65,10 +65,8 @@ class Windows:
     def _find_windows(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
         _held, chunks, first_chunk, bases = done.addresses()
         place: int = chosen("find_windows")(
-            ids, n, stack, whole, snapshot.origin, snapshot.oldest, snapshot.lanes, snapshot.lane_base,
-            snapshot.committed, snapshot.observed, snapshot.sealed,
-            first_chunk, chunks, done.shift, bases, self.table, self.ends,
-        )  # fmt: skip
+            ids, n, stack, whole, snapshot.record, first_chunk, chunks, done.shift, bases, self.table, self.ends
+        )
         return place
 
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:

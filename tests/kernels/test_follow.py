@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, STEPS, TIME
+from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
 from diskreplay.kernels import following, jit
 from diskreplay.kernels.following import follow_plain
 from diskreplay.kernels.table import KERNELS
@@ -59,15 +59,14 @@ class Lanes:
         self.observed[:] = self.committed + rng.integers(0, 2, len(self.committed))
 
     def followed(self, kernel, lanes: np.ndarray):
-        """Return status and what was found, and the episodes that ended and that are open; ``lanes`` is changed."""
+        """Return status and what was found, and the episodes that ended; ``lanes`` is changed."""
         ended = np.zeros((60, EPISODE_COLUMNS), np.int64)
-        opened = np.zeros((len(self.flags), EPISODE_COLUMNS), np.int64)
         found = np.zeros(following.FOUND, np.int64)
         first, bits = np.zeros(1, np.int64), CHUNK.bit_length() - 1
         flags = first, np.array([self.room]), np.array([bits]), self.bases
         times = first, np.array([CHUNKS // 2]), np.array([bits + 1]), self.time_bases
-        status = kernel(self.growing, *flags, *times, ORIGIN, lanes, ended, opened, found)
-        return status, found, ended[: found[following.ENDED]], opened[: found[following.OPENED]]
+        status = kernel(self.growing, *flags, *times, ORIGIN, lanes, ended, found)
+        return status, found, ended[: found[following.ENDED]]
 
 
 def untouched(lanes: int) -> np.ndarray:
@@ -106,10 +105,10 @@ def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kern
     rng = np.random.default_rng(case)
     flags = [episodes_of(rng) for _ in range(3)]
     lanes, state, parts = Lanes(flags, ROWS), untouched(3), []
-    opened = np.zeros((0, EPISODE_COLUMNS), np.int64)
+    found = np.zeros(following.FOUND, np.int64)
     while (state[following.COMMITTED] < ROWS).any():
         lanes.publish(rng)
-        status, _, ended, opened = lanes.followed(KERNELS["follow"][kernel], state)
+        status, found, ended = lanes.followed(KERNELS["follow"][kernel], state)
         assert status == following.DONE
         parts.append(ended.copy())
     three = np.full(3, 3)
@@ -121,7 +120,7 @@ def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kern
     every[:, TIME] = 0  # a scan of flags knows none
     assert sorted(every.tolist()) == sorted(whole.ended.lines.tolist())
     np.testing.assert_array_equal(state[following.OPEN_START], whole.open_start)
-    assert opened[:, STEPS].sum() == (ROWS - whole.open_start)[whole.open_start >= 0].sum()
+    assert found[following.OPEN_STEPS] == (ROWS - whole.open_start)[whole.open_start >= 0].sum()
 
 
 def test_rows_behind_the_room_of_a_segment_belong_to_another_one() -> None:

@@ -8,13 +8,17 @@ from hypothesis import given, strategies as st
 
 from diskreplay.buffers.replay import Since
 from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
+from diskreplay.kernels import following, frozen
+from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, TIME, TimedRuns, least_ids, without_hidden
 from diskreplay.kernels.table import KERNELS
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
+from tests.kernels.test_twins import segments_of
 from tests.views.fakes import Columns, runs_of, without
+from tests.views.strategies import snapshots
 
 VIEWS = [
     Transitions(),
@@ -49,12 +53,17 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
     wanted = [run for run in zip(*(column.tolist() for column in clipped[:3]), strict=True) if run[2]]
     wanted += list(zip(*(column.tolist() for column in runs_of(view, table, visible)), strict=True))
     assert all(count > 0 for _, _, count in wanted)
-    rule = np.array(view.starts, np.int64)
+    rule, segments = np.array(view.starts, np.int64), segments_of(np.full(5, 3))
+    segments.head[frozen.REACHED] = visible.reached
+    record, rows = np.empty(frozen.HEAD, np.int64), np.zeros((following.LANE_ROWS, 15), np.int64)
+    freeze_plain(
+        np.zeros((0, following.GROWING_COLUMNS), np.int64), rows, visible.oldest, segments.head, record
+    )  # fmt: skip
     for kernel in KERNELS["starts"]:
         block = np.full((BLOCK_ROWS, 21), -1, np.int64)
         block[BEFORE] = 7
         still = partly.copy()
-        end = kernel(table.lines, rule, *visible, still, 2, block)
+        end = kernel(table.lines, 0, rule, record, still, 2, block)
         written = block[:, 2:end]
         assert list(zip(*written[: COUNT + 1].tolist(), strict=True)) == wanted
         np.testing.assert_array_equal(np.diff(block[BEFORE, 2 : end + 1]), written[COUNT])
@@ -62,3 +71,16 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
         np.testing.assert_array_equal(still, np.stack(clipped))
         assert (block[:BEFORE, end:] == -1).all()
         assert (block[BEFORE, end + 1 :] == 7).all()
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+@given(snapshots())
+def test_episodes_that_are_open_in_a_snapshot_are_like_lines_of_a_table(view: Any, snapshot: Any) -> None:
+    rule, nothing = np.array(view.starts, np.int64), np.zeros((4, 0), np.int64)
+    found = []
+    for kernel in KERNELS["starts"]:
+        for lines, opened in ((snapshot.open.lines, 0), (snapshot.open.lines[:0], 1)):
+            block = np.full((BLOCK_ROWS, 64), 0, np.int64)
+            end = kernel(lines, opened, rule, snapshot.record, nothing, 0, block)
+            found.append(block[:, : end + 1].tolist())
+    assert found[1:] == found[:-1]

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay
-from diskreplay.kernels import find_windows as rows, gather as plans, jit
+from diskreplay.kernels import find_windows as rows, following, frozen, gather as plans, jit
+from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, FIRST, STRIDE
 from diskreplay.kernels.table import KERNELS, chosen
+from diskreplay.store.snapshot import SegmentTable
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
 
@@ -35,9 +37,9 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "bind_snapshot", "bind_table", "draw", "find_windows", "follow", "gae", "gather",
-        "hide_oldest", "locate", "nstep", "offer", "pick", "powers", "spans", "starts", "stream", "sumtree_find",
-        "sumtree_set", "update", "weights",
+        "advise", "bind_table", "draw", "find_windows", "follow", "freeze", "gae", "gather",
+        "hide_oldest", "locate", "nstep", "offer", "pick", "pick_random", "powers", "spans", "starts", "stream",
+        "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -60,10 +62,7 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
     arrays = table_arrays(snapshot, "done", mapped, rng)
     candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model)]
     ids = rng.choice(np.array(candidates, np.int64), 20)
-    inputs = (
-        n, stack, whole, snapshot.origin, snapshot.oldest, snapshot.lanes, snapshot.lane_base,
-        snapshot.committed, snapshot.observed, snapshot.sealed, *arrays,
-    )  # fmt: skip
+    inputs = (n, stack, whole, snapshot.record, *arrays)
     # One by one, so that the ids behind the first bad one are compared too.
     for step_id in ids:
         out = np.zeros((rows.WINDOW_ROWS, 1), np.int64), np.zeros(1, np.uint8)
@@ -75,6 +74,50 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
     out = np.zeros((rows.WINDOW_ROWS, len(ids)), np.int64), np.zeros(len(ids), np.uint8)
     fast, plain = both("find_windows", (ids, *inputs), out)
     assert fast[0] == plain[0]
+
+
+def segments_of(lanes: np.ndarray, growing: np.ndarray | None = None) -> SegmentTable:
+    """Return a table of segments with so many lanes."""
+    if growing is None:
+        growing = np.zeros((0, following.GROWING_COLUMNS), np.int64)
+    columns = dict.fromkeys(("schema", "tables", "clocks", "sealed", "hidden", "generation"))
+    return SegmentTable.of(growing, origin=0, lanes=lanes, lane_base=np.cumsum(lanes) - lanes, **columns)
+
+
+def record_of(table: SegmentTable) -> np.ndarray:
+    """Return the record of a snapshot in which nothing is known of lanes."""
+    record, rows = np.empty(frozen.HEAD, np.int64), np.zeros((following.LANE_ROWS, 0), np.int64)
+    freeze_plain(np.zeros((0, following.GROWING_COLUMNS), np.int64), rows, rows[0], table.head, record)
+    return record
+
+
+@compiled
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8), seeds)
+def test_freeze(segments: list[tuple[int, bool]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lanes, grows = np.array(segments, np.int64).reshape(-1, 2).T
+    slots = np.flatnonzero((grows > 0) & (lanes > 0))
+    growing = rng.integers(0, 99, (len(slots), following.GROWING_COLUMNS))
+    growing[:, following.SLOT], growing[:, following.LANES] = slots, lanes[slots]
+    growing[:, following.PLACE] = (np.cumsum(lanes) - lanes)[slots]
+    table = segments_of(lanes, growing)
+    rows, oldest = rng.integers(-1, 9, (following.LANE_ROWS, lanes.sum())), rng.integers(0, 9, lanes.sum())
+    record = np.empty(frozen.HEAD + following.LANE_ROWS * len(table.live_places), np.int64)
+    fast, plain = both("freeze", (growing, rows, oldest, table.head), (record,))
+    for column in set(range(len(record))) - {frozen.LIVE}:
+        assert fast[1][column] == plain[1][column]
+    for _, found in fast, plain:
+        assert found[frozen.LIVE] == found.ctypes.data + 8 * frozen.HEAD
+        seen = frozen.Frozen.of(found)
+        np.testing.assert_array_equal(seen.live, rows[:, table.live_places])
+        np.testing.assert_array_equal(seen.oldest, oldest)
+        rows_then = rows.copy()
+        rows[:, table.live_places] = 77  # what is followed later
+        for slot, width in enumerate(lanes.tolist()):
+            for lane in range(width):
+                place = table.lane_base[slot] + lane
+                assert seen.rows_of(following.OBSERVED, slot, lane) == rows_then[following.OBSERVED, place]
+        rows[:] = rows_then
 
 
 class Line(NamedTuple):
@@ -95,10 +138,9 @@ def gather_both(
     memory = np.zeros((rows.WINDOW_ROWS + 1, items), np.int64)
     for row, values in places.items():
         memory[row] = values
-    no_rows, none = np.zeros(0, np.int64), np.zeros(len(lanes), np.int64)
+    no_rows, table = np.zeros(0, np.int64), segments_of(lanes)
     for number, kernel in enumerate(KERNELS["gather"]):
         record = np.zeros(plans.HEAD + len(lines) * plans.COLUMNS, np.int64)
-        KERNELS["bind_snapshot"][number](record, 0, lanes, none, np.zeros(len(lanes), bool), no_rows, no_rows, no_rows)
         sources = np.empty((len(lines), items), np.int64)
         record[[plans.WINDOWS, plans.ITEMS, plans.SOURCES]] = memory.ctypes.data, items, sources.ctypes.data
         record[[plans.LINES, plans.COPIED, plans.STREAMED]] = len(lines), len(lines), streamed
@@ -109,7 +151,7 @@ def gather_both(
             bounds = rows.OWN, rows.OWN_STOP, line.offset, line.length, target
             record[at + plans.BEGIN : at + plans.TARGET + 1] = bounds
         addresses = np.array([out.ctypes.data for out in outs], np.int64)
-        found.append((kernel(no_rows, addresses, record, begin, items), *outs))
+        found.append((kernel(no_rows, addresses, record_of(table), record, begin, items), *outs))
     return found
 
 
@@ -156,8 +198,7 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
     found = []
     for number, kernel in enumerate(KERNELS["gather"]):
         record = np.zeros(plans.HEAD + len(dtypes) * plans.COLUMNS, np.int64)
-        none = np.zeros(1, np.int64)
-        KERNELS["bind_snapshot"][number](record, 0, lanes, none, np.zeros(1, bool), none, none, none)
+        none, segments = np.zeros(1, np.int64), segments_of(lanes)
         sources = np.empty((len(dtypes), size), np.int64)
         record[[plans.WINDOWS, plans.ITEMS, plans.SOURCES]] = memory.ctypes.data, size, sources.ctypes.data
         record[[plans.LINES, plans.GAMMA]] = len(dtypes), np.float64(0.9).view(np.int64)
@@ -173,7 +214,7 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
             record[at + plans.FACTOR] = np.float64(0.3).view(np.int64)
         outs = [np.zeros(size, dtype) for dtype in ("f4", "f4", "?", "?")]
         addresses = np.array([out.ctypes.data for out in outs], np.int64)
-        assert kernel(np.zeros(0, np.int64), addresses, record, 0, size) == -1
+        assert kernel(np.zeros(0, np.int64), addresses, record_of(segments), record, 0, size) == -1
         found.append(outs)
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -259,6 +300,30 @@ def test_pick(counts: list[int], seed: int) -> None:
     inputs = (positions / 2, 2.0, low, len(counts), block, np.zeros(size, np.int64))
     fast, plain = both("pick", inputs, (np.zeros(size, np.int64),))
     assert fast[1].tolist() == plain[1].tolist() == ids
+
+
+@compiled
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any), st.integers(0, 2**63 - 1))
+def test_pick_random(counts: list[int], key: int) -> None:
+    before = np.concatenate([[0], np.cumsum(counts)])
+    block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
+    block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = 100 * np.arange(len(counts)), 3, before
+    low = int(np.flatnonzero(counts)[0])
+    inputs = (key, low, len(counts), block, np.zeros(64, np.int64))
+    fast, plain = both("pick_random", inputs, (np.zeros(64, np.int64),))
+    assert fast[1].tolist() == plain[1].tolist()
+    assert set(fast[1].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
+
+
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    # The first three from the state 1234567, as published with Vigna's reference code.
+    wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    block = np.zeros((BLOCK_ROWS, 2), np.int64)
+    block[STRIDE, 0], block[BEFORE, 1] = 1, 1 << 53
+    for pick in KERNELS["pick_random"] if jit.COMPILED else [KERNELS["pick_random"][1]]:
+        out = np.zeros(3, np.int64)
+        pick(1234567, 0, 1, block, np.zeros(3, np.int64), out)
+        assert out.tolist() == [number >> 11 for number in wanted]
 
 
 @compiled

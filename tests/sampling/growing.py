@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from diskreplay.ids import POSITION_MASK
+from diskreplay.kernels import following
 from diskreplay.kernels.runs import least_ids
 from diskreplay.sampling.population import Population
 from diskreplay.views.transitions import Transitions
-from tests.views.fakes import Columns, without
+from tests.views.fakes import Columns, frozen_of, without
 
 
 class FakeStore:
@@ -46,7 +48,13 @@ class FakeStore:
             for lane, steps in enumerate(self.open[s])
             if steps
         ]
-        snapshot.open = Columns.of(rows)
+        known = np.full((following.LANE_ROWS, len(snapshot.oldest)), -1, np.int64)
+        for first, width, steps, *_ in rows:
+            place = snapshot.visible.lane_base[first >> 35] + (first & POSITION_MASK) % width
+            known[[following.COMMITTED, following.OBSERVED], place] = (first & POSITION_MASK) // width + steps
+        sealed = np.zeros(len(lanes), np.bool_)
+        frozen = frozen_of(snapshot.visible, known, sealed, Columns.of(rows))
+        snapshot.record, snapshot.alive, snapshot.open = frozen
         return snapshot
 
     def id(self, segment: int, lane: int, row: int) -> int:

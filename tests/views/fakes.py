@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.ids import EpisodeTable
-from diskreplay.kernels.runs import IdRuns, Visible, least_ids, starting_runs
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.kernels import following, frozen
+from diskreplay.kernels.frozen import freeze_plain
+from diskreplay.kernels.runs import IdRuns, Visible, least_ids, open_episodes, starting_runs
+from diskreplay.store.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 
 SCHEMA = dr.Schema(
@@ -92,6 +95,33 @@ class Table:
                 self.bases[place] = self.holder[place].ctypes.data
 
 
+def frozen_of(
+    visible: Visible, rows: np.ndarray, sealed: np.ndarray, still_open: EpisodeTable
+) -> tuple[np.ndarray, Any, EpisodeTable]:
+    """Return the record that kernels read of a snapshot, what keeps it alive, and the open episodes in its order.
+
+    `rows` has what is known of all lanes, but for these episodes. All that is not sealed may grow.
+    """
+    reached, origin, lanes, lane_base, oldest = visible
+    slots = np.flatnonzero(~sealed & (lanes > 0))
+    listed = np.zeros((len(slots), following.GROWING_COLUMNS), np.int64)
+    listed[:, following.SLOT], listed[:, following.LANES] = slots, lanes[slots]
+    listed[:, following.PLACE] = lane_base[slots]
+    position, width = still_open.first & POSITION_MASK, still_open.stride
+    place = lane_base[(still_open.first >> POSITION_BITS) - origin] + position % width
+    rows[following.OPEN_START, place], rows[following.OPEN_END, place] = position // width, still_open.end
+    rows[following.OPEN_TIME, place] = still_open.time
+    columns = {name: None for name in ("schema", "tables", "clocks", "hidden", "generation")}
+    table = SegmentTable.of(
+        listed, origin=origin, lanes=lanes, lane_base=lane_base, sealed=sealed, **columns
+    )  # fmt: skip
+    table.head[frozen.REACHED] = reached
+    record = np.empty(frozen.HEAD + following.LANE_ROWS * len(table.live_places), np.int64)
+    freeze_plain(listed, rows, oldest, table.head, record)
+    live = record[frozen.HEAD :].reshape(following.LANE_ROWS, -1)
+    return record, (visible, rows, table), open_episodes(origin, table.growing, live)
+
+
 @dataclass
 class Snapshot:
     """As the store's: see `diskreplay.store.snapshot`. `model` gives the episode and step of every step's id.
@@ -112,7 +142,7 @@ class Snapshot:
     def __post_init__(self) -> None:
         self.lanes = np.array([len(s.lanes) if s else 0 for s in self.segments], np.int64)
         self.lane_base = np.cumsum(self.lanes) - self.lanes
-        self.sealed = np.array([bool(s and s.sealed) for s in self.segments])
+        self.sealed = np.array([bool(s and s.sealed) for s in self.segments], np.bool_)
         self.committed = np.zeros(self.lanes.sum(), np.int64)
         self.observed = np.zeros(self.lanes.sum(), np.int64)
         fields = {"done": dr.Field((), "uint8"), **self.schema.leaves}
@@ -131,12 +161,15 @@ class Snapshot:
                 table.add([[row.get(leaf, rubbish) for row in lane] for lane in rows], segment.chunk_rows, room)
         if self.discovery is not None:
             self.discovery.shuffle(ended)
-        self.log, self.open = Columns.of(ended), Columns.of(still_open)
+        self.log = Columns.of(ended)
         self.visible = without(self.frontier, self.origin, self.lanes)
         if self.kept is not None:
             oldest = np.array(self.kept, np.int64)
             self.visible = self.visible._replace(reached=1 << 62, oldest=oldest)
         self.reached, self.oldest = self.visible.reached, self.visible.oldest
+        rows = np.full((following.LANE_ROWS, self.lanes.sum()), -1, np.int64)
+        rows[following.COMMITTED], rows[following.OBSERVED] = self.committed, self.observed
+        self.record, self._alive, self.open = frozen_of(self.visible, rows, self.sealed, Columns.of(still_open))
         self.steps = 0
         for step_id, (episode, t) in self.model.items():
             if self.is_hidden(step_id):
@@ -221,9 +254,13 @@ class Store:
         """There is nothing to follow."""
 
     def refresh(self) -> int:
+        self.newest_snapshot()
+        return 0
+
+    def newest_snapshot(self) -> Snapshot:
         if self.coming:
             self.snapshot = self.coming.pop(0)
-        return 0
+        return self.snapshot
 
 
 def random_leaf(f: dr.Field, rng: np.random.Generator) -> np.ndarray:
