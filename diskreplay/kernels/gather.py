@@ -50,7 +50,6 @@ if jit.COMPILED:
         prefetch,
         store_byte,
         store_float32,
-        store_int,
         zero_bytes,
     )
     from diskreplay.kernels.stream import stream_apart
@@ -136,6 +135,39 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         last = source + run * row_bytes - 1
         if (source ^ last) >> 6 != 0:  # of another cache line
             prefetch(last)
+        sources[_at(leaf), _at(i)] = source
+        found += 1
+    return count - found
+
+
+@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
+def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
+    """Do what `_locate` does with windows that were found, and one row of each or its steps: nearly always.
+
+    These are not below the floor, nor is the end of the steps behind the stop, so there is less to check and to keep in
+    registers.
+    """
+    first_chunks, chunk_counts, shifts = plan[leaf, FIRST_CHUNK], plan[leaf, CHUNKS], plan[leaf, SHIFT]
+    bases, bases_size, row_bytes = plan[leaf, BASES], plan[leaf, BASES_SIZE], plan[leaf, ROW_BYTES]
+    row_window, stop_window = _at(plan[leaf, BEGIN]), _at(plan[leaf, STOP])
+    is_step, found = leaf < copied, 0
+    for i in range(count):
+        s, r = windows[SLOT, _at(i)], windows[row_window, _at(i)]
+        bits = load_int(shifts + 8 * s)
+        c = r >> bits
+        inside = r & ((1 << bits) - 1)
+        sources[_at(leaf), _at(i)] = 0
+        whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[K, _at(i)] <= 1 << bits
+        if not whole or c >= load_int(chunk_counts + 8 * s):
+            continue
+        c += load_int(first_chunks + 8 * s)
+        if c >= bases_size:
+            continue
+        base = load_int(bases + 8 * c)
+        if base == 0:
+            continue
+        source = base + ((windows[LANE, _at(i)] << bits) + inside) * row_bytes
+        prefetch(source)
         sources[_at(leaf), _at(i)] = source
         found += 1
     return count - found
@@ -239,19 +271,26 @@ def _number(address: int, kind: int, width: int) -> float:
     return -size if bits >> 15 else size
 
 
-@jit.kernel("none", "int", "float", "float", "int", "ints", "ints", inner=True, inlined=True)
-def _store(at: int, total: float, power: float, end: int, record: Ints, addresses: Ints) -> None:
+@jit.kernel("int", "int", "int", "int", "ints", "ints", inner=True, inlined=True)
+def _target(which: int, width: int, begin: int, record: Ints, addresses: Ints) -> int:
+    """Return where something computed goes for item `begin`, 0 where the batch has no such array."""
+    place = record[which]
+    return addresses[place] + begin * width if place >= 0 else 0
+
+
+@jit.kernel("none", "int", "float", "float", "int", "int", "int", "int", "int", inner=True, inlined=True)
+def _store(
+    i: int, total: float, power: float, end: int, rewards: int, discounts: int, terminals: int, truncations: int
+) -> None:
     """Write what follows from the sum of an item, whose window ended that way."""
-    rewards, discounts = record[REWARD], record[DISCOUNT]
-    terminals, truncations = record[TERMINATED], record[TRUNCATED]
-    if rewards >= 0:
-        store_float32(addresses[rewards] + 4 * at, np.float32(total))
-    if discounts >= 0:
-        store_float32(addresses[discounts] + 4 * at, np.float32(0.0 if end & 1 else power))
-    if terminals >= 0:
-        store_byte(addresses[terminals] + at, np.uint8(end & 1))
-    if truncations >= 0:
-        store_byte(addresses[truncations] + at, np.uint8(end >> 1 & 1))
+    if rewards != 0:
+        store_float32(rewards + 4 * i, np.float32(total))
+    if discounts != 0:
+        store_float32(discounts + 4 * i, np.float32(0.0 if end & 1 else power))
+    if terminals != 0:
+        store_byte(terminals + i, np.uint8(end & 1))
+    if truncations != 0:
+        store_byte(truncations + i, np.uint8(end >> 1 & 1))
 
 
 @jit.kernel("none", "ints2", "bytes", "ints2", "ints", "ints", "int", "int", "ints2", inner=True)
@@ -268,12 +307,15 @@ def _sum_runs(
     """Do what `nstep` does with one summand of float32, all of whose windows `_locate` found: nearly always."""
     leaf, gamma = record[COPIED], number_of(record[GAMMA])
     factor = number_of(plan[leaf, FACTOR])
+    rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
+    terminals = _target(TERMINATED, 1, begin, record, addresses)
+    truncations = _target(TRUNCATED, 1, begin, record, addresses)
     for i in range(count):
         source, total, power = sources[_at(leaf), _at(i)], 0.0, 1.0
         for j in range(windows[K, _at(i)]):
             total += power * (np.float64(load_float32(source + 4 * j)) * factor)
             power *= gamma
-        _store(begin + i, total, power, ends[_at(i)], record, addresses)
+        _store(i, total, power, ends[_at(i)], rewards, discounts, terminals, truncations)
 
 
 @jit.kernel("int", "ints2", "bytes", "ints2", "ints", "ints", "int", "int", "out_ints2", inner=True)
@@ -289,6 +331,9 @@ def _sum(
 ) -> int:
     """Do what `nstep` does, with the summands where they are; return the first item with an unmapped row, or -1."""
     copied, gamma = record[COPIED], number_of(record[GAMMA])
+    rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
+    terminals = _target(TERMINATED, 1, begin, record, addresses)
+    truncations = _target(TRUNCATED, 1, begin, record, addresses)
     for i in range(count):
         total, power = 0.0, 1.0
         done = 0
@@ -307,7 +352,7 @@ def _sum(
                 total += power * r
                 power *= gamma
             done += run
-        _store(begin + i, total, power, ends[_at(i)], record, addresses)
+        _store(i, total, power, ends[_at(i)], rewards, discounts, terminals, truncations)
     return -1
 
 
@@ -355,7 +400,11 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     for leaf in range(lines):
         if plan[leaf, SLOTS] < lanes.size:
             return begin
-        missing = _locate(windows, plan, leaf, copied, count, sources)
+        is_step = leaf >= copied or (plan[leaf, OFFSET] == 0 and plan[leaf, LENGTH] == 1)
+        if record[FINDS] and is_step and plan[leaf, ROW_BYTES] <= 64:
+            missing = _locate_found(windows, plan, leaf, copied, count, sources)
+        else:
+            missing = _locate(windows, plan, leaf, copied, count, sources)
         left += missing
     for leaf in range(copied):
         nbytes = plan[leaf, LENGTH] * plan[leaf, ROW_BYTES]
@@ -372,14 +421,14 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
         if bad >= 0:
             record[FAILED] = copied
             return begin + bad
-    index, steps, weight = record[INDEX], record[N_STEPS], record[WEIGHT]
-    for i in range(count):
-        if index >= 0:
-            store_int(addresses[index] + 8 * (begin + i), mine[i])
-        if steps >= 0:
-            store_int(addresses[steps] + 8 * (begin + i), windows[K, _at(i)])
-        if weight >= 0:
-            store_float32(addresses[weight] + 4 * (begin + i), np.float32(1.0))
+    index, steps = _target(INDEX, 8, begin, record, addresses), _target(N_STEPS, 8, begin, record, addresses)
+    weights = _target(WEIGHT, 4, begin, record, addresses)
+    if index != 0:
+        copy_bytes(index, mine.ctypes.data, 8 * count)
+    if steps != 0:
+        copy_bytes(steps, record[WINDOWS] + 8 * (K * items + begin), 8 * count)
+    for i in range(count if weights != 0 else 0):
+        store_float32(weights + 4 * i, np.float32(1.0))
     if streamed:
         fence()
     return -1

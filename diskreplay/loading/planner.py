@@ -156,7 +156,10 @@ class Planner:
         snapshot = self._store.newest_snapshot() if refresh else self._store.snapshot
         population, active = self.population, self.active
         if snapshot is not population.snapshot:
-            snapshot = self._look()
+            try:
+                population.refresh(snapshot)
+            except SegmentGone:  # `where` read an episode
+                snapshot = self._look()
         if not population.size:
             needed = "1 is" if active.least == 1 else f"{active.least} are"
             raise NotEnoughData(

@@ -91,11 +91,13 @@ class Ring:
         Nobody else gets the slot while those arrays, or tensors made of them, are referenced.
         """
         with self._lock:
-            # Most often one of a few is free, and none has to go.
-            if len(self._slots) <= self._spare + 1 and not self._debug:
-                for slot in self._slots:
+            slots = self._slots
+            # Most often one of a few is free, the one that was taken longest ago, and none has to go. It is put last.
+            if len(slots) <= self._spare + 1 and not self._debug:
+                for number, slot in enumerate(slots):
                     block = slot.block
                     if block.size == size and block.leaves is leaves and slot.free:
+                        slots.append(slots.pop(number))
                         return slot, slot.fields.copy()
             slot = self._free_slot(leaves, size)
             return slot, slot.fields.copy()

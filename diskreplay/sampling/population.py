@@ -127,6 +127,8 @@ class Population:
 
     Attributes
     ----------
+    snapshot : Snapshot or None
+        The snapshot that it follows, None before the first.
     size : int
         Ids that can be drawn.
     epoch : int
@@ -140,7 +142,7 @@ class Population:
         self._find_starts = chosen("starts")
         self._find_ids, self._find_random = chosen("pick"), chosen("pick_random")
         self._admission = admission or Admission()
-        self._snapshot: Any = None
+        self.snapshot: Any = None
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = view.kind
         self.epoch = self.version = 0
@@ -162,18 +164,19 @@ class Population:
 
     def refresh(self, snapshot: Any) -> None:
         """Follow a newer snapshot."""
-        old = self._snapshot
+        old = self.snapshot
         if snapshot is old:
             return
-        if old is None or snapshot.generation != old.generation:
+        is_listed_anew = old is None or snapshot.segments is not old.segments
+        if is_listed_anew and (old is None or snapshot.generation != old.generation):
             if old is not None:
                 self._admission.keep_only(snapshot.log.first)
                 self._restored = self.order()
-            self._snapshot = None  # until the rest is done: an error below starts afresh
+            self.snapshot = None  # until the rest is done: an error below starts afresh
             self._clear()
         seen = len(snapshot.log.lines)
         # Most often all that is new is a few steps of open episodes.
-        is_new = self._snapshot is None or seen > self._seen
+        is_new = self.snapshot is None or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
         ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
         still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else None
@@ -190,26 +193,26 @@ class Population:
         is_reached = hides or ended is not None
         if is_reached and np.count_nonzero(self._partly[COUNT]) < self._partly.shape[1]:
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
-        self.size = int(self._block.before[self._end] - self._block.before[self._hidden])
+        self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
-        self._snapshot, self._restored = snapshot, None
+        self.snapshot, self._restored = snapshot, None
         self.version += 1
 
     def order(self) -> Order:
         """Return the order of what was refreshed last."""
-        if self._snapshot is None:
+        if self.snapshot is None:
             return self._restored or Order(_NO_RUNS, _NO_RUNS, _NO_RUNS)
         regions = self._block.slice(self._hidden, self._main), self._block.slice(self._main, self._ended)
         return Order(*(TimedRuns(*(column.copy() for column in runs)) for runs in (*regions, self._partly)))
 
     def restore(self, order: Order) -> None:
         """Start afresh at the next refresh, with what is still there in this order."""
-        self._snapshot, self._restored = None, order
+        self.snapshot, self._restored = None, order
         self.size = 0
 
     def _take_in(self, snapshot: Any, ended: EpisodeTable) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
-        if self._restored is not None and self._snapshot is None:
+        if self._restored is not None and self.snapshot is None:
             self._append(self._take_over(self._restored, starting_runs(self._starts, ended, self._visible)))
             return
         start, self._ended = self._ended, self._write_starts(self._ended, snapshot, ended)
@@ -224,7 +227,10 @@ class Population:
         """
         block, record = self._block, snapshot.record
         lines = _NO_LINES if episodes is None else episodes.lines
-        block.make_room(at + partly.shape[1] + 2 * (len(record) if episodes is None else len(lines)))
+        # As many lines as the record has numbers are more than there are open episodes.
+        room = at + partly.shape[1] + 2 * (len(record) if episodes is None else len(lines))
+        if room >= block.room:
+            block.make_room(room)
         end: int = self._find_starts(lines, episodes is None, self._rule, record, partly, at, block.array)
         return end
 
@@ -314,11 +320,6 @@ class Population:
         return Changes(now, False, reached, self._ids_of(mark.ended, self._end), self._end - self._ended, left)
 
     @property
-    def snapshot(self) -> Any:
-        """The snapshot that it follows, None before the first."""
-        return self._snapshot
-
-    @property
     def visible(self) -> Visible:
         """What is hidden of each lane."""
         return self._visible
@@ -326,27 +327,27 @@ class Population:
     @property
     def generation(self) -> int:
         """That of the snapshot that it follows: while it stays the same, nothing but the oldest ids goes."""
-        return -1 if self._snapshot is None else int(self._snapshot.generation)
+        return -1 if self.snapshot is None else int(self.snapshot.generation)
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
         """Return for how many steps each id stands: as many rows as they are ``apart``, or a whole episode."""
         if self._starts.last != FIRST_ONLY:
             return apart.astype(np.float64)
-        every = EpisodeTable.concatenate([self._snapshot.log, self._snapshot.open])
+        every = EpisodeTable.concatenate([self.snapshot.log, self.snapshot.open])
         order = np.argsort(every.first)
         return every.steps[order[np.searchsorted(every.first[order], ids)]].astype(np.float64)
 
     @property
     def segments(self) -> tuple[int, Ints]:
         """The number of the first segment, and how many lanes each has from there on, 0 where it is gone."""
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
     def episodes(self) -> IdRuns:
         """Return all steps that the snapshot has, of episodes that do not count too, as one run an episode."""
-        if self._snapshot is None:
+        if self.snapshot is None:
             return IdRuns(*_NO_RUNS[:3])
-        every = EpisodeTable.concatenate([self._snapshot.log, self._snapshot.open])
+        every = EpisodeTable.concatenate([self.snapshot.log, self.snapshot.open])
         runs = IdRuns(every.first, every.stride, every.steps)
         return without_hidden(runs, self._visible.least_ids(every.first))
 
@@ -393,7 +394,10 @@ class _Block:
 
     def _replace(self, array: Ints) -> None:
         self.array = array
+        self.room = array.shape[1]
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
+        # As Python's own number, which numpy takes several times as long for.
+        self.ids_before = self.before.data.__getitem__
 
     def slice(self, start: int, end: int) -> TimedRuns:
         """Return runs as views."""

@@ -1,5 +1,6 @@
 """Where the rows of each field are in memory: chunk files mapped or read when first needed, addresses in arrays."""
 
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -66,6 +67,11 @@ class LeafTable:
         self.is_read = np.zeros(0, np.bool_)
         self.holder: dict[int, Mapping | Piece] = {}
 
+    @property
+    def lock(self) -> Any:
+        """That of all tables of the store: while it is held, nothing leaves for what other threads map."""
+        return self._tables.lock
+
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
         """Add segments with room for one chunk each; see `Tables.add_slots`."""
         shifts = [0 if info is None else info.chunk_rows[self.leaf].bit_length() - 1 for info in infos]
@@ -80,8 +86,16 @@ class LeafTable:
         self.is_read = np.concatenate([self.is_read, np.zeros(len(bases), np.bool_)])
         self.bases = np.concatenate([self.bases, bases])
 
-    def ensure(self, slot: NDArray[np.int64], first_row: NDArray[np.int64], last_row: NDArray[np.int64]) -> None:
+    def ensure(
+        self,
+        slot: NDArray[np.int64],
+        first_row: NDArray[np.int64],
+        last_row: NDArray[np.int64],
+        since: int = sys.maxsize,
+    ) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``slot[i]``.
+
+        No chunk leaves for these that was asked for in the use of this number, or later: see `chunk_budget.now`.
 
         Raises
         ------
@@ -95,7 +109,7 @@ class LeafTable:
         if self._has(slot, first, last):
             return
         with self._tables.lock:
-            self._map(slot, first, last)
+            self._map(slot, first, last, since)
 
     def _has(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> bool:
         """Whether these chunks are there, two of each slot at most; they count as used."""
@@ -105,7 +119,7 @@ class LeafTable:
         self.used[at + first] = self.used[at + last] = chunk_budget.now()
         return bool(self.bases[at + first].all() and self.bases[at + last].all())
 
-    def _map(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> None:
+    def _map(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64], since: int) -> None:
         wanted = {
             (s, chunk)
             for s, a, b in zip(slot.tolist(), first.tolist(), last.tolist(), strict=True)
@@ -115,6 +129,7 @@ class LeafTable:
             self._extend(s, chunk + 1)
         use = chunk_budget.now()
         self.used[[self._place(*key) for key in wanted]] = use
+        use = min(use, since)
         for attempt in range(_ATTEMPTS):
             missing = sorted(key for key in wanted if not self.bases[self._place(*key)])
             if not missing:

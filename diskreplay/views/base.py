@@ -170,9 +170,10 @@ class LeafTable(Protocol):
     shift: Ints
     bases: Ints
     holder: Any
+    lock: Any  # whoever holds it keeps what is mapped from leaving for what other threads map
 
-    def ensure(self, slot: Ints, first_row: Ints, last_row: Ints) -> None:
-        """Map every chunk that these rows lie in."""
+    def ensure(self, slot: Ints, first_row: Ints, last_row: Ints, since: int = ...) -> None:
+        """Map every chunk that these rows lie in; none leaves for it that was asked for in a use since this one."""
 
     def addresses(self) -> tuple[Any, Ints, Ints, Ints]:
         """Return `holder`, `chunks`, `first_chunk` and `bases` as of one moment."""

@@ -13,9 +13,10 @@ from diskreplay.errors import FormatError
 from diskreplay.kernels import find_windows as rows, gather as kernel
 from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import Kernel, chosen
+from diskreplay.store import chunk_budget
 from diskreplay.views.base import Block, Ints, Leaf, LeafTable, offsets
 from diskreplay.views.parallel_copy import SHARED, in_halves
-from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, refuse
+from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, map_flags, refuse
 
 LONGEST = 1 << 40
 """More steps than a window can have."""
@@ -97,26 +98,26 @@ class GatherPlan:
         FormatError
             A chunk is missing.
         """
-        for attempt in range(ATTEMPTS + 1):
-            if snapshot is not self._snapshot:
-                self._follow(snapshot)
-            if block.size != self._size or block.nbytes != self._nbytes:
-                self._resize(block)
-            size = self.windows.size
-            # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
-            held: list[Any] = list(map(_holder, self._tables))
-            if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
-                held.append(self._look())
-            # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
+        if self._snapshot is None or snapshot.segments is not self._snapshot.segments:
+            self._snapshot = None
+            self._find_tables(snapshot)
+        self._snapshot = snapshot
+        if block.size != self._size or block.nbytes != self._nbytes:
+            self._resize(block)
+        # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
+        held: list[Any] = list(map(_holder, self._tables))
+        if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
+            held.append(self._look())
+        # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
+        for _ in range(ATTEMPTS):
             if helper is None or block.nbytes < SHARED:
-                bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, size)
+                bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
             else:
                 arguments = ids, block.addresses, snapshot.record, self._record
-                bad = in_halves(helper, size, partial(self._kernel, *arguments))
+                bad = in_halves(helper, self.windows.size, partial(self._kernel, *arguments))
             if bad < 0:
                 return
-            if attempt < ATTEMPTS:
-                self._map(snapshot, ids)
+            held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
     def copy(self, snapshot: Any, windows: Windows, block: Block, helper: Executor | None = None) -> None:
@@ -166,14 +167,11 @@ class GatherPlan:
         self._record[kernel.WINDOWS], self._record[kernel.ITEMS] = windows.memory.ctypes.data, windows.size
         self._kernel, self.windows = chosen("gather"), windows
 
-    def _follow(self, snapshot: Any) -> None:
-        """Use a new snapshot: most often its segments, and so its tables, are those of the one before."""
-        before, self._snapshot = self._snapshot, None
-        if before is None or snapshot.segments is not before.segments:
-            tables = [snapshot.leaf(leaf) for leaf in self._leaves]
-            if tables != self._tables:
-                self._tables, self._seen_bases = tables, [None] * len(tables)
-        self._snapshot = snapshot
+    def _find_tables(self, snapshot: Any) -> None:
+        """Find the tables of a snapshot; most often those of the one before are its, too."""
+        tables = [snapshot.leaf(leaf) for leaf in self._leaves]
+        if tables != self._tables:
+            self._tables, self._seen_bases = tables, [None] * len(tables)
 
     def _look(self) -> list[Any]:
         """Follow tables that have grown; return what keeps their rows mapped."""
@@ -193,14 +191,20 @@ class GatherPlan:
         self._seen, self._seen_bases = seen, [arrays[-1] for arrays in seen]
         return held
 
-    def _map(self, snapshot: Any, ids: Ints) -> None:
-        """Map all rows that are needed."""
-        bad = -1 if self._bounds is None else self.windows.find(snapshot, ids, *self._bounds)
-        if bad >= 0:
-            raise refuse(snapshot, int(ids[bad]), self._view)
-        for copy in self._copies:
-            slot, _, first, last = self.windows.rows(copy)
-            snapshot.leaf(copy.leaf).ensure(slot, first, last)
+    def _map(self, snapshot: Any, ids: Ints) -> list[Any]:
+        """Map all rows that are needed, none of which leaves for another; return what keeps them mapped."""
+        with self._tables[0].lock:  # while it is held, nothing leaves for what other threads map
+            since = chunk_budget.now()
+            if self._bounds is not None:
+                n, stack, _ = self._bounds
+                map_flags(snapshot, ids, n, stack)  # also where they are mapped: they count as used then
+                bad = self.windows.find(snapshot, ids, *self._bounds)
+                if bad >= 0:
+                    raise refuse(snapshot, int(ids[bad]), self._view)
+            for copy in self._copies:
+                slot, _, first, last = self.windows.rows(copy)
+                snapshot.leaf(copy.leaf).ensure(slot, first, last, since)
+            return self._look()
 
     def _missing(self, snapshot: Any, bad: int) -> FormatError:
         """Return the error that says of which leaf a row could not be mapped."""

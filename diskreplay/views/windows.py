@@ -10,7 +10,8 @@ from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.views.base import Ints, LeafTable
 
-# Mapped chunks may be forgotten by another thread that needs room for its own before they are used.
+# Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the
+# system refuses more.
 ATTEMPTS = 8
 
 
@@ -57,7 +58,7 @@ class Windows:
         done = snapshot.leaf("done")
         bad = self._find_windows(snapshot, done, ids, n, stack, whole)
         for _ in range(ATTEMPTS):
-            if bad < 0 or not _map_flags(snapshot, done, ids, n, stack):
+            if bad < 0 or not map_flags(snapshot, ids, n, stack):
                 break
             bad = self._find_windows(snapshot, done, ids, n, stack, whole)
         return bad
@@ -78,7 +79,7 @@ class Windows:
         return self.slot[real], self.lane[real], first[real], last[real]
 
 
-def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) -> bool:
+def map_flags(snapshot: Any, ids: Ints, n: int, stack: int) -> bool:
     """Map the flags that the windows of these ids may need; False where an id is none of the snapshot's."""
     slot, position = (ids >> POSITION_BITS) - snapshot.origin, ids & POSITION_MASK
     if ((slot < 0) | (slot >= len(snapshot.lanes))).any() or (snapshot.lanes[slot] <= 0).any():
@@ -87,7 +88,7 @@ def _map_flags(snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int) ->
     last = snapshot.committed[snapshot.lane_base[slot] + lane] - 1
     if (row > last).any():
         return False
-    done.ensure(slot, np.maximum(row - stack + 1, 0), last if n < 0 else np.minimum(row + n, last))
+    snapshot.leaf("done").ensure(slot, np.maximum(row - stack + 1, 0), last if n < 0 else np.minimum(row + n, last))
     return True
 
 

@@ -41,6 +41,7 @@ class FakeStore:
         snapshot.least_ids = lambda ids: least_ids(ids, *snapshot.visible[1:])
         snapshot.times = lambda ids: ids
         snapshot.origin, snapshot.lanes, snapshot.generation = 0, lanes, self.generation
+        snapshot.segments = object()
         snapshot.log = Columns.of(self.log)
         rows = [
             (self.id(s, lane, self.next_row[s][lane]), self.lanes[s], steps, steps, 128)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,7 @@ class Table:
         self.wide = True
         self.first_chunk = self.chunks = self.shift = self.bases = np.zeros(0, np.int64)
         self.holder: list[np.ndarray] = []
+        self.lock = threading.RLock()
         self.ensured = 0
 
     def add(self, rows: list[list[np.ndarray]], chunk_rows: int, room: int) -> None:
@@ -86,7 +88,7 @@ class Table:
     def addresses(self):
         return self.holder, self.chunks, self.first_chunk, self.bases
 
-    def ensure(self, slot: np.ndarray, first_row: np.ndarray, last_row: np.ndarray) -> None:
+    def ensure(self, slot: np.ndarray, first_row: np.ndarray, last_row: np.ndarray, since: int = 0) -> None:
         self.ensured += 1
         for s, first, last in zip(slot.tolist(), first_row.tolist(), last_row.tolist(), strict=True):
             for chunk in range(first >> self.shift[s], (last >> self.shift[s]) + 1):
