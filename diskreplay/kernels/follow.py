@@ -36,6 +36,7 @@ from diskreplay.kernels.following import (
     DAMAGED,
     DONE,
     ENDED,
+    ENDED_STEPS,
     ENDS,
     FULL,
     LANES,
@@ -55,7 +56,9 @@ from diskreplay.kernels.following import (
 )
 
 if jit.COMPILED:
-    from diskreplay.kernels.jit import load_byte, load_int, load_shared
+    from diskreplay.kernels.jit import load_byte, load_int, load_shared, prefetch
+
+AHEAD = 12  # lanes
 
 
 @jit.kernel("none", "out_ints2", "out_ints", *["int"] * 7, inner=True)
@@ -73,6 +76,7 @@ def _emit(
     ended[at, END] = end
     ended[at, TIME] = time
     found[ENDED] = at + 1
+    found[ENDED_STEPS] += steps
 
 
 @jit.kernel("int", "int", "int", "int", *["ints"] * 4, inner=True)
@@ -96,11 +100,19 @@ def _follow_segment(
     # Unsigned indices, because numba tests a signed one for being negative.
     line = np.uint64(which)
     slot, width, clock = np.uint64(growing[line, SLOT]), growing[line, LANES], growing[line, CLOCK]
+    bits, first = shift[slot], first_chunk[slot]
+    mask = (1 << bits) - 1
     for lane in range(width - 1, -1, -1):
+        # Flags of lanes lie in pages of their own: those of the lane after the next ones are on their way by then.
+        ahead = lane - AHEAD
+        if ahead >= 0:
+            row = lanes[COMMITTED, np.uint64(growing[line, PLACE] + ahead)]
+            if row >> bits < chunks[slot]:
+                prefetch(bases[np.uint64(first + (row >> bits))] + (ahead << bits) + (row & mask))
         at = np.uint64(growing[line, PLACE] + lane)
         observed = load_shared(growing[line, OBSERVED_AT] + 8 * lane)
         stop = load_shared(growing[line, COMMITTED_AT] + 8 * lane)
-        row, over = lanes[COMMITTED, at], found[ENDED]
+        row, over, steps_over = lanes[COMMITTED, at], found[ENDED], found[ENDED_STEPS]
         if stop < row or observed > stop + 1:
             return DAMAGED
         observed = max(observed, stop)
@@ -116,8 +128,7 @@ def _follow_segment(
             return UNCHECKED
         if times.size and not _are_mapped(slot, row, stop - 1, first_times, time_chunks, time_shift, times):
             return UNCHECKED
-        bits, first = shift[slot], first_chunk[slot]
-        segment, mask = ((np.int64(slot) + origin) << POSITION_BITS) + lane, (1 << bits) - 1
+        segment = ((np.int64(slot) + origin) << POSITION_BITS) + lane
         start, before = lanes[OPEN_START, at], lanes[OPEN_END, at] & CONTINUES
         previous, time = lanes[OPEN_END, at] & EPISODE_VALUES, lanes[OPEN_TIME, at]  # flags of the row before
         while row < stop:
@@ -128,7 +139,7 @@ def _follow_segment(
                 continue
             flags = np.int64(load_byte(address))
             if flags & ~KNOWN_FLAGS:
-                found[ENDED] = over
+                found[ENDED], found[ENDED_STEPS] = over, steps_over
                 return DAMAGED
             if start >= 0 and flags & NO_STEP:
                 end = previous & LAST_STEP | flags & BEHIND_LAST | before
@@ -141,7 +152,7 @@ def _follow_segment(
                     start = -1
                 if start < 0:
                     if flags & (FIRST | NO_STEP) != FIRST:
-                        found[ENDED] = over
+                        found[ENDED], found[ENDED_STEPS] = over, steps_over
                         return DAMAGED
                     start, before = row, CONTINUES if flags & CUT else 0
                     if times.size:
@@ -154,8 +165,11 @@ def _follow_segment(
         if start >= 0 and previous & ENDS:
             _emit(ended, found, segment, width, start, stop - start, 0, previous & LAST_STEP | before, time)
             start = -1
+        if lanes[OPEN_START, at] >= 0:
+            found[OPEN_STEPS] -= lanes[COMMITTED, at] - lanes[OPEN_START, at]
         lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
         if start >= 0:
+            found[OPEN_STEPS] += stop - start
             lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
         lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
     return DONE
@@ -169,8 +183,7 @@ def follow(
     """Take in what lanes have published; see `DONE` for the result.
 
     The last segments come first: where a lane has moved on to a newer segment, what it left is read after it left.
-    Ended episodes go to `ended`, from line found[ENDED] on. When all is done and found[CHANGED], the steps of the open
-    ones are counted.
+    Ended episodes go to `ended`, from line found[ENDED] on.
 
     `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`, the next four those of `time`; with
     no `times` no time is read.
@@ -183,11 +196,4 @@ def follow(
         if status != DONE:
             found[LEFT] = which
             return status
-    if found[CHANGED]:
-        steps = 0
-        for which in range(growing.shape[0]):
-            for place in range(growing[which, PLACE], growing[which, PLACE] + growing[which, LANES]):
-                start = lanes[OPEN_START, np.uint64(place)]
-                steps += lanes[COMMITTED, np.uint64(place)] - start if start >= 0 else 0
-        found[OPEN_STEPS] = steps
     return DONE

@@ -37,10 +37,10 @@ LANE_ROWS = 5
 # binary logarithm of their rows, and the address of each chunk, 0 where it is not mapped. With no `bases`, times are 0.
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
-# What `found` holds: how many lines of `ended` are filled, whether anything changed, the steps of open episodes, and,
-# where a segment has to be attended to, its line in `growing`.
-ENDED, CHANGED, OPEN_STEPS, LEFT = range(4)
-FOUND = 4
+# What `found` holds: how many lines of `ended` are filled, and the steps of these; whether anything changed; the steps
+# of open episodes, to which those of new ones are added; where a segment has to be attended to, its line in `growing`.
+ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT = range(5)
+FOUND = 5
 
 DONE, UNCHECKED, DAMAGED, FULL = range(4)
 """What `follow` returns: all is followed; a lane of segment LEFT has rows that were not checked or mapped yet; it is
@@ -65,10 +65,6 @@ def follow_plain(
             status = _follow_lane_plain(segment, lane, *tables, origin, lanes, ended, found)
             if status != DONE:
                 return status
-    if found[CHANGED]:
-        spans = [slice(place, place + width) for width, place in growing[:, [LANES, PLACE]].tolist()]
-        live = np.concatenate([lanes[:, :0], *(lanes[:, span] for span in spans)], axis=1)
-        found[OPEN_STEPS] = (live[COMMITTED] - live[OPEN_START])[live[OPEN_START] >= 0].sum()
     return DONE
 
 
@@ -106,10 +102,13 @@ def _follow_lane_plain(
             line = base + first * segment[LANES], segment[LANES], steps, steps + final, end
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1
+            found[ENDED_STEPS] += steps
         if start >= row or len(over):
             time = published[start - row if start >= 0 else max(over[-1][0] - row, -1)]
     elif observed == seen:
         return DONE
+    before, started = lanes[[COMMITTED, OPEN_START], place].tolist()
+    found[OPEN_STEPS] += (stop - start if start >= 0 else 0) - (before - started if started >= 0 else 0)
     lanes[:, place] = stop, observed, start, so_far, time
     found[CHANGED] = 1
     return DONE

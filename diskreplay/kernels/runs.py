@@ -163,6 +163,13 @@ def starts_plain(
     return end
 
 
+def sort_runs_plain(block: NDArray[np.int64], start: int, end: int) -> None:
+    """Do what the kernel `sort_runs` does."""
+    runs = block[:BEFORE, start:end]
+    runs[:] = runs[:, np.lexsort((runs[FIRST], runs[TIME]))]
+    block[BEFORE, start + 1 : end + 1] = block[BEFORE, start] + np.cumsum(runs[COUNT])
+
+
 def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int64]) -> EpisodeTable:
     """Return the open episodes of lanes that may grow: see `frozen` for both arrays."""
     slot, width, column = np.repeat(growing, growing[:, 1], axis=0).T

@@ -23,6 +23,7 @@ from diskreplay.kernels.runs import (
     FIRST_ONLY,
     MOVED_BACK,
     NEVER,
+    sort_runs_plain as sort_runs_plain,
     starts_plain as starts_plain,
 )
 
@@ -131,3 +132,40 @@ def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, a
                         live[OPEN_TIME, place], rule, snapshot, at, block,
                     )  # fmt: skip
     return at
+
+
+@jit.kernel("int", "ints2", "int", "int", inner=True)
+def _is_before(block: Ints, one: int, other: int) -> int:
+    """Tell whether a run is one of an episode that began before another's, or has the smaller id."""
+    if block[_TIME, one] != block[_TIME, other]:
+        return block[_TIME, one] < block[_TIME, other]
+    return block[_FIRST, one] < block[_FIRST, other]
+
+
+@jit.kernel("none", "out_ints2", "int", "int", "int", inner=True)
+def _sink(block: Ints, start: int, at: int, end: int) -> None:
+    """Move a run down in the heap from `start` to `end`, of which the last comes first, to where it belongs."""
+    while True:
+        last, left = at, start + 2 * (at - start) + 1
+        if left < end and _is_before(block, last, left):
+            last = left
+        if left + 1 < end and _is_before(block, last, left + 1):
+            last = left + 1
+        if last == at:
+            return
+        for row in range(_BEFORE):
+            block[row, at], block[row, last] = block[row, last], block[row, at]
+        at = last
+
+
+@jit.kernel("none", "out_ints2", "int", "int")
+def sort_runs(block: Ints, start: int, end: int) -> None:
+    """Sort runs of a block by when their episodes began, and then by id; and count anew how many are before each."""
+    for at in range((start + end) // 2 - 1, start - 1, -1):
+        _sink(block, start, at, end)
+    for last in range(end - 1, start, -1):
+        for row in range(_BEFORE):
+            block[row, start], block[row, last] = block[row, last], block[row, start]
+        _sink(block, start, start, last)
+    for at in range(start, end):
+        block[_BEFORE, at + 1] = block[_BEFORE, at] + block[_COUNT, at]

@@ -28,6 +28,7 @@ _MODULES = {
     "pick": "pick",
     "pick_random": "pick",
     "powers": "powers",
+    "sort_runs": "starts",
     "spans": "spans",
     "starts": "starts",
     "stream": "stream",

@@ -191,7 +191,7 @@ class Population:
                 self._sort()
         self._end = self._write_starts(self._ended, snapshot, still_open, self._partly)
         is_reached = hides or ended is not None
-        if is_reached and np.count_nonzero(self._partly[COUNT]) < self._partly.shape[1]:
+        if is_reached and self._partly.shape[1] and not self._partly[COUNT].all():
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
@@ -216,8 +216,8 @@ class Population:
             self._append(self._take_over(self._restored, starting_runs(self._starts, ended, self._visible)))
             return
         start, self._ended = self._ended, self._write_starts(self._ended, snapshot, ended)
-        self._block.sort(start, self._ended)
         if self._ended > start:
+            self._block.sort(start, self._ended)
             self._oldest_new = min(self._oldest_new, int(self._block.runs.time[start]))
 
     def _write_starts(self, at: int, snapshot: Any, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY) -> int:
@@ -251,6 +251,8 @@ class Population:
 
     def _hide(self) -> None:
         """Take away what is hidden: of runs that began before the last hidden step was published."""
+        if not self._visible.reached:
+            return
         time, hidden, reached = self._block.runs.time, self._hidden, self._visible.reached
         # Most often it goes on inside of the same episodes.
         if hidden < self._main and time[hidden] < reached:
@@ -419,7 +421,7 @@ class _Block:
     def sort(self, start: int, end: int) -> None:
         """Sort a region by when its episodes began."""
         if end - start > 1:
-            self.write(start, _in_order(self.slice(start, end)))
+            chosen("sort_runs")(self.array, start, end)
 
     def make_room(self, end: int) -> None:
         """See that there is room for runs before this place."""

@@ -67,6 +67,11 @@ class Evictions:
             self._firsts = np.union1d(self._firsts, positions | info.number << POSITION_BITS)
         return bool(info.lost.ranges)
 
+    @property
+    def has_none(self) -> bool:
+        """Whether no episode is named."""
+        return not len(self._firsts)
+
     def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
         """Return which episodes are left, and a mask of those that are not; these are `found` from now on."""
         out = np.zeros(len(episodes), np.bool_)

@@ -349,13 +349,13 @@ class Index:
     def _list_growing(self) -> None:
         self._live.list(self._rows, self._lane_base, self._clocks)
 
-    def _take_ended(self, count: int) -> None:
-        """Add the first lines behind the log to it, but for episodes that were evicted or lost."""
-        left, gone = self._evictions.split(EpisodeTable(self._log.room(count)[:count]))
-        if gone.any():
-            self._log.append(left)
+    def _take_ended(self, end: int, steps: int) -> None:
+        """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
+        if self._evictions.has_none:
+            self._log.take(end, steps)
         else:
-            self._log.take(count)
+            new = EpisodeTable(self._log.lines(0)[len(self._log) : end].copy())
+            self._log.append(self._evictions.split(new)[0])
 
     def _attend(self, slot: int, is_damaged: bool) -> bool:
         """See to it that the rows of a live segment can be followed; tell whether anything was taken in."""

@@ -13,7 +13,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import read_segment
 from diskreplay.format.trust import map_trusted
 from diskreplay.ids import Ints
-from diskreplay.kernels import following as rows
+from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.log import EpisodeLog
 from diskreplay.store.tables import LeafTable
@@ -80,7 +80,7 @@ class LiveLanes:
     origin : int
         The number of the first slot's segment.
     take : callable
-        Is told how many of these are filled.
+        Is told where these end, and how many steps all have.
     attend : callable
         Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns whether
         something has changed by that.
@@ -102,7 +102,7 @@ class LiveLanes:
         kernel: Kernel,
         log: EpisodeLog,
         origin: int,
-        take: Callable[[int], None],
+        take: Callable[[int, int], None],
         attend: Callable[[int, bool], bool],
     ) -> None:
         self.segments: dict[int, LiveSegment] = {}
@@ -158,11 +158,13 @@ class LiveLanes:
             ):
                 self._prepare(flags, times)
             status = self.kernel(*self._arguments)
-            if count := found[rows.ENDED]:
-                found[rows.ENDED] = 0
-                self._take(count)
+            if found[rows.ENDED] > self._size:
+                self._take(found[rows.ENDED], found[rows.ENDED_STEPS])
+                self._look_at_log()
             if status == rows.DONE:
                 break
+            if status == rows.FULL:
+                self._flag_bases = None  # for more room behind the log
             slot = int(self.growing[found[rows.LEFT], rows.SLOT])
             found[rows.CHANGED] |= self._attend(slot, status == rows.DAMAGED)
         if not found[rows.CHANGED]:
@@ -172,7 +174,7 @@ class LiveLanes:
 
     def _prepare(self, flags: LeafTable, times: LeafTable | type[_NoTable]) -> None:
         """Collect the arguments of the kernel: they stay the same until one of these is replaced."""
-        ended = self._log.room(2 * MANY_ROWS)
+        ended = self._log.lines(2 * MANY_ROWS)
         arguments: list[Any] = [self.growing]
         seen: list[Ints] = []
         for table in flags, times:
@@ -183,5 +185,17 @@ class LiveLanes:
                 arguments += [_NONE] * 4
             seen.append(arguments[-1])
         self._arguments = (*arguments, self._origin, self._lanes, ended, self._numbers)
+        self._look_at_log()
+        self._found[rows.OPEN_STEPS] = self._count_open()
         self._flag_bases, self._time_bases = seen
-        self._table = self._log.table
+
+    def _count_open(self) -> int:
+        """Count the steps of open episodes: what else changed them has changed the log, or listed the segments."""
+        place = frozen.places_of(self.growing[:, rows.PLACE], self.growing[:, rows.LANES])
+        start = self._lanes[rows.OPEN_START, place]
+        return int((self._lanes[rows.COMMITTED, place] - start)[start >= 0].sum())
+
+    def _look_at_log(self) -> None:
+        """Note where the log ends: what ends next is written behind it, while there is room in the same array."""
+        self._table, self._size = self._log.table, len(self._log)
+        self._found[rows.ENDED], self._found[rows.ENDED_STEPS] = self._size, self._log.steps

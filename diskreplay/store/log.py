@@ -25,27 +25,28 @@ class EpisodeLog:
         """Return the number of episodes."""
         return len(self.table)
 
-    def room(self, count: int) -> Ints:
-        """Return the lines behind the last episode, ``count`` at least: `take` makes the first of them episodes."""
+    def lines(self, room: int) -> Ints:
+        """Return the array of all lines, with as many as ``room`` behind the last: `take` makes them episodes."""
         size = len(self.table)
-        if size + count > len(self._lines):
+        if size + room > len(self._lines):
             # A quarter more: the table is memory a reader keeps beside the page cache.
-            lines = np.empty((size + size // 4 + count, EPISODE_COLUMNS), np.int64)
+            lines = np.empty((size + size // 4 + room, EPISODE_COLUMNS), np.int64)
             lines[:size] = self.table.lines
             self._lines = lines
             self.table = EpisodeTable(lines[:size])
-        return self._lines[size:]
+        return self._lines
 
-    def take(self, count: int) -> None:
-        """Add the first lines of `room`."""
-        size = len(self.table)
-        self.table = EpisodeTable(self._lines[: size + count])
-        self.steps += int(self._lines[size : size + count, STEPS].sum())
+    def take(self, size: int, steps: int) -> None:
+        """Make lines episodes, up to ``size`` of them, which have so many steps."""
+        self.table = EpisodeTable(self._lines[:size])
+        self.steps = steps
 
     def append(self, episodes: EpisodeTable) -> None:
         """Add episodes at the end."""
-        self.room(len(episodes))[: len(episodes)] = episodes.lines
-        self.take(len(episodes))
+        size = len(self.table)
+        end = size + len(episodes)
+        self.lines(len(episodes))[size:end] = episodes.lines
+        self.take(end, self.steps + int(episodes.steps.sum()))
 
     def remove(self, which: Callable[[EpisodeTable], NDArray[np.bool_]]) -> None:
         """Drop the episodes for which ``which`` is True; positions change, so the generation does."""

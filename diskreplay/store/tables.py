@@ -22,6 +22,7 @@ from diskreplay.format.mapping import (
 )
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.store import chunk_budget
 from diskreplay.store.arena import Piece
 
@@ -120,11 +121,10 @@ class LeafTable:
         return bool(self.bases[at + first].all() and self.bases[at + last].all())
 
     def _map(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64], since: int) -> None:
-        wanted = {
-            (s, chunk)
-            for s, a, b in zip(slot.tolist(), first.tolist(), last.tolist(), strict=True)
-            for chunk in range(a, b + 1)
-        }
+        most = int((last - first).max(initial=-1)) + 1
+        keys = [slot << POSITION_BITS | np.minimum(first + number, last) for number in range(most)]
+        every = np.unique(np.concatenate([slot[:0], *keys]))
+        wanted = list(zip((every >> POSITION_BITS).tolist(), (every & POSITION_MASK).tolist(), strict=True))
         for s, chunk in wanted:
             self._extend(s, chunk + 1)
         use = chunk_budget.now()

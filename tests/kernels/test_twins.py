@@ -38,7 +38,7 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
         "advise", "bind_table", "draw", "find_windows", "follow", "freeze", "gae", "gather",
-        "hide_oldest", "locate", "nstep", "offer", "pick", "pick_random", "powers", "spans", "starts", "stream",
+        "hide_oldest", "locate", "nstep", "offer", "pick", "pick_random", "powers", "sort_runs", "spans", "starts", "stream",
         "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
