@@ -128,6 +128,12 @@ def _follow_segment(
             return UNCHECKED
         if times.size and not _are_mapped(slot, row, stop - 1, first_times, time_chunks, time_shift, times):
             return UNCHECKED
+        goes_on = stop == row + 1 and lanes[OPEN_START, at] >= 0 and lanes[OPEN_END, at] & EPISODE_VALUES == 0
+        if goes_on and load_byte(bases[np.uint64(first + (row >> bits))] + (lane << bits) + (row & mask)) == 0:
+            # A step in the middle of an episode: nearly always.
+            lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
+            found[OPEN_STEPS] += 1
+            continue
         segment = ((np.int64(slot) + origin) << POSITION_BITS) + lane
         start, before = lanes[OPEN_START, at], lanes[OPEN_END, at] & CONTINUES
         previous, time = lanes[OPEN_END, at] & EPISODE_VALUES, lanes[OPEN_TIME, at]  # flags of the row before

@@ -12,6 +12,7 @@ from diskreplay.kernels.frozen import (
     LIVE_BASE,
     LIVE_LANES,
     OLDEST,
+    REACHED,
     ROWS,
     freeze_plain as freeze_plain,
 )
@@ -22,14 +23,16 @@ if jit.COMPILED:
 Ints = NDArray[np.int64]
 
 
-@jit.kernel("none", "ints2", "ints2", "ints", "ints", "out_ints")
-def freeze(growing: Ints, rows: Ints, oldest: Ints, head: Ints, record: Ints) -> None:
+@jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")
+def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
     """Write the record of a snapshot: its head, and what is known of the lanes of the segments that may grow.
 
-    `growing` and `rows` are those of `follow`, `oldest` the first row of each lane that is not hidden.
+    `growing` and `rows` are those of `follow`, `oldest` the first row of each lane that is not hidden: none of
+    an episode that began at `reached` or later.
     """
     for column in range(HEAD):
         record[column] = head[column]
+    record[REACHED] = reached
     record[ALL_LANES], record[OLDEST], record[ROWS] = rows.shape[1], oldest.ctypes.data, rows.ctypes.data
     record[LIVE] = record.ctypes.data + 8 * HEAD
     at = record[LIVE]

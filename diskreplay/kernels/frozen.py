@@ -32,10 +32,10 @@ HEAD = 13
 GROWING_COLUMNS = 3
 
 
-def freeze_plain(growing: Ints, rows: Ints, oldest: Ints, head: Ints, record: Ints) -> None:
+def freeze_plain(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
     """Do what `freeze` does."""
     record[:HEAD] = head
-    record[[ALL_LANES, OLDEST, ROWS]] = rows.shape[1], oldest.ctypes.data, rows.ctypes.data
+    record[[REACHED, ALL_LANES, OLDEST, ROWS]] = reached, rows.shape[1], oldest.ctypes.data, rows.ctypes.data
     record[LIVE] = record.ctypes.data + 8 * HEAD
     live = record[HEAD:].reshape(following.LANE_ROWS, -1)
     live[:] = rows[:, places_of(growing[:, following.PLACE], growing[:, following.LANES])]

@@ -35,6 +35,8 @@ if jit.COMPILED:
 # Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched.
 UNUSED, CHANGED = range(2)
 
+AHEAD = 12  # runs
+
 _at = np.uint64
 
 
@@ -109,6 +111,21 @@ def _want(
     return lacking
 
 
+@jit.kernel("none", "ints2", "int", "int", "ints", "ints2", "ints32", "int", inner=True, inlined=True)
+def _look_ahead(runs: Ints, i: int, origin: int, lanes: Ints, pages: Ints, slots: Ints32, found: int) -> None:
+    """Start to load where the page of a run's last id is looked up, or that page, where the former is `found`."""
+    last = runs[0, _at(i)] + (runs[2, _at(i)] - 1) * runs[1, _at(i)]
+    slot = (last >> POSITION_BITS) - origin
+    width = lanes[slot] if 0 <= slot < lanes.size else 0
+    if width > 0:
+        row = int(np.int64(_at(last & POSITION_MASK) // _at(width)))
+        at = slot_of(last - (row & LAST_ROW) * width, slots.size)
+        if found:
+            jit.prefetch(pages.ctypes.data + 8 * (max(np.int64(slots[_at(at)]) - 1, 0) * pages.shape[1]))
+        else:
+            jit.prefetch(slots.ctypes.data + 4 * at)
+
+
 @jit.kernel("int", "int", "int", "ints", inner=True)
 def _lane(first: int, origin: int, lanes: Ints) -> int:
     """Return the id of row 0 of an id's lane: a number that orders ids by segment and lane."""
@@ -133,6 +150,9 @@ def _want_difference(
     """
     lacking = np.int64(0)
     while i < stop:
+        if wanted and i + 2 * AHEAD < stop:
+            _look_ahead(runs, i + 2 * AHEAD, origin, lanes, pages, slots, 0)
+            _look_ahead(runs, i + AHEAD, origin, lanes, pages, slots, 1)
         first, stride, count = runs[0, i], runs[1, i], runs[2, i]
         if j < others_stop:
             apart, more = first - others[0, j], count - others[2, j]
@@ -165,6 +185,13 @@ def _show(
         used = np.int64(0)
         while done < count and used + PAGE <= places.size:
             page = stacks[CHANGED, done]
+            if done + AHEAD < count:
+                ahead = stacks[CHANGED, done + AHEAD]
+                changed_rows = pages[ahead, SHOWN] ^ pages[ahead, WANTED]
+                if changed_rows != 0:
+                    place = (ahead << PAGE_BITS) + lowest_bit(changed_rows)
+                    jit.prefetch(raw.ctypes.data + 8 * place)
+                    jit.prefetch(tree.ctypes.data + 8 * place)
             wanted, known = pages[page, WANTED], pages[page, KNOWN]
             rows = pages[page, SHOWN] ^ wanted
             pages[page, SHOWN], pages[page, KNOWN], pages[page, TOUCHED] = wanted, known | wanted, 0
@@ -172,10 +199,13 @@ def _show(
                 row = lowest_bit(rows)
                 rows &= rows - 1
                 place = (page << PAGE_BITS) + row
-                if (wanted >> row) & 1 and (known >> row) & 1 == 0:
-                    raw[place] = fresh
-                places[used] = place
-                values[used] = raw[place] if (wanted >> row) & 1 else 0.0
+                value = 0.0
+                if (wanted >> row) & 1:
+                    if (known >> row) & 1:
+                        value = raw[_at(place)]
+                    else:
+                        raw[_at(place)] = value = fresh
+                places[used], values[used] = place, value
                 used += 1
             done += 1
         _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])

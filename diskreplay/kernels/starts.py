@@ -60,7 +60,7 @@ def _starts_of(
 ) -> int:  # fmt: skip
     """Write the ids at which samples of an episode start."""
     length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
-    ids, back = np.int64(0), np.int64(-1)
+    ids, back = 0, -1
     if end & OPEN:
         beyond = (obs_rows if observed else steps) - open_rows
         if open_rows > 0 and beyond >= 0:
@@ -71,7 +71,7 @@ def _starts_of(
         total = steps if end & (TERMINATED | OBSERVATION_ONLY) else steps - 1
         missing = total - length
         if total > 0:
-            ids = np.int64(1)
+            ids = 1
             if missing > 0 and last != FIRST_ONLY:
                 ids += missing // step
                 if missing % step:
@@ -158,14 +158,32 @@ def _sink(block: Ints, start: int, at: int, end: int) -> None:
         at = last
 
 
-@jit.kernel("none", "out_ints2", "int", "int")
-def sort_runs(block: Ints, start: int, end: int) -> None:
-    """Sort runs of a block by when their episodes began, and then by id; and count anew how many are before each."""
-    for at in range((start + end) // 2 - 1, start - 1, -1):
-        _sink(block, start, at, end)
-    for last in range(end - 1, start, -1):
+@jit.kernel("none", "out_ints2", "int", "int", "int", "out_ints2")
+def sort_runs(block: Ints, start: int, middle: int, end: int, scratch: Ints) -> None:
+    """Sort runs of a block by when their episodes began, and then by id; and count anew how many are before each.
+
+    Those from `start` to `middle` are sorted already. `scratch` has room for the others where there are some of these.
+    """
+    for at in range((middle + end) // 2 - 1, middle - 1, -1):
+        _sink(block, middle, at, end)
+    for last in range(end - 1, middle, -1):
         for row in range(_BEFORE):
-            block[row, start], block[row, last] = block[row, last], block[row, start]
-        _sink(block, start, start, last)
+            block[row, middle], block[row, last] = block[row, last], block[row, middle]
+        _sink(block, middle, middle, last)
+    if start < middle:
+        for row in range(_BEFORE):
+            for at in range(end - middle):
+                scratch[row, at] = block[row, middle + at]
+        one, other, to = middle - 1, end - middle - 1, end - 1
+        while other >= 0:
+            is_later = one >= start and (
+                block[_TIME, one] > scratch[_TIME, other]
+                or (block[_TIME, one] == scratch[_TIME, other] and block[_FIRST, one] > scratch[_FIRST, other])
+            )
+            for row in range(_BEFORE):
+                block[row, to] = block[row, one] if is_later else scratch[row, other]
+            one -= 1 if is_later else 0
+            other -= 0 if is_later else 1
+            to -= 1
     for at in range(start, end):
         block[_BEFORE, at + 1] = block[_BEFORE, at] + block[_COUNT, at]

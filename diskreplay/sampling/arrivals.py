@@ -134,7 +134,7 @@ class Arrivals:
         self._leave_out_gone(population.size)
         if self._generation != population.generation:
             self._leave_out(population)
-        if not self._take(changes.runs, population):
+        if not self._take(IdRuns(*changes.runs), population):
             # Steps are back that had been set aside: only their times tell where they belong.
             self._clear()
             self._list_lanes()

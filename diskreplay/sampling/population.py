@@ -7,7 +7,7 @@ Its runs lie in one growing block of arrays, in three regions:
     [ended, end)   open episodes, and what is left of the partly hidden ones; written anew by each refresh
 
 so a refresh costs what is new, and a search among cumulative counts finds the id at a position. When the second region
-outgrows what can be drawn of the first, both are sorted into one. So what is at a position depends on what was found
+outgrows what can be drawn of the first, both are merged into one. So what is at a position depends on what was found
 when; `order` tells, and a population that is given the order of another goes on as that one would.
 """
 
@@ -23,8 +23,10 @@ from diskreplay.kernels.runs import (
     BEFORE,
     BLOCK_ROWS,
     COUNT,
+    FIRST,
     FIRST_ONLY,
     NEVER,
+    TIME,
     IdRuns,
     Starts,
     TimedRuns,
@@ -92,13 +94,14 @@ class Changes(NamedTuple):
     `runs` hold the ids that came; the last `loose` of them are all that may change without being new, and replace what
     was loose before. The first `left` of these are what is left of runs that were there before and are hidden in part.
     `reached` are runs of which some may have been hidden since, as they were; what is left of them is loose. `whole`:
-    `runs` are all there are, whatever was before.
+    `runs` are all there are, whatever was before. Both are (3, n), with the rows of `IdRuns`, and change with the next
+    refresh.
     """
 
     mark: Mark
     whole: bool
-    reached: IdRuns
-    runs: IdRuns
+    reached: Ints
+    runs: Ints
     loose: int
     left: int
 
@@ -156,10 +159,13 @@ class Population:
         self._seen = 0  # episodes of the log that are in
         self._partly = _NO_PARTLY  # first, stride, count and time of runs of which some is hidden
         self._oldest_new = NEVER  # when the first episode of the second region began
-        self._visible = ALL_VISIBLE
+        self._oldest: Ints | None = None
+        self._reached = 0
         self._main_index: tuple[Ints, Ints] | None = None
         self._rest_index: tuple[Ints, Ints] | None = None
         self._rewrites = 0  # of the second region
+        self._is_unmerged = False  # but will be when more comes
+        self._same_marks: tuple[Mark | None, Mark | None] = None, None  # between which nothing came or went
         self.epoch += 1
 
     def refresh(self, snapshot: Any) -> None:
@@ -180,18 +186,19 @@ class Population:
         # The predicate of `where` may raise: ask it before anything changes.
         ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
         still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else None
-        visible: Visible = snapshot.visible
-        hides, self._visible = visible.oldest is not self._visible.oldest, visible
+        hides, self._oldest, self._reached = snapshot.oldest is not self._oldest, snapshot.oldest, snapshot.reached
         if ended is not None or hides:
             self._seen = seen
             if ended is not None:
                 self._take_in(snapshot, ended)
             self._hide()
-            if self._ended - self._main > max(SMALL, (self._main - self._hidden) // 4):
-                self._sort()
+            # Before others come: who has followed these has nothing to look at for that.
+            self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
+            if self._is_unmerged and self.snapshot is None and self._restored is None:
+                self._merge()
         self._end = self._write_starts(self._ended, snapshot, still_open, self._partly)
         is_reached = hides or ended is not None
-        if is_reached and self._partly.shape[1] and not self._partly[COUNT].all():
+        if is_reached and np.count_nonzero(self._partly[COUNT]) < self._partly.shape[1]:
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
@@ -203,7 +210,7 @@ class Population:
         if self.snapshot is None:
             return self._restored or Order(_NO_RUNS, _NO_RUNS, _NO_RUNS)
         regions = self._block.slice(self._hidden, self._main), self._block.slice(self._main, self._ended)
-        return Order(*(TimedRuns(*(column.copy() for column in runs)) for runs in (*regions, self._partly)))
+        return Order(*(TimedRuns(*runs.copy()) for runs in (*regions, self._partly)))
 
     def restore(self, order: Order) -> None:
         """Start afresh at the next refresh, with what is still there in this order."""
@@ -213,12 +220,24 @@ class Population:
     def _take_in(self, snapshot: Any, ended: EpisodeTable) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
         if self._restored is not None and self.snapshot is None:
-            self._append(self._take_over(self._restored, starting_runs(self._starts, ended, self._visible)))
+            new = self._take_over(self._restored, starting_runs(self._starts, ended, snapshot.visible))
+            if len(new.first) and _is_large(len(self._restored.ended.first), len(self._restored.main.first)):
+                self._merge()
+            self._append(new)
             return
-        start, self._ended = self._ended, self._write_starts(self._ended, snapshot, ended)
-        if self._ended > start:
-            self._block.sort(start, self._ended)
-            self._oldest_new = min(self._oldest_new, int(self._block.runs.time[start]))
+        start, end = self._ended, self._write_starts(self._ended, snapshot, ended)
+        if end == start:
+            return
+        if self._is_unmerged:
+            new = TimedRuns(*self._block.slice(start, end).copy())
+            before = self._mark()
+            self._merge()
+            self._same_marks = before, self._mark()
+            start = self._ended
+            end = self._block.write(start, new)
+        self._block.sort(start, start, end)
+        self._oldest_new = min(self._oldest_new, self._block.time_of(start))
+        self._ended = end
 
     def _write_starts(self, at: int, snapshot: Any, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY) -> int:
         """Put what is left of some runs and those of episodes into the block from a place on; return where they end.
@@ -251,19 +270,17 @@ class Population:
 
     def _hide(self) -> None:
         """Take away what is hidden: of runs that began before the last hidden step was published."""
-        if not self._visible.reached:
+        reached = self._reached
+        if not reached:
             return
-        time, hidden, reached = self._block.runs.time, self._hidden, self._visible.reached
-        # Most often it goes on inside of the same episodes.
-        if hidden < self._main and time[hidden] < reached:
-            self._hidden += int(time[hidden : self._main].searchsorted(reached))
-            self._partly = np.append(self._partly, np.stack(self._block.slice(hidden, self._hidden)), axis=1)
+        self._hide_first(reached)
         if self._oldest_new >= reached:
             return
         if self._main - self._hidden <= self._ended - self._main:
-            self._sort()
+            self._merge()
+            self._hide_first(reached)
             return
-        newer = self._block.slice(self._main, self._ended)
+        newer = TimedRuns(*self._block.slice(self._main, self._ended))
         is_reached = newer.time < reached
         self._partly = np.append(self._partly, np.stack(keep(newer, is_reached)), axis=1)
         left = keep(newer, ~is_reached)
@@ -271,16 +288,24 @@ class Population:
         self._rewrites += 1
         self._oldest_new = int(left.time.min(initial=NEVER))
 
-    def _sort(self) -> None:
-        """Make the first two regions one, of what began after all that is hidden."""
-        runs = joined([TimedRuns(*self._partly), self._block.slice(self._hidden, self._ended)])
-        runs = without_hidden(runs, self._visible.least_ids(runs.first))
-        runs = _in_order(keep(runs, runs.count > 0))
-        is_reached = runs.time < self._visible.reached
-        self._block = _Block()
-        self._main = self._ended = self._block.write(0, keep(runs, ~is_reached))
-        self._hidden, self._partly, self._oldest_new = 0, np.stack(keep(runs, is_reached)), NEVER
-        self._main_index = None
+    def _hide_first(self, reached: int) -> None:
+        """Take away what was reached of the first region. Most often it goes on inside of the same episodes."""
+        hidden = self._hidden
+        if hidden < self._main and self._block.time_of(hidden) < reached:
+            time = self._block.runs.time
+            self._hidden += int(time[hidden : self._main].searchsorted(reached))
+            self._partly = np.append(self._partly, self._block.slice(hidden, self._hidden), axis=1)
+
+    def _merge(self) -> None:
+        """Make the first two regions one, of what can be drawn of them."""
+        start = self._hidden
+        if 2 * start > self._ended:  # what is hidden takes as much room
+            self._hidden, self._main, self._ended = 0, self._main - start, self._ended - start
+            self._block.array[:, : self._ended] = self._block.array[:, start : start + self._ended]
+            self._block.array[BEFORE, 0] = start = 0
+        self._block.sort(start, self._main, self._ended)
+        self._main, self._oldest_new = self._ended, NEVER
+        self._main_index, self._is_unmerged = None, False
         self.epoch += 1
 
     def take(self, positions: NDArray[Any]) -> Ints:
@@ -308,23 +333,26 @@ class Population:
 
     def runs(self) -> IdRuns:
         """Return the runs of all ids that can be drawn, in the order of their positions."""
-        return self._ids_of(self._hidden, self._end)
+        return IdRuns(*self._block.array[:TIME, self._hidden : self._end])
 
-    def _ids_of(self, start: int, end: int) -> IdRuns:
-        return IdRuns(*self._block.slice(start, end)[:3])
+    def _mark(self) -> Mark:
+        return Mark(self.epoch, self._rewrites, self._hidden, self._ended)
 
     def changes(self, mark: Mark | None) -> Changes:
         """Return what changed since an earlier call returned this mark, at a cost of what is new; None: everything."""
-        now, left = Mark(self.epoch, self._rewrites, self._hidden, self._ended), self._partly.shape[1]
+        now, left = self._mark(), self._partly.shape[1]
+        if mark == self._same_marks[0]:
+            mark = self._same_marks[1]
+        array, loose = self._block.array[:TIME], self._end - self._ended
         if mark is None or mark[:2] != now[:2]:
-            return Changes(now, True, IdRuns(*_NO_RUNS[:3]), self.runs(), self._end - self._ended, left)
-        reached = self._ids_of(mark.hidden, self._hidden)
-        return Changes(now, False, reached, self._ids_of(mark.ended, self._end), self._end - self._ended, left)
+            return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], loose, left)
+        reached = array[:, mark.hidden : self._hidden]
+        return Changes(now, False, reached, array[:, mark.ended : self._end], loose, left)
 
     @property
     def visible(self) -> Visible:
         """What is hidden of each lane."""
-        return self._visible
+        return ALL_VISIBLE if self.snapshot is None else self.snapshot.visible
 
     @property
     def generation(self) -> int:
@@ -351,7 +379,7 @@ class Population:
             return IdRuns(*_NO_RUNS[:3])
         every = EpisodeTable.concatenate([self.snapshot.log, self.snapshot.open])
         runs = IdRuns(every.first, every.stride, every.steps)
-        return without_hidden(runs, self._visible.least_ids(every.first))
+        return without_hidden(runs, self.visible.least_ids(every.first))
 
     def find(self, ids: Ints) -> Ints:
         """Return the position of each id, -1 where it cannot be drawn."""
@@ -372,7 +400,7 @@ class Population:
 
     def _index(self, start: int, end: int) -> tuple[Ints, Ints]:
         """Return the runs of a region in the order of their lanes: keys, and where in the block they stand."""
-        keys = lane_keys(self._block.slice(start, end).first, *self.segments)
+        keys = lane_keys(self._block.slice(start, end)[FIRST], *self.segments)
         order = np.argsort(keys, kind="stable")
         return keys[order], order + start
 
@@ -392,18 +420,19 @@ class _Block:
     """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` is the number of ids in the runs before run i."""
 
     def __init__(self, capacity: int = 256) -> None:
+        self._sort_runs = chosen("sort_runs")
         self._replace(np.zeros((BLOCK_ROWS, capacity + 1), np.int64))
 
     def _replace(self, array: Ints) -> None:
         self.array = array
         self.room = array.shape[1]
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
-        # As Python's own number, which numpy takes several times as long for.
-        self.ids_before = self.before.data.__getitem__
+        # As Python's own numbers, which numpy takes several times as long for.
+        self.ids_before, self.time_of = self.before.data.__getitem__, self.runs.time.data.__getitem__
 
-    def slice(self, start: int, end: int) -> TimedRuns:
-        """Return runs as views."""
-        return TimedRuns(*self.array[:BEFORE, start:end])
+    def slice(self, start: int, end: int) -> Ints:
+        """Return runs, (4, n), as views."""
+        return self.array[:BEFORE, start:end]
 
     def write(self, start: int, runs: TimedRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end."""
@@ -418,10 +447,11 @@ class _Block:
         before += self.before[start]
         return end
 
-    def sort(self, start: int, end: int) -> None:
-        """Sort a region by when its episodes began."""
-        if end - start > 1:
-            chosen("sort_runs")(self.array, start, end)
+    def sort(self, start: int, middle: int, end: int) -> None:
+        """Sort a region by when its episodes began; up to the middle it is."""
+        if end - middle > 1 or start < middle < end:
+            scratch = np.empty((BEFORE, end - middle), np.int64)
+            self._sort_runs(self.array, start, middle, end, scratch)
 
     def make_room(self, end: int) -> None:
         """See that there is room for runs before this place."""
@@ -429,6 +459,11 @@ class _Block:
         if end >= old.shape[1]:
             self._replace(np.zeros((BLOCK_ROWS, 2 * end + 1), np.int64))
             self.array[:, : old.shape[1]] = old
+
+
+def _is_large(second: int, first: int) -> bool:
+    """Tell whether the second region has outgrown what can be drawn of the first."""
+    return second > max(SMALL, first // 4)
 
 
 def _in_order(runs: TimedRuns) -> TimedRuns:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_MASK
-from diskreplay.kernels.runs import IdRuns, lane_keys
+from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.memory import zeros
 from diskreplay.sampling.population import Mark, Population
@@ -87,7 +87,7 @@ class PriorityTable:
     def _resize(self, count: int) -> None:
         """Make room for so many pages, all that are in use among them; they are to be listed."""
         width, size, old = self._columns.PAGE, self._columns.COLUMNS, self._pages
-        slots = 1 << (2 * count - 1).bit_length()
+        slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, self._slots = zeros(
             (SumTree.room(count * width), np.float64),
             (count * width, np.float64),
@@ -136,8 +136,8 @@ class PriorityTable:
             return
         changes = population.changes(self._mark if same else None)
         self._mark = None  # until the rest is done: an error below starts afresh
-        before = self._followed if not len(changes.reached.first) else self._with_reached(changes.reached)
-        runs = _stacked(changes.runs)
+        before = self._followed if not changes.reached.shape[1] else self._with_reached(changes.reached)
+        runs = changes.runs.copy()
         now = _Followed(runs, runs.shape[1] - changes.loose, changes.left, population.segments)
         while self._offer(
             *before[:3], *before.segments, *now[:3], *now.segments, changes.whole, self._alpha, self.largest,
@@ -148,12 +148,12 @@ class PriorityTable:
             self._population = weakref.ref(population)
         self._followed, self._version, self._mark = now, population.version, changes.mark
 
-    def _with_reached(self, reached: IdRuns) -> _Followed:
+    def _with_reached(self, reached: Ints) -> _Followed:
         """Return what was followed, with runs that have come to be hidden in part behind those that were."""
         runs, ended, left, segments = self._followed
         end = ended + left
-        more = np.concatenate([runs[:, ended:end], _stacked(reached), runs[:, end:]], axis=1)
-        return _Followed(more, 0, left + len(reached.first), segments)
+        more = np.concatenate([runs[:, ended:end], reached, runs[:, end:]], axis=1)
+        return _Followed(more, 0, left + reached.shape[1], segments)
 
     def _make_room(self, population: Population) -> None:
         """Free the pages whose steps are all gone, and make more if there are few of these."""
@@ -265,13 +265,6 @@ class PriorityTable:
         table._largest[0] = largest
         table._list_pages()
         return table
-
-
-def _stacked(runs: IdRuns) -> Ints:
-    """Return copies of first ids, strides and counts, (3, n)."""
-    stacked = np.empty((3, len(runs.first)), np.int64)
-    stacked[0], stacked[1], stacked[2] = runs
-    return stacked
 
 
 def _bits(masks: Ints) -> NDArray[np.bool_]:

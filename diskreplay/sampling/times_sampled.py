@@ -207,7 +207,7 @@ class AtMost(Distribution):
         now = population, rank, world_size
         changes = population.changes(self._mark if self._left_of == now else None)
         found = [_NONE if changes.whole else self._left]
-        for ids in _blocks(changes.runs):
+        for ids in _blocks(IdRuns(*changes.runs)):
             mine = ids[belongs(ids, rank, world_size)]
             found.append(mine[self._counts.of(mine) < self._times.most])
         left = np.unique(np.concatenate(found))

@@ -82,6 +82,7 @@ class Frontier:
         self._heap = np.zeros((self._by_place.shape[1], hiding.HEAP_COLUMNS), np.int64)
         self._following = np.zeros(0, np.int64)
         self._numbers = np.zeros(hiding.FOUND, np.int64)
+        self._log: EpisodeTable | None = None  # what the arguments of the kernel were collected for
         self._found = self._numbers.data  # the same as Python's own numbers
 
     def follow(self, log: EpisodeLog, log_place: Ints, place: Ints, start: Ints) -> None:
@@ -112,16 +113,23 @@ class Frontier:
             The times of the segment that `needed` says cannot be read; it is to be dropped.
         """
         found, until = self._found, max(until, self.until)
-        found[hiding.COUNT] = 0 if self._capacity is None else total - self.hidden - self._capacity
-        if found[hiding.COUNT] <= 0 and until == self.until:
+        count = 0 if self._capacity is None else total - self.hidden - self._capacity
+        if count <= 0 and until == self.until:
             return
-        found[hiding.UNTIL], found[hiding.HIDDEN] = until, self.hidden
-        found[hiding.LAST] = -1
-        if len(log) > len(self._following):
-            more = len(log) + len(log) // 4 + 64 - len(self._following)
-            self._following = np.append(self._following, np.empty(more, np.int64))
+        found[hiding.COUNT], found[hiding.UNTIL], found[hiding.HIDDEN], found[hiding.LAST] = (
+            count,
+            until,
+            self.hidden,
+            -1,
+        )
         try:
-            while self._hide(log, growing, rows, segments, times) == hiding.UNMAPPED:
+            while True:
+                # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
+                _held = times.holder
+                if log is not self._log or growing is not self._growing or times.bases is not self._bases:
+                    self._prepare(log, growing, rows, segments, times)
+                if self.kernel(*self._arguments) == hiding.DONE:
+                    break
                 needed = found[hiding.NEEDED]
                 slot = (needed >> POSITION_BITS) - segments.origin
                 row = np.array([(needed & POSITION_MASK) // segments.lanes[slot]])
@@ -129,13 +137,17 @@ class Frontier:
         finally:
             self._note(until)
 
-    def _hide(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: LeafTable) -> int:
+    def _prepare(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: LeafTable) -> None:
+        """Collect the arguments of the kernel: ``growing`` is another array where any of the segments is another."""
+        if len(log) > len(self._following):
+            more = len(log) + len(log) // 4 + 64 - len(self._following)
+            self._following = np.append(self._following, np.empty(more, np.int64))
         _held, chunks, first_chunk, bases = times.addresses()
-        status: int = self.kernel(
+        self._arguments = (
             log.lines, growing, rows, *segments, first_chunk, chunks, times.shift, bases,
             self._heap, self._by_place, self._following, self._numbers,
         )  # fmt: skip
-        return status
+        self._log, self._growing, self._bases = log, growing, bases
 
     def _note(self, until: int) -> None:
         """Take over what was hidden."""

@@ -20,7 +20,6 @@ from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, Episod
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
-from diskreplay.kernels.runs import ALL_VISIBLE, Visible
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.damaged import DAMAGE, DamagedSegments
 from diskreplay.store.flags import LaneFlags, check_chunks, read_lanes, read_sealed
@@ -61,9 +60,9 @@ class Index:
         self._generation = 0
         # What leaves one by one leaves in the order of time: without, nobody asks when a step was published.
         self._is_timed = (root.capacity, root.capacity_bytes, root.max_age_s) != (None, None, None)
+        self._freeze_with: Kernel = freeze_plain
         self._kernels: dict[str, Kernel] = {
             "follow": rows.follow_plain,
-            "freeze": freeze_plain,
             "hide_oldest": hide_oldest_plain,
         }
         self._reset()
@@ -71,7 +70,7 @@ class Index:
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
         self._kernels["follow"] = self._live.kernel = kernel("follow")
-        self._kernels["freeze"] = kernel("freeze")
+        self._freeze_with = kernel("freeze")
         if self._is_timed:
             self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
 
@@ -87,9 +86,8 @@ class Index:
         self.damaged = DamagedSegments(self._root)
         self._tables = Tables(self._root)
         self._log = EpisodeLog(self._generation)
-        self._live = LiveLanes(self._kernels["follow"], self._log, self._origin, self._take_ended, self._attend)
+        self._live = LiveLanes(self._kernels["follow"], self._log, self._origin)
         self._live.use(*self._read_tables())
-        self._visible = ALL_VISIBLE
         self._segments: SegmentTable | None = None
         self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
         self._frontier = Frontier(self._root.capacity, self._kernels["hide_oldest"])
@@ -154,7 +152,7 @@ class Index:
         steps, self._lost = self._log.steps + self._live.open_steps, 0
         if changed or time.monotonic() >= self._look_again_at:
             changed |= self._take_newly_sealed()
-        changed = self._live.follow(changed)
+        changed = self._live.follow(changed, self._take_ended, self._attend)
         arrived += self._log.steps + self._live.open_steps - steps + self._lost
         if self._is_timed and (changed or self._root.max_age_s is not None):
             self._hide_oldest(changed)
@@ -174,25 +172,26 @@ class Index:
         if self._root.max_age_s is not None:
             until = max(until, self._now() - int(self._root.max_age_s * 1e9))
         while True:
-            self._follow_log()
-            segments = Segments(self._origin, self._lanes, self._lane_base, self._clocks)
+            if self._frontier.generation != self._log.generation:
+                self._follow_log()
             total, times = self._log.steps + self._live.open_steps, self._tables.leaves[layout.TIME]
             try:
-                self._frontier.advance(self._log.table, total, until, self._live.growing, self._rows, segments, times)
+                self._frontier.advance(
+                    self._log.table, total, until, self._live.growing, self._rows, self._segment_arrays, times
+                )
                 break
             except (SegmentGone, *DAMAGE) as error:
                 steps = self._log.steps + self._live.open_steps
                 self._leave_out(self._frontier.needed - self._origin, error)
-                changed = self._live.follow(True)
+                changed = self._live.follow(True, self._take_ended, self._attend)
                 self._lost += steps - self._log.steps - self._live.open_steps
         if changed or self._frontier.oldest is not before:
             self.snapshot = self._freeze()
 
     def _follow_log(self) -> None:
-        if self._frontier.generation != self._log.generation:
-            place = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
-            start = self._rows[rows.OPEN_START, place]
-            self._frontier.follow(self._log, self._places_of(self._log.table), place, start)
+        place = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
+        start = self._rows[rows.OPEN_START, place]
+        self._frontier.follow(self._log, self._places_of(self._log.table), place, start)
 
     def _drop_open(self, lanes: NDArray[np.int64]) -> None:
         """Leave out the open episodes of lanes that nobody writes to any more."""
@@ -318,7 +317,8 @@ class Index:
         if not slots:
             return
         gone = np.isin(self._lane_slot, slots)
-        self._follow_log()
+        if self._frontier.generation != self._log.generation:
+            self._follow_log()
         self._drop_open(np.flatnonzero(gone))
         self._frontier.drop(gone, self._log.table, self._places_of(self._log.table))
         self._lanes = self._lanes.copy()
@@ -348,6 +348,7 @@ class Index:
 
     def _list_growing(self) -> None:
         self._live.list(self._rows, self._lane_base, self._clocks)
+        self._segment_arrays = Segments(self._origin, self._lanes, self._lane_base, self._clocks)
 
     def _take_ended(self, end: int, steps: int) -> None:
         """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
@@ -493,7 +494,7 @@ class Index:
         return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
     def _freeze(self) -> Snapshot:
-        frontier, visible, growing = self._frontier, self._visible, self._live.growing
+        frontier, growing = self._frontier, self._live.growing
         segments = self._segments
         if (
             segments is None
@@ -502,14 +503,11 @@ class Index:
             or segments.generation != self._log.generation
         ):
             segments = self._list_segments()
-        if visible.oldest is not frontier.oldest or visible.reached != frontier.reached:
-            visible = Visible(frontier.reached, self._origin, self._lanes, self._lane_base, frontier.oldest)
-            self._visible = visible
-            segments.head[frozen.REACHED] = frontier.reached
         record = np.empty(self._record_size, np.int64)
-        self._kernels["freeze"](growing, self._rows, frontier.oldest, segments.head, record)
+        oldest, reached = frontier.oldest, frontier.reached
+        self._freeze_with(growing, self._rows, oldest, reached, segments.head, record)
         steps = self._log.steps + self._live.open_steps - frontier.hidden
-        return Snapshot(segments, steps, record, self._rows, self._log.table, visible, frontier.until)
+        return Snapshot(segments, steps, record, self._rows, self._log.table, oldest, reached, frontier.until)
 
     def _list_segments(self) -> SegmentTable:
         """Make the table of segments; whatever changes one of its arrays lists those that may grow anew."""
@@ -526,6 +524,5 @@ class Index:
             hidden=self._evictions.found,
             generation=self._log.generation,
         )
-        segments.head[frozen.REACHED] = self._frontier.reached
         self._record_size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
         return segments

@@ -79,11 +79,6 @@ class LiveLanes:
         Behind which the lines of episodes that end are written.
     origin : int
         The number of the first slot's segment.
-    take : callable
-        Is told where these end, and how many steps all have.
-    attend : callable
-        Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns whether
-        something has changed by that.
 
     Attributes
     ----------
@@ -97,16 +92,9 @@ class LiveLanes:
         The steps of the open episodes of all lanes.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        log: EpisodeLog,
-        origin: int,
-        take: Callable[[int, int], None],
-        attend: Callable[[int, bool], bool],
-    ) -> None:
+    def __init__(self, kernel: Kernel, log: EpisodeLog, origin: int) -> None:
         self.segments: dict[int, LiveSegment] = {}
-        self.kernel, self._log, self._origin, self._take, self._attend = kernel, log, origin, take, attend
+        self.kernel, self._log, self._origin = kernel, log, origin
         self.open_steps = 0
         self._numbers = np.zeros(rows.FOUND, np.int64)
         self._found = self._numbers.data  # the same as Python's own numbers
@@ -143,8 +131,19 @@ class LiveLanes:
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
-    def follow(self, changed: bool) -> bool:
-        """Take in what lanes have published; tell whether that, or what came before, was anything."""
+    def follow(self, changed: bool, take: Callable[[int, int], None], attend: Callable[[int, bool], bool]) -> bool:
+        """Take in what lanes have published; tell whether that, or what came before, was anything.
+
+        Parameters
+        ----------
+        changed : bool
+            Whether something else has changed.
+        take : callable
+            Is told where the lines of ended episodes end, and how many steps all of the log have by that.
+        attend : callable
+            Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns
+            whether something has changed by that.
+        """
         found = self._found
         found[rows.CHANGED] = changed
         while True:
@@ -159,14 +158,14 @@ class LiveLanes:
                 self._prepare(flags, times)
             status = self.kernel(*self._arguments)
             if found[rows.ENDED] > self._size:
-                self._take(found[rows.ENDED], found[rows.ENDED_STEPS])
+                take(found[rows.ENDED], found[rows.ENDED_STEPS])
                 self._look_at_log()
             if status == rows.DONE:
                 break
             if status == rows.FULL:
                 self._flag_bases = None  # for more room behind the log
             slot = int(self.growing[found[rows.LEFT], rows.SLOT])
-            found[rows.CHANGED] |= self._attend(slot, status == rows.DAMAGED)
+            found[rows.CHANGED] |= attend(slot, status == rows.DAMAGED)
         if not found[rows.CHANGED]:
             return False
         self.open_steps = found[rows.OPEN_STEPS]

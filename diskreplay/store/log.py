@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import EPISODE_COLUMNS, STEPS, EpisodeTable, Ints
+from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, Ints
 
 
 class EpisodeLog:

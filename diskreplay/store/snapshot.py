@@ -69,7 +69,7 @@ class Snapshot:
     Immutable; any number of threads may use one. ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the
     rows of that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden
     by a capacity or for its age. Hidden are all steps that were published before ``hidden_before``, and none of an
-    episode that began at ``visible.reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
+    episode that began at ``reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
     the order they were found, ``open`` the others.
 
     ``record`` is what kernels read, with what was known of the lanes that may grow. ``lane_rows`` is what is known of
@@ -81,7 +81,8 @@ class Snapshot:
     record: NDArray[np.int64]
     lane_rows: NDArray[np.int64]
     log: EpisodeTable
-    visible: Visible
+    oldest: NDArray[np.int64]
+    reached: int
     hidden_before: int
     _open: EpisodeTable | None = field(default=None, init=False, repr=False)
     _counters: NDArray[np.int64] | None = field(default=None, init=False, repr=False)
@@ -167,9 +168,9 @@ class Snapshot:
         return found
 
     @property
-    def oldest(self) -> NDArray[np.int64]:
-        """The first row of each lane that is not hidden."""
-        return self.visible.oldest
+    def visible(self) -> Visible:
+        """What is hidden of each lane."""
+        return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> LeafTable:
         """Return the table of one array: a leaf of the schema, or ``done``."""

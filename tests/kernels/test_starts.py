@@ -54,10 +54,9 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
     wanted += list(zip(*(column.tolist() for column in runs_of(view, table, visible)), strict=True))
     assert all(count > 0 for _, _, count in wanted)
     rule, segments = np.array(view.starts, np.int64), segments_of(np.full(5, 3))
-    segments.head[frozen.REACHED] = visible.reached
     record, rows = np.empty(frozen.HEAD, np.int64), np.zeros((following.LANE_ROWS, 15), np.int64)
     freeze_plain(
-        np.zeros((0, following.GROWING_COLUMNS), np.int64), rows, visible.oldest, segments.head, record
+        np.zeros((0, following.GROWING_COLUMNS), np.int64), rows, visible.oldest, visible.reached, segments.head, record
     )  # fmt: skip
     for kernel in KERNELS["starts"]:
         block = np.full((BLOCK_ROWS, 21), -1, np.int64)

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 import diskreplay
 from diskreplay.kernels import find_windows as rows, following, frozen, gather as plans, jit
 from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, FIRST, STRIDE
+from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import KERNELS, chosen
 from diskreplay.store.snapshot import SegmentTable
 from tests.views.fakes import Snapshot
@@ -38,8 +38,8 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
         "advise", "bind_table", "draw", "find_windows", "follow", "freeze", "gae", "gather",
-        "hide_oldest", "locate", "nstep", "offer", "pick", "pick_random", "powers", "sort_runs", "spans", "starts", "stream",
-        "sumtree_find", "sumtree_set", "update", "weights",
+        "hide_oldest", "locate", "nstep", "offer", "pick", "pick_random", "powers", "sort_runs", "spans", "starts",
+        "stream", "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -87,7 +87,7 @@ def segments_of(lanes: np.ndarray, growing: np.ndarray | None = None) -> Segment
 def record_of(table: SegmentTable) -> np.ndarray:
     """Return the record of a snapshot in which nothing is known of lanes."""
     record, rows = np.empty(frozen.HEAD, np.int64), np.zeros((following.LANE_ROWS, 0), np.int64)
-    freeze_plain(np.zeros((0, following.GROWING_COLUMNS), np.int64), rows, rows[0], table.head, record)
+    freeze_plain(np.zeros((0, following.GROWING_COLUMNS), np.int64), rows, rows[0], 0, table.head, record)
     return record
 
 
@@ -103,7 +103,7 @@ def test_freeze(segments: list[tuple[int, bool]], seed: int) -> None:
     table = segments_of(lanes, growing)
     rows, oldest = rng.integers(-1, 9, (following.LANE_ROWS, lanes.sum())), rng.integers(0, 9, lanes.sum())
     record = np.empty(frozen.HEAD + following.LANE_ROWS * len(table.live_places), np.int64)
-    fast, plain = both("freeze", (growing, rows, oldest, table.head), (record,))
+    fast, plain = both("freeze", (growing, rows, oldest, 7, table.head), (record,))
     for column in set(range(len(record))) - {frozen.LIVE}:
         assert fast[1][column] == plain[1][column]
     for _, found in fast, plain:
@@ -313,6 +313,28 @@ def test_pick_random(counts: list[int], key: int) -> None:
     fast, plain = both("pick_random", inputs, (np.zeros(64, np.int64),))
     assert fast[1].tolist() == plain[1].tolist()
     assert set(fast[1].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
+
+
+@compiled
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 5)), max_size=40),
+    st.integers(0, 3),
+    st.integers(0, 20),
+)
+def test_sort_runs(runs: list[tuple[int, int, int]], start: int, sorted_: int) -> None:
+    runs = list({(time, first): (time, first, count) for time, first, count in runs}.values())
+    runs = sorted(runs[:sorted_]) + runs[sorted_:]
+    end, middle = start + len(runs), start + min(sorted_, len(runs))
+    block = np.full((BLOCK_ROWS, end + 3), 7, np.int64)
+    block[[TIME, FIRST, COUNT], start:end] = np.array(runs, np.int64).reshape(-1, 3).T
+    block[STRIDE, start:end] = 100 + np.arange(len(runs))
+    fast, plain = block.copy(), block.copy()
+    for kernel, found in zip(KERNELS["sort_runs"], (fast, plain), strict=True):
+        kernel(found, start, middle, end, np.empty((BEFORE, end - middle), np.int64))
+    np.testing.assert_array_equal(fast, plain)
+    sorted_runs = fast[[TIME, FIRST, COUNT], start:end].T.tolist()
+    assert [tuple(run) for run in sorted_runs] == sorted(runs)
+    assert np.diff(fast[BEFORE, start : end + 1]).tolist() == [count for *_, count in sorted_runs]
 
 
 def test_random_numbers_are_those_of_splitmix64() -> None:

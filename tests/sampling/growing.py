@@ -38,6 +38,7 @@ class FakeStore:
             self._widths += self.lanes[len(self._widths) :]
             self._visible = without(self.frontier, 0, np.array(self._widths, np.int64))._replace(lanes=lanes)
         snapshot.visible, snapshot.oldest = self._visible, self._visible.oldest
+        snapshot.reached = self._visible.reached
         snapshot.least_ids = lambda ids: least_ids(ids, *snapshot.visible[1:])
         snapshot.times = lambda ids: ids
         snapshot.origin, snapshot.lanes, snapshot.generation = 0, lanes, self.generation

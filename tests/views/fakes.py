@@ -117,9 +117,8 @@ def frozen_of(
     table = SegmentTable.of(
         listed, origin=origin, lanes=lanes, lane_base=lane_base, sealed=sealed, **columns
     )  # fmt: skip
-    table.head[frozen.REACHED] = reached
     record = np.empty(frozen.HEAD + following.LANE_ROWS * len(table.live_places), np.int64)
-    freeze_plain(listed, rows, oldest, table.head, record)
+    freeze_plain(listed, rows, oldest, reached, table.head, record)
     live = record[frozen.HEAD :].reshape(following.LANE_ROWS, -1)
     return record, (visible, rows, table), open_episodes(origin, table.growing, live)
 
