@@ -11,6 +11,7 @@ from tools.bench.harness import LEAST_ROUNDS, RESULTS, Report
 BENCHES = {
     "append": "append",
     "online": "online",
+    "busy": "busy",
     "uniform": "uniform",
     "prioritized": "prioritized",
     "pixels": "pixels",

@@ -6,18 +6,33 @@ Nothing but sys and time is imported above the functions: what is measured must 
 import sys
 from time import perf_counter, process_time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def measure(what: str, *arguments: object) -> dict[str, float]:
     """Run one of the functions below in a new interpreter."""
+    return begin(what, *arguments)()
+
+
+def begin(what: str, *arguments: object) -> "Callable[[], dict[str, float]]":
+    """Begin to run one of the functions below in a new interpreter; return what waits for its answer."""
     import json
     import subprocess
     from pathlib import Path
 
     command = [sys.executable, "-m", "tools.bench.fresh", what, *map(str, arguments)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{what} failed in its own process:\n{done.stderr}")
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])  # peers print, too
+    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
+    process = subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True)
+
+    def answer() -> dict[str, float]:
+        out, errors = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"{what} failed in its own process:\n{errors}")
+        found: dict[str, float] = json.loads(out.splitlines()[-1])  # peers print, too
+        return found
+
     return answer
 
 
@@ -87,6 +102,51 @@ def collecting(path: str, steps: str) -> dict[str, float]:
         now = memory()
     loaded = sum(name in sys.modules for name in ("torch", "numba"))
     return {"interpreter": start, "opened": imported, **now, "most": memory()["VmHWM"], "heavy": loaded}
+
+
+def appending(path: str, seconds: str) -> dict[str, float]:
+    """Append steps at full speed for so long; tell how many a second."""
+    import numpy as np
+
+    import diskreplay as dr
+
+    obs, count = np.arange(4, dtype=np.float32), 0
+    with dr.open(path, mode="a") as store, store.writer() as writer:
+        started = perf_counter()
+        while perf_counter() < started + float(seconds):
+            for t in range(255):
+                writer.append(obs, t & 1, 1.0, t == 254, next_obs=obs)
+            count += 255
+        return {"steps": count / (perf_counter() - started)}
+
+
+def sampling(path: str, seconds: str, kept: str) -> dict[str, float]:
+    """Draw batches of what others append; tell when the first was there, and of the rest how many come a second."""
+    import os
+
+    if kept:
+        os.environ["NUMBA_CACHE_DIR"] = kept
+    import numpy as np
+    import torch  # noqa: F401
+
+    import diskreplay as dr
+
+    started, taken = perf_counter(), []
+    with dr.Sampler(path, dr.Transitions(n_step=3), batch_size=256, seed=0) as sampler:
+        while True:
+            try:
+                sampler.sample()
+                break
+            except dr.NotEnoughData:
+                pass
+        first = began = perf_counter()
+        while began < first + float(seconds):
+            sampler.sample().obs.sum()
+            now = perf_counter()
+            taken.append(now - began)
+            began = now
+    high = float(np.percentile(taken, 99)) if taken else 0.0
+    return {"first": first - started, "batches": len(taken) / max(began - first, 1e-9), "p99": high}
 
 
 def starting(path: str) -> dict[str, float]:

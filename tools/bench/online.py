@@ -31,17 +31,20 @@ from tools.bench.harness import (
 
 
 class Size(NamedTuple):
-    """Steps before the first round, steps of a round, and those that a full store keeps; batches of a growing store."""
+    """What a full store keeps, and all hold before the first round; steps of a round; of growing stores what they hold.
 
-    filled: int
-    steps: int
+    A full store begins a segment for each quarter of what it keeps, and deletes one: so often, too, in each round.
+    """
+
     capacity: int
+    steps: int
+    grown: int
     batches: int
     most_lanes: int = 4096
     batch_size: int = 256
 
 
-FULL, TINY = Size(20_000, 2_000, 20_000, 100), Size(300, 5, 200, 3, 64, 16)
+FULL, TINY = Size(100_000, 25_000, 20_000, 100), Size(200, 5, 300, 3, 64, 16)
 
 OURS_FULL = f"{OURS}, full store"
 TORCHRL = "TorchRL, memory-mapped"
@@ -140,7 +143,7 @@ def _loops(prioritized: bool, size: Size, rounds: int, folder: Path, peers: bool
     with ExitStack() as stack:
         for name, add, step in _contestants(folder, stack, prioritized, size, peers):
             steps = chain.from_iterable(single_steps(10_000, 10, 500, seed) for seed in range(1 << 20))
-            for _ in range(max(size.filled, size.capacity)):
+            for _ in range(size.capacity):
                 add(*next(steps))
             contestants.append(Contestant(name, partial(_loop, add, step, steps, size.steps)))
         seconds = in_turn(contestants, rounds)
@@ -169,7 +172,7 @@ class _Growing:
         zeros = np.zeros(lanes)
         self._step = np.zeros((lanes, 4), np.float32), np.zeros(lanes, np.int64), zeros
         self._never = np.zeros(lanes, np.bool_)
-        for _ in range(max(50, size.filled // (lanes * growth.writers))):
+        for _ in range(max(50, size.grown // (lanes * growth.writers))):
             self._append()
         distribution = dr.Prioritized(ALPHA, BETA) if growth.prioritized else dr.Uniform()
         arguments = {"batch_size": size.batch_size, "seed": 0}
@@ -236,9 +239,10 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [*targets, *met],
         [
             f"Steps of CartPole's shape in episodes of 10 to 500; batches of {size.batch_size}. Each contestant holds "
-            f"{max(size.filled, size.capacity):,} steps before the first round, and gets {size.steps:,} more in each: "
-            "one is appended, one batch is drawn, and its priorities are set where there are some. A full store has a "
-            f"capacity of {size.capacity:,}, so that a step leaves for each that comes.",
+            f"{size.capacity:,} steps before the first round, and gets {size.steps:,} more in each: one is appended, "
+            "one batch is drawn, and its priorities are set where there are some. A full store has a capacity of "
+            f"{size.capacity:,}, so that a step leaves for each that comes; in each round it begins a segment, seals "
+            "one and deletes one.",
             f"With priorities ours makes {N_STEP}-step returns as it draws, cpprb has made them before it stores them, "
             "Tianshou makes none in this row.",
             "Below, all writers append one step in each lane before each batch, in the sampler's process; only the "
