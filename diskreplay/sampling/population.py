@@ -173,28 +173,31 @@ class Population:
         old = self.snapshot
         if snapshot is old:
             return
-        is_listed_anew = old is None or snapshot.segments is not old.segments
-        if is_listed_anew and (old is None or snapshot.generation != old.generation):
+        # Of the same segments, it is of the same generation.
+        is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
+        if is_fresh:
             if old is not None:
                 self._admission.keep_only(snapshot.log.first)
                 self._restored = self.order()
-            self.snapshot = None  # until the rest is done: an error below starts afresh
+            self.snapshot = None
             self._clear()
         seen = len(snapshot.log.lines)
         # Most often all that is new is a few steps of open episodes.
-        is_new = self.snapshot is None or seen > self._seen
+        is_new = is_fresh or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
         ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
         still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else None
+        self.version += 1
+        self.snapshot = None  # until the rest is done: whatever interrupts it, the next refresh starts afresh
         hides, self._oldest, self._reached = snapshot.oldest is not self._oldest, snapshot.oldest, snapshot.reached
         if ended is not None or hides:
             self._seen = seen
             if ended is not None:
-                self._take_in(snapshot, ended)
+                self._take_in(snapshot, ended, is_fresh)
             self._hide()
             # Before others come: who has followed these has nothing to look at for that.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
-            if self._is_unmerged and self.snapshot is None and self._restored is None:
+            if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
         self._end = self._write_starts(self._ended, snapshot, still_open, self._partly)
         is_reached = hides or ended is not None
@@ -203,7 +206,6 @@ class Population:
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
         self.snapshot, self._restored = snapshot, None
-        self.version += 1
 
     def order(self) -> Order:
         """Return the order of what was refreshed last."""
@@ -217,10 +219,11 @@ class Population:
         self.snapshot, self._restored = None, order
         self.size = 0
 
-    def _take_in(self, snapshot: Any, ended: EpisodeTable) -> None:
+    def _take_in(self, snapshot: Any, ended: EpisodeTable, is_fresh: bool) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
-        if self._restored is not None and self.snapshot is None:
-            new = self._take_over(self._restored, starting_runs(self._starts, ended, snapshot.visible))
+        if self._restored is not None and is_fresh:
+            visible = snapshot.visible
+            new = self._take_over(self._restored, starting_runs(self._starts, ended, visible), visible)
             if len(new.first) and _is_large(len(self._restored.ended.first), len(self._restored.main.first)):
                 self._merge()
             self._append(new)
@@ -253,11 +256,15 @@ class Population:
         end: int = self._find_starts(lines, episodes is None, self._rule, record, partly, at, block.array)
         return end
 
-    def _take_over(self, order: Order, found: TimedRuns) -> TimedRuns:
+    def _take_over(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
         """Fill the empty block in a given order; return what the order does not know, sorted by id."""
-        # What is hidden moves a run's start, never its end.
+        # What is hidden moves a run's start, never its end. One that is hidden whole since is not found, and leaves
+        # later: until then it counts, as it does in the population that the order is of.
         there, known = _last_ids(found), [_last_ids(runs) for runs in order]
-        main, ended, partly = (keep(runs, np.isin(last, there)) for runs, last in zip(order, known, strict=True))
+        main, ended, partly = (
+            keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
+            for runs, last in zip(order, known, strict=True)
+        )
         self._main = self._ended = self._block.write(0, main)
         self._append(ended)
         self._partly = np.stack(partly)
@@ -449,9 +456,8 @@ class _Block:
 
     def sort(self, start: int, middle: int, end: int) -> None:
         """Sort a region by when its episodes began; up to the middle it is."""
-        if end - middle > 1 or start < middle < end:
-            scratch = np.empty((BEFORE, end - middle), np.int64)
-            self._sort_runs(self.array, start, middle, end, scratch)
+        scratch = np.empty((BEFORE, end - middle), np.int64)
+        self._sort_runs(self.array, start, middle, end, scratch)
 
     def make_room(self, end: int) -> None:
         """See that there is room for runs before this place."""

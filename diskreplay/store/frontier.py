@@ -1,6 +1,6 @@
 """What a capacity and an age hide: the oldest steps by the time at which they were published, lane by lane."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,9 +125,9 @@ class Frontier:
         try:
             while True:
                 # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
-                _held = times.holder
+                held: list[Any] = [times.holder]
                 if log is not self._log or growing is not self._growing or times.bases is not self._bases:
-                    self._prepare(log, growing, rows, segments, times)
+                    held.append(self._prepare(log, growing, rows, segments, times))
                 if self.kernel(*self._arguments) == hiding.DONE:
                     break
                 needed = found[hiding.NEEDED]
@@ -137,17 +137,21 @@ class Frontier:
         finally:
             self._note(until)
 
-    def _prepare(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: LeafTable) -> None:
-        """Collect the arguments of the kernel: ``growing`` is another array where any of the segments is another."""
+    def _prepare(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: LeafTable) -> Any:
+        """Collect the arguments of the kernel: ``growing`` is another array where any of the segments is another.
+
+        Returns what keeps the times mapped whose addresses these have now.
+        """
         if len(log) > len(self._following):
             more = len(log) + len(log) // 4 + 64 - len(self._following)
             self._following = np.append(self._following, np.empty(more, np.int64))
-        _held, chunks, first_chunk, bases = times.addresses()
+        holder, chunks, first_chunk, bases = times.addresses()
         self._arguments = (
             log.lines, growing, rows, *segments, first_chunk, chunks, times.shift, bases,
             self._heap, self._by_place, self._following, self._numbers,
         )  # fmt: skip
         self._log, self._growing, self._bases = log, growing, bases
+        return holder
 
     def _note(self, until: int) -> None:
         """Take over what was hidden."""

@@ -115,6 +115,7 @@ class Index:
     def close(self) -> None:
         """Let go of every mapping; arrays over them, and batches being gathered, keep what they use."""
         with self._lock:
+            self._broken = True  # what would look again, after an interrupt of this, starts anew
             self._live.segments.clear()
             self._list_growing()
             self._tables.forget()

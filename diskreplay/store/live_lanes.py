@@ -1,7 +1,7 @@
 """Segments that may still grow: their counters, and what of their lanes was followed."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,13 +149,13 @@ class LiveLanes:
         while True:
             flags, times = self.flags, self.times
             # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
-            _held = flags.holder, times.holder
+            held: list[Any] = [flags.holder, times.holder]
             if (
                 flags.bases is not self._flag_bases
                 or times.bases is not self._time_bases
                 or self._log.table is not self._table
             ):
-                self._prepare(flags, times)
+                held += self._prepare(flags, times)
             status = self.kernel(*self._arguments)
             if found[rows.ENDED] > self._size:
                 take(found[rows.ENDED], found[rows.ENDED_STEPS])
@@ -171,14 +171,18 @@ class LiveLanes:
         self.open_steps = found[rows.OPEN_STEPS]
         return True
 
-    def _prepare(self, flags: LeafTable, times: LeafTable | type[_NoTable]) -> None:
-        """Collect the arguments of the kernel: they stay the same until one of these is replaced."""
+    def _prepare(self, flags: LeafTable, times: LeafTable | type[_NoTable]) -> Sequence[Any]:
+        """Collect the arguments of the kernel, which stay the same until one of these is replaced.
+
+        Returns what keeps the chunks mapped whose addresses these have now.
+        """
         ended = self._log.lines(2 * MANY_ROWS)
         arguments: list[Any] = [self.growing]
-        seen: list[Ints] = []
+        seen, held = [], []
         for table in flags, times:
             if isinstance(table, LeafTable):
-                _held, chunks, first_chunk, bases = table.addresses()
+                holder, chunks, first_chunk, bases = table.addresses()
+                held.append(holder)
                 arguments += [first_chunk, chunks, table.shift, bases]
             else:
                 arguments += [_NONE] * 4
@@ -187,6 +191,7 @@ class LiveLanes:
         self._look_at_log()
         self._found[rows.OPEN_STEPS] = self._count_open()
         self._flag_bases, self._time_bases = seen
+        return held
 
     def _count_open(self) -> int:
         """Count the steps of open episodes: what else changed them has changed the log, or listed the segments."""

@@ -162,7 +162,7 @@ def listed(order: Order) -> list[Any]:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_restored_population_has_every_id_where_it_would_be_and_goes_on_alike(seed: int, view: Any) -> None:
     rng = np.random.default_rng(seed)
     store = grown(3, [[], [], []])
@@ -266,6 +266,50 @@ def test_a_predicate_that_raises_changes_nothing() -> None:
     patience.append(False)
     population.refresh(grown)
     assert population.size == 7
+
+
+def test_what_is_hidden_whole_since_counts_for_a_restored_population_as_it_does_for_the_other() -> None:
+    store = grown(2, [[4] * 14, []], [0, 10])
+    population = Population(Transitions())
+    population.refresh(store.snapshot())
+    store.end(0, 1)  # which began before all others, and is found after them
+    for _ in range(5):
+        store.open[0][0] = 4
+        store.end(0, 0)
+    population.refresh(store.snapshot())
+    order = population.order()
+    assert (len(order.main.first), len(order.ended.first)) == (14, 6)
+    store.frontier = 2 * 55  # 11 episodes of lane 0, and that of lane 1
+    restored = Population(Transitions())
+    restored.restore(order)
+    for each in population, restored:
+        each.refresh(store.snapshot())
+    assert everything(restored) == everything(population)
+    assert listed(restored.order()) == listed(population.order())
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_interrupted_refresh_loses_nothing(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    population = Population(Transitions())
+    population.refresh(ended_snapshot([(3, "terminated")]))
+    find, left = population._find_starts, [calls]
+
+    def interrupted(*arguments: Any) -> int:
+        if not left:
+            return find(*arguments)
+        if left[0] == 0:
+            left.clear()
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return find(*arguments)
+
+    monkeypatch.setattr(population, "_find_starts", interrupted)
+    grown = ended_snapshot([(3, "terminated"), (4, "terminated")])
+    with pytest.raises(KeyboardInterrupt):
+        population.refresh(grown)
+    population.refresh(grown)
+    assert population.size == 7
+    assert len(everything(population)) == 7
 
 
 def test_a_refresh_that_brings_nothing_new_sorts_nothing() -> None:

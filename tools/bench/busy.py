@@ -7,7 +7,7 @@ import numpy as np
 
 import diskreplay as dr
 from tools.bench.data import SCHEMA
-from tools.bench.fresh import begin
+from tools.bench.fresh import answers, begin
 from tools.bench.harness import Report, Table, Target, number
 
 
@@ -34,10 +34,10 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             _warm(folder / "warm")
         collecting = [begin("appending", path, size.appending) for _ in range(size.collectors)]
         drawing = [begin("sampling", path, size.sampling, kept) for _ in range(size.samplers)]
-        answers = [answer() for answer in drawing]
-        steps = sum(answer()["steps"] for answer in collecting)
-        found[what] = answers
-        first, batches, high = (np.array([each[name] for each in answers]) for name in ("first", "batches", "p99"))
+        every = answers(drawing + collecting)
+        found[what], appended = every[: size.samplers], every[size.samplers :]
+        steps = sum(each["steps"] for each in appended)
+        first, batches, high = (np.array([each[name] for each in found[what]]) for name in ("first", "batches", "p99"))
         cells = [first.max(), batches.min(), np.median(batches), high.max() * 1e3, steps]
         rows.append([what, *map(number, cells)])
     slowest = min(answer["batches"] for answer in found["compiled kernels"])

@@ -8,7 +8,7 @@ from time import perf_counter, process_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 def measure(what: str, *arguments: object) -> dict[str, float]:
@@ -34,6 +34,19 @@ def begin(what: str, *arguments: object) -> "Callable[[], dict[str, float]]":
         return found
 
     return answer
+
+
+def answers(waiting: "Iterable[Callable[[], dict[str, float]]]") -> list[dict[str, float]]:
+    """Wait for all that was begun, and return their answers; raise the first error when all have ended."""
+    found, errors = [], []
+    for wait in waiting:
+        try:
+            found.append(wait())
+        except RuntimeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return found
 
 
 def memory() -> dict[str, float]:
@@ -229,6 +242,8 @@ MEASURES = {
     "collecting": collecting,
     "drawing": drawing,
     "starting": starting,
+    "appending": appending,
+    "sampling": sampling,
     "first_batch": first_batch,
 }
 
