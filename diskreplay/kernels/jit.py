@@ -200,7 +200,6 @@ if COMPILED:
     load_float64: Any = intrinsic(_load_float64)
     copy_bytes: Any = intrinsic(_copy_bytes)
     store_byte: Any = intrinsic(_storing(types.uint8, ir.IntType(8)))
-    store_int: Any = intrinsic(_storing(types.int64, ir.IntType(64)))
     store_float32: Any = intrinsic(_storing(types.float32, ir.FloatType()))
     bits_of: Any = intrinsic(_reading_as(types.int64, ir.IntType(64), types.float64))
     number_of: Any = intrinsic(_reading_as(types.float64, ir.DoubleType(), types.int64))

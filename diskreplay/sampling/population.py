@@ -317,16 +317,9 @@ class Population:
 
     def take(self, positions: NDArray[Any]) -> Ints:
         """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
-        return self.take_fractions(positions.astype(np.float64), 1)
-
-    def take_fractions(self, fractions: Floats, scale: float | None = None) -> Ints:
-        """Return the ids that so much of all others is before, each from 0 to below 1; or to below size / `scale`."""
-        count, block = len(fractions), self._block
-        out = np.empty(count, np.int64)
-        if len(self._scratch) != count:
-            self._scratch = np.empty(count, np.int64)
-        scale = self.size if scale is None else scale
-        self._find_ids(fractions, scale, self._hidden, self._end, block.array, self._scratch, out)
+        out, scratch = np.empty((2, len(positions)), np.int64)
+        positions = positions.astype(np.float64)
+        self._find_ids(positions, 1.0, self._hidden, self._end, self._block.array, scratch, out)
         return out
 
     def take_random(self, key: int, count: int) -> Ints:
