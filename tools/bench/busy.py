@@ -54,6 +54,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             f"speed for {size.appending:g} s, {size.samplers} ask for batches of 256 from the empty store on and draw "
             f"for {size.sampling:g} s after the first. All compete for the cores of the machine.",
             "Steps a second are those of all collectors together, over the whole time.",
+            "Collectors may have ended before a first batch that had to wait for kernels: batches after it are then of "
+            "a store at rest.",
         ],
     )
 
