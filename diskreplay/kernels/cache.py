@@ -87,9 +87,9 @@ def _parents() -> Iterator[Path]:
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256 of the source of all kernels."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    """Return the SHA-256 of the source of all kernels, and of `ids`, whose numbers are compiled into them."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for path in (here.parent / "ids.py", *sorted(here.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

@@ -129,6 +129,18 @@ def test_another_source_has_another_folder_and_old_ones_go(tmp_path, monkeypatch
     assert set(tmp_path.iterdir()) == set(made[-8:])
 
 
+@pytest.mark.parametrize("file", ["ids.py", "kernels/pick.py"])
+def test_what_is_compiled_into_kernels_is_part_of_their_source(file, tmp_path):
+    package = tmp_path / "changed" / "diskreplay"
+    shutil.copytree(REPOSITORY / "diskreplay", package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = finish(start(where=package.parent, NUMBA_CACHE_DIR=tmp_path))
+    with (package / file).open("a") as source:
+        source.write("# another one\n")
+    after = finish(start(where=package.parent, NUMBA_CACHE_DIR=tmp_path))
+    assert before[0] != after[0]
+    assert (before[1], after[1]) == (1, 1)
+
+
 def test_a_process_that_holds_the_lock_for_too_long_is_not_waited_for(tmp_path, monkeypatch):
     held = cache._locked(str(tmp_path))
     assert held >= 0
