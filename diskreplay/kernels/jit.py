@@ -213,6 +213,7 @@ if COMPILED:
     # Inputs are typed read-only, which accepts writable arrays too: one compiled version serves both.
     _TYPES: dict[str, Any] = {
         "int": types.int64,
+        "uint": types.uint64,
         "float": types.float64,
         "none": types.void,
         "ints": types.Array(types.int64, 1, "C", readonly=True),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, mixed
 from diskreplay.kernels import jit
+from diskreplay.kernels.mix import mix
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
@@ -30,10 +31,7 @@ _at = np.uint64
 @jit.kernel("int", "int", "int", inner=True, inlined=True)
 def slot_of(first: int, slots: int) -> int:
     """Return the hash of a page's first id, below the number of slots, which is a power of two."""
-    x = _at(first)
-    x = (x ^ (x >> _at(30))) * _at(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> _at(27))) * _at(0x94D049BB133111EB)
-    return int((x ^ (x >> _at(31))) & _at(slots - 1))
+    return int(mix(_at(first)) & _at(slots - 1))
 
 
 @jit.kernel("int", "int", "ints2", "ints32", inner=True, inlined=True)

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import mixed
 from diskreplay.kernels import jit
+from diskreplay.kernels.mix import mix
 from diskreplay.kernels.runs import BEFORE, FIRST, STRIDE
 
 Ints = NDArray[np.int64]
@@ -61,10 +62,8 @@ def pick_random(key: int, low: int, high: int, block: Ints, wanted: Ints, out: I
     state = np.uint64(key)
     for i in range(wanted.size):
         state += np.uint64(0x9E3779B97F4A7C15)
-        x = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
-        wanted[i] = np.int64(np.float64(np.int64(x)) * scale) + block[BEFORE, low]
+        number = np.int64(mix(state) >> np.uint64(11))
+        wanted[i] = np.int64(np.float64(number) * scale) + block[BEFORE, low]
     _ids_at(wanted, low, high, block, out)
 
 
