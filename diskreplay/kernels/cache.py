@@ -9,6 +9,7 @@ is compiled again, what cannot be saved is not: a full disk or a damaged file co
 """
 
 import fcntl
+import gc
 import hashlib
 import logging
 import os
@@ -17,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -44,12 +45,24 @@ def compile_kernel(dispatcher: Any, signature: Any) -> None:
         dispatcher._cache = kept = _KernelCache(dispatcher.py_func)
     try:
         dispatcher._can_compile = True
-        with typeinfer.register_dispatcher(dispatcher):
+        with typeinfer.register_dispatcher(dispatcher), _no_garbage_collection():
             dispatcher.compile(signature)
     finally:
         dispatcher._can_compile = False
         if kept is not None:
             kept.let_go()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Leave cycles alone meanwhile: looking for them again and again takes a sixth of the time of compiling."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @cache
