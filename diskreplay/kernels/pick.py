@@ -33,21 +33,21 @@ def _ids_at(wanted: Ints, low: int, high: int, block: Ints, out: Ints) -> None:
         out[i] = first[run] + (wanted[i] - before[run]) * stride[run]
 
 
-@jit.kernel("none", "floats", "float", "int", "int", "ints2", "out_ints", "out_ints")
-def pick(positions: Floats, scale: float, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
-    """Write the id at the whole part of each position times `scale`.
+@jit.kernel("none", "floats", "int", "int", "ints2", "out_ints", "out_ints")
+def pick(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+    """Write the id at the whole part of each position.
 
     Runs `low` to `high` of the block count, and run i starts at position before[i] - before[low]. ``wanted`` is scratch
     memory, a number a position.
     """
     for i in range(positions.size):
-        wanted[i] = np.int64(positions[i] * scale) + block[BEFORE, low]
+        wanted[i] = np.int64(positions[i]) + block[BEFORE, low]
     _ids_at(wanted, low, high, block, out)
 
 
-def pick_plain(positions: Floats, scale: float, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+def pick_plain(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
     """Do what `pick` does."""
-    at = (positions * scale).astype(np.int64) + block[BEFORE, low]
+    at = positions.astype(np.int64) + block[BEFORE, low]
     run = np.searchsorted(block[BEFORE, low:high], at, side="right") - 1 + low
     out[:] = block[FIRST, run] + (at - block[BEFORE, run]) * block[STRIDE, run]
 
@@ -71,4 +71,4 @@ def pick_random_plain(key: int, low: int, high: int, block: Ints, wanted: Ints, 
     """Do what `pick_random` does."""
     state = np.uint64(key) + np.arange(1, len(out) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     scale = int(block[BEFORE, high] - block[BEFORE, low]) * 2.0**-53
-    pick_plain((mixed(state) >> np.uint64(11)).astype(np.float64), scale, low, high, block, wanted, out)
+    pick_plain((mixed(state) >> np.uint64(11)).astype(np.float64) * scale, low, high, block, wanted, out)

@@ -163,7 +163,7 @@ def starts_plain(
     return end
 
 
-def sort_runs_plain(block: NDArray[np.int64], start: int, middle: int, end: int, scratch: NDArray[np.int64]) -> None:
+def sort_runs_plain(block: NDArray[np.int64], start: int, end: int) -> None:
     """Do what the kernel `sort_runs` does."""
     runs = block[:BEFORE, start:end]
     runs[:] = runs[:, np.lexsort((runs[FIRST], runs[TIME]))]

@@ -134,56 +134,18 @@ def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, a
     return at
 
 
-@jit.kernel("int", "ints2", "int", "int", inner=True)
-def _is_before(block: Ints, one: int, other: int) -> int:
-    """Tell whether a run is one of an episode that began before another's, or has the smaller id."""
-    if block[_TIME, one] != block[_TIME, other]:
-        return block[_TIME, one] < block[_TIME, other]
-    return block[_FIRST, one] < block[_FIRST, other]
-
-
-@jit.kernel("none", "out_ints2", "int", "int", "int", inner=True)
-def _sink(block: Ints, start: int, at: int, end: int) -> None:
-    """Move a run down in the heap from `start` to `end`, of which the last comes first, to where it belongs."""
-    while True:
-        last, left = at, start + 2 * (at - start) + 1
-        if left < end and _is_before(block, last, left):
-            last = left
-        if left + 1 < end and _is_before(block, last, left + 1):
-            last = left + 1
-        if last == at:
-            return
-        for row in range(_BEFORE):
-            block[row, at], block[row, last] = block[row, last], block[row, at]
-        at = last
-
-
-@jit.kernel("none", "out_ints2", "int", "int", "int", "out_ints2")
-def sort_runs(block: Ints, start: int, middle: int, end: int, scratch: Ints) -> None:
-    """Sort runs of a block by when their episodes began, and then by id; and count anew how many are before each.
-
-    Those from `start` to `middle` are sorted already. `scratch` has room for the others where there are some of these.
-    """
-    for at in range((middle + end) // 2 - 1, middle - 1, -1):
-        _sink(block, middle, at, end)
-    for last in range(end - 1, middle, -1):
-        for row in range(_BEFORE):
-            block[row, middle], block[row, last] = block[row, last], block[row, middle]
-        _sink(block, middle, middle, last)
-    if start < middle:
-        for row in range(_BEFORE):
-            for at in range(end - middle):
-                scratch[row, at] = block[row, middle + at]
-        one, other, to = middle - 1, end - middle - 1, end - 1
-        while other >= 0:
-            is_later = one >= start and (
-                block[_TIME, one] > scratch[_TIME, other]
-                or (block[_TIME, one] == scratch[_TIME, other] and block[_FIRST, one] > scratch[_FIRST, other])
-            )
+@jit.kernel("none", "out_ints2", "int", "int")
+def sort_runs(block: Ints, start: int, end: int) -> None:
+    """Sort a few runs of a block by when their episodes began, and then by id; and count how many are before each."""
+    for at in range(start + 1, end):
+        first, stride, count, time = block[_FIRST, at], block[_STRIDE, at], block[_COUNT, at], block[_TIME, at]
+        to = at
+        while to > start and (
+            block[_TIME, to - 1] > time or (block[_TIME, to - 1] == time and block[_FIRST, to - 1] > first)
+        ):
             for row in range(_BEFORE):
-                block[row, to] = block[row, one] if is_later else scratch[row, other]
-            one -= 1 if is_later else 0
-            other -= 0 if is_later else 1
+                block[row, to] = block[row, to - 1]
             to -= 1
+        block[_FIRST, to], block[_STRIDE, to], block[_COUNT, to], block[_TIME, to] = first, stride, count, time
     for at in range(start, end):
         block[_BEFORE, at + 1] = block[_BEFORE, at] + block[_COUNT, at]

@@ -34,6 +34,7 @@ from diskreplay.kernels.runs import (
     joined,
     keep,
     lane_keys,
+    sort_runs_plain,
     starting_runs,
     without_hidden,
 )
@@ -46,6 +47,8 @@ Floats = NDArray[np.float64]
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024
 
+# Runs for which insertion is the quickest sort.
+FEW = 32
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_PARTLY = np.zeros((4, 0), np.int64)
@@ -143,7 +146,7 @@ class Population:
     def __init__(self, view: View, admission: Admission | None = None) -> None:
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
         self._find_starts = chosen("starts")
-        self._find_ids, self._find_random = chosen("pick"), chosen("pick_random")
+        self._find_random = chosen("pick_random")
         self._admission = admission or Admission()
         self.snapshot: Any = None
         self._restored: Order | None = None  # taken over at the next fresh start
@@ -238,7 +241,7 @@ class Population:
             self._same_marks = before, self._mark()
             start = self._ended
             end = self._block.write(start, new)
-        self._block.sort(start, start, end)
+        self._block.sort(start, end)
         self._oldest_new = min(self._oldest_new, self._block.time_of(start))
         self._ended = end
 
@@ -310,7 +313,7 @@ class Population:
             self._hidden, self._main, self._ended = 0, self._main - start, self._ended - start
             self._block.array[:, : self._ended] = self._block.array[:, start : start + self._ended]
             self._block.array[BEFORE, 0] = start = 0
-        self._block.sort(start, self._main, self._ended)
+        self._block.merge(start, self._main, self._ended)
         self._main, self._oldest_new = self._ended, NEVER
         self._main_index, self._is_unmerged = None, False
         self.epoch += 1
@@ -319,7 +322,7 @@ class Population:
         """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
         out, scratch = np.empty((2, len(positions)), np.int64)
         positions = positions.astype(np.float64)
-        self._find_ids(positions, 1.0, self._hidden, self._end, self._block.array, scratch, out)
+        chosen("pick")(positions, self._hidden, self._end, self._block.array, scratch, out)
         return out
 
     def take_random(self, key: int, count: int) -> Ints:
@@ -420,7 +423,7 @@ class _Block:
     """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` is the number of ids in the runs before run i."""
 
     def __init__(self, capacity: int = 256) -> None:
-        self._sort_runs = chosen("sort_runs")
+        self._sort_few = chosen("sort_runs")
         self._replace(np.zeros((BLOCK_ROWS, capacity + 1), np.int64))
 
     def _replace(self, array: Ints) -> None:
@@ -447,10 +450,17 @@ class _Block:
         before += self.before[start]
         return end
 
-    def sort(self, start: int, middle: int, end: int) -> None:
-        """Sort a region by when its episodes began; up to the middle it is."""
-        scratch = np.empty((BEFORE, end - middle), np.int64)
-        self._sort_runs(self.array, start, middle, end, scratch)
+    def sort(self, start: int, end: int) -> None:
+        """Sort runs by when their episodes began, and then by id."""
+        (self._sort_few if end - start <= FEW else sort_runs_plain)(self.array, start, end)
+
+    def merge(self, start: int, middle: int, end: int) -> None:
+        """Sort runs by when their episodes began; up to the middle they are."""
+        self.sort(middle, end)
+        runs = self.array[:BEFORE, start:end]
+        if start < middle:
+            runs[:] = runs[:, runs[TIME].argsort(kind="stable")]  # takes note that these are two sorted parts
+        np.add(runs[COUNT].cumsum(), self.before[start], out=self.before[start + 1 : end + 1])
 
     def make_room(self, end: int) -> None:
         """See that there is room for runs before this place."""

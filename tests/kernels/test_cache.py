@@ -25,7 +25,7 @@ from diskreplay.kernels import cache, table
 pick = table.chosen("pick")
 out = np.zeros(3, np.int64)
 block = np.array([[7, 0], [2, 0], [3, 0], [0, 0], [0, 3]])
-pick(np.array([0.0, 1, 2]), 1.0, 0, 1, block, out.copy(), out)
+pick(np.array([0.0, 1, 2]), 0, 1, block, out.copy(), out)
 assert out.tolist() == [7, 9, 11]
 print(cache.folder(), sum(pick.stats.cache_misses.values()))
 """
