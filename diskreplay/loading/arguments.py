@@ -8,8 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
+from diskreplay.format.schema import Schema
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.uniform import Uniform
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import View
 
 
@@ -18,11 +20,22 @@ class Sampled(Protocol):
     """What a sampler needs of a store: a `Store`, or what stands in for one in a test."""
 
     @property
-    def snapshot(self) -> Any:
+    def uuid(self) -> str:
+        """What tells it from all other stores."""
+
+    @property
+    def schema(self) -> Schema:
+        """What its steps hold."""
+
+    @property
+    def snapshot(self) -> Snapshot:
         """What was found by the last refresh."""
 
-    def refresh(self) -> Any:
-        """Look for new steps."""
+    def refresh(self) -> int:
+        """Look for new steps; return how many there are."""
+
+    def newest_snapshot(self) -> Snapshot:
+        """Look for new steps, and return what is there."""
 
     def follow_compiled(self) -> None:
         """Follow what is written with compiled code from now on."""
@@ -43,7 +56,7 @@ def share_arguments(rank: Any, world_size: Any) -> tuple[int, int]:
     return rank, world_size
 
 
-def store_argument(store: Any) -> Any:
+def store_argument(store: Any) -> Sampled:
     """Return a store, or raise ValueError."""
     if isinstance(store, type) or not isinstance(store, Sampled):
         raise ValueError(f"store must be a Store or its path, not {store!r}")

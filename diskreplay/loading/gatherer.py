@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diskreplay.format.schema import Schema
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
 from diskreplay.loading.ring import Fields, Ring, Slot, ordinary_memory
 from diskreplay.loading.torch_values import torch_values
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested, offsets
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.parallel_copy import helping_thread
@@ -60,7 +62,13 @@ class Gatherer:
     """
 
     def __init__(
-        self, view: View, schema: Any, fields: Sequence[str] | None, destination: Destination, *, helped: bool = False
+        self,
+        view: View,
+        schema: Schema,
+        fields: Sequence[str] | None,
+        destination: Destination,
+        *,
+        helped: bool = False,
     ) -> None:
         device = destination.device
         self.reader: Reader = view.reader(schema, fields)
@@ -97,7 +105,7 @@ class Gatherer:
         return offsets(self.reader.leaves, size)[1]
 
     def gather(
-        self, snapshot: Any, ids: NDArray[np.int64], entropy: int | None = None, pages: Pages | None = None
+        self, snapshot: Snapshot, ids: NDArray[np.int64], entropy: int | None = None, pages: Pages | None = None
     ) -> Gathered:
         """Gather these ids; all weights are 1.
 

@@ -4,13 +4,15 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
+from diskreplay.format.schema import Schema
+from diskreplay.loading.arguments import Sampled
 from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.states import PlannerState, load_distribution
 from diskreplay.sampling.admission import Admission
@@ -19,7 +21,7 @@ from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
 from diskreplay.store.episodes import Episode
-from diskreplay.store.snapshot import SegmentGone
+from diskreplay.store.snapshot import SegmentGone, Snapshot
 from diskreplay.views.base import View
 
 Ints = NDArray[np.int64]
@@ -36,7 +38,7 @@ class Plan:
     it, where that was begun: see `Prefetcher`.
     """
 
-    snapshot: Any
+    snapshot: Snapshot
     draw: Draw
     entropy: int | None = None
     gathered: Any = None
@@ -61,12 +63,12 @@ class Planner:
 
     def __init__(
         self,
-        store: Any,
+        store: Sampled,
         view: View,
         distribution: Distribution,
         *,
         seed: Any,
-        where: Callable[[Any], bool] | None,
+        where: Callable[[Episode], bool] | None,
         rank: int,
         world_size: int,
         max_times_sampled: int | None = None,
@@ -267,7 +269,7 @@ class Planner:
         refused = {asked: self._accepted([plan], snapshot) for asked, plan in saved.refused.items()}
         self._refused = {asked: plans[0] for asked, plans in refused.items() if plans}
 
-    def _accepted(self, plans: Sequence[tuple[Draw, int | None]], snapshot: Any) -> deque[Plan]:
+    def _accepted(self, plans: Sequence[tuple[Draw, int | None]], snapshot: Snapshot) -> deque[Plan]:
         """Return batches drawn ahead, up to the first that has lost an id since."""
         queue = deque[Plan]()
         for draw, entropy in plans:
@@ -276,7 +278,7 @@ class Planner:
             queue.append(Plan(snapshot, draw, entropy))
         return queue
 
-    def update(self, ids: Ints, errors: NDArray[np.float64], schema: Any) -> int:
+    def update(self, ids: Ints, errors: NDArray[np.float64], schema: Schema) -> int:
         """Set priorities from errors, (n,), or (n, length) of sequences; return how many ids were skipped."""
         priorities = self.distribution
         if not priorities.weighted and self._priorities is not None:
@@ -289,7 +291,7 @@ class Planner:
         return priorities.update(self.population, ids, errors)
 
     def _of_sequences(
-        self, ids: Ints, errors: NDArray[np.float64], schema: Any, eta: float
+        self, ids: Ints, errors: NDArray[np.float64], schema: Schema, eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
         """Return the ids that can be drawn, one error each, and how many cannot."""
         for _ in range(ATTEMPTS):
@@ -304,7 +306,7 @@ class Planner:
             raise SegmentGone(f"segments were evicted faster than they could be read, {ATTEMPTS} times")
         return ids[known], sequence_error(errors[known], mask, eta), int((~known).sum())
 
-    def _loss_mask(self, ids: Ints, length: int, schema: Any) -> NDArray[np.bool_]:
+    def _loss_mask(self, ids: Ints, length: int, schema: Schema) -> NDArray[np.bool_]:
         """Return which steps of these sequences count for the loss, (n, length)."""
         mask = np.zeros((len(ids), length), bool)
         if not len(ids):
@@ -316,14 +318,14 @@ class Planner:
                 raise ValueError(
                     f"td_error must have one axis, (batch,) or (batch, 1): {self._view} has no sequences"
                 ) from None
-        block = self._loss_masks.gather(self.population.snapshot, ids).slot.block
+        block = self._loss_masks.gather(cast(Snapshot, self.population.followed), ids).slot.block
         found = block.arrays[[leaf.path for leaf in block.leaves].index(("loss_mask",))]
         if found.shape[1] > length:
             raise ValueError(f"td_error has {length} steps a sequence, and these have {found.shape[1]}")
         mask[:, : found.shape[1]] = found
         return mask
 
-    def _look(self, population: Population | None = None) -> Any:
+    def _look(self, population: Population | None = None) -> Snapshot:
         """Bring the population, or another one, up to the store's snapshot."""
         population = self.population if population is None else population
         for _ in range(ATTEMPTS):
@@ -344,10 +346,10 @@ def _own_distribution(view: View, admission: Admission, places: Mapping[str, Any
     return own
 
 
-def _asking(where: Callable[[Any], bool]) -> Callable[[Any, int], bool]:
+def _asking(where: Callable[[Episode], bool]) -> Callable[[Snapshot, int], bool]:
     """Turn a predicate over episodes into one over snapshots and the ids at which episodes begin."""
 
-    def ask(snapshot: Any, first_id: int) -> bool:
+    def ask(snapshot: Snapshot, first_id: int) -> bool:
         return bool(where(Episode(snapshot, snapshot.find(first_id))))
 
     return ask

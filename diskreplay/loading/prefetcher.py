@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.page_ranges import Pages
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.
@@ -62,6 +62,6 @@ def is_large(gatherer: Gatherer, size: int) -> bool:
 
 
 def _make(
-    gatherer: Gatherer, snapshot: Any, ids: NDArray[np.int64], entropy: int | None, asked: Future[Pages] | None
+    gatherer: Gatherer, snapshot: Snapshot, ids: NDArray[np.int64], entropy: int | None, asked: Future[Pages] | None
 ) -> Gathered:
     return gatherer.gather(snapshot, ids, entropy, None if asked is None else asked.result())

@@ -2,11 +2,12 @@
 
 import resource
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.format.schema import Schema
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.store.tables import WIDE_ROW
 from diskreplay.views.base import Reader
 from diskreplay.views.page_ranges import NO_PAGES, Pages
@@ -23,7 +24,7 @@ class Readahead:
     Concurrency: `ask` may be called by another thread than the rest.
     """
 
-    def __init__(self, reader: Reader, schema: Any) -> None:
+    def __init__(self, reader: Reader, schema: Schema) -> None:
         self._reader = reader
         self.wide = any(field.row_bytes >= WIDE_ROW for field in schema.leaves.values())
         self._asks = WARM_BATCHES
@@ -34,7 +35,7 @@ class Readahead:
         """Whether one of the last batches needed something from disk, or there have been few yet."""
         return self.wide and self._asks > 0
 
-    def ask(self, snapshot: Any, ids: NDArray[np.int64]) -> Pages:
+    def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
         """Have the disk read what these ids need, if it is cold; return where that comes to lie.
 
         Raises
@@ -50,7 +51,7 @@ class Readahead:
         self._count(before)
         return pages
 
-    def begin(self, snapshot: Any, ids: NDArray[np.int64], pages: Pages | None) -> int:
+    def begin(self, snapshot: Snapshot, ids: NDArray[np.int64], pages: Pages | None) -> int:
         """Return, when what was asked for, or is asked for now, is in memory, what `end` is to be told."""
         before = blocks_read()
         pages = self.ask(snapshot, ids) if pages is None else pages

@@ -27,6 +27,7 @@ from diskreplay.loading.prefetcher import Prefetcher, is_large
 from diskreplay.loading.states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
+from diskreplay.store.episodes import Episode
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.snapshot import SegmentGone
 from diskreplay.store.states import load_state, save_state
@@ -104,7 +105,7 @@ class Sampler:
         prefetch: int = 0,
         seed: int | None = None,
         fields: Sequence[str] | None = None,
-        where: Callable[[Any], bool] | None = None,
+        where: Callable[[Episode], bool] | None = None,
         rank: int = 0,
         world_size: int = 1,
         limiter: RateLimiter | None = None,

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import OPEN, EpisodeTable
+from diskreplay.sampling.snapshot import Snapshot
 
 
 class Admission:
@@ -25,9 +26,9 @@ class Admission:
         self._ask, self.asks = ask, ask is not None
         self._ended: dict[int, bool] = {}
         self._open: dict[int, bool] = {}
-        self._snapshot: Any = None  # that of the answers about open ones
+        self._snapshot: Snapshot | None = None  # that of the answers about open ones
 
-    def admit(self, snapshot: Any, episodes: EpisodeTable) -> EpisodeTable:
+    def admit(self, snapshot: Snapshot, episodes: EpisodeTable) -> EpisodeTable:
         """Keep the episodes that count; those that are hidden whole are dropped unasked."""
         if self._ask is None or not len(episodes):
             return episodes

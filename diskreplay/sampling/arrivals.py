@@ -210,15 +210,15 @@ class Arrivals:
             return True
         if self._pieces.shape[1] and (self._taken[place] < 0).any():
             last = self._pieces[:, self._starts[-2] :]
-            newest = population.snapshot.times(last[0] + (last[2] - 1) * last[1]).max()
-            if population.snapshot.times(runs.first[self._taken[place] < 0]).min() < newest:
+            newest = population.followed.times(last[0] + (last[2] - 1) * last[1]).max()
+            if population.followed.times(runs.first[self._taken[place] < 0]).min() < newest:
                 return False
         np.maximum.at(self._taken, place, runs.first + (runs.count - 1) * runs.stride)
         steps = self._steps(runs, population)
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
         else:
-            self._append(*_by_time(runs, steps, population.snapshot.times, self._block, self._most), steps)
+            self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
         return True
 
     def _steps(self, runs: IdRuns, population: Population) -> Floats:

@@ -40,15 +40,16 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.snapshot import Snapshot
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024
-
 # Runs for which insertion is the quickest sort.
 FEW = 32
+
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_PARTLY = np.zeros((4, 0), np.int64)
@@ -148,7 +149,7 @@ class Population:
         self._find_starts = chosen("starts")
         self._find_random = chosen("pick_random")
         self._admission = admission or Admission()
-        self.snapshot: Any = None
+        self.snapshot: Snapshot | None = None
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = view.kind
         self.epoch = self.version = 0
@@ -171,7 +172,7 @@ class Population:
         self._same_marks: tuple[Mark | None, Mark | None] = None, None  # between which nothing came or went
         self.epoch += 1
 
-    def refresh(self, snapshot: Any) -> None:
+    def refresh(self, snapshot: Snapshot) -> None:
         """Follow a newer snapshot."""
         old = self.snapshot
         if snapshot is old:
@@ -222,7 +223,7 @@ class Population:
         self.snapshot, self._restored = None, order
         self.size = 0
 
-    def _take_in(self, snapshot: Any, ended: EpisodeTable, is_fresh: bool) -> None:
+    def _take_in(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
         if self._restored is not None and is_fresh:
             visible = snapshot.visible
@@ -245,7 +246,9 @@ class Population:
         self._oldest_new = min(self._oldest_new, self._block.time_of(start))
         self._ended = end
 
-    def _write_starts(self, at: int, snapshot: Any, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY) -> int:
+    def _write_starts(
+        self, at: int, snapshot: Snapshot, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY
+    ) -> int:
         """Put what is left of some runs and those of episodes into the block from a place on; return where they end.
 
         None are all that are open in the snapshot.
@@ -353,6 +356,12 @@ class Population:
         return Changes(now, False, reached, array[:, mark.ended : self._end], loose, left)
 
     @property
+    def followed(self) -> Snapshot:
+        """The snapshot that it follows; there must be one."""
+        assert self.snapshot is not None, "the population was never refreshed"
+        return self.snapshot
+
+    @property
     def visible(self) -> Visible:
         """What is hidden of each lane."""
         return ALL_VISIBLE if self.snapshot is None else self.snapshot.visible
@@ -366,7 +375,7 @@ class Population:
         """Return for how many steps each id stands: as many rows as they are ``apart``, or a whole episode."""
         if self._starts.last != FIRST_ONLY:
             return apart.astype(np.float64)
-        every = EpisodeTable.concatenate([self.snapshot.log, self.snapshot.open])
+        every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
         order = np.argsort(every.first)
         return every.steps[order[np.searchsorted(every.first[order], ids)]].astype(np.float64)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from diskreplay.format.schema import Schema
+
 
 def positive(name: str, value: Any, otherwise: str = "") -> int:
     """Return an int of at least 1."""
@@ -87,7 +89,7 @@ def frame_stack_depths(
     return {known[name]: depth for name, depth in frame_stack.items()}
 
 
-def reward_leaves(schema: Any, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
+def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
     """Return path, dtype and weight of each field that is summed."""
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():

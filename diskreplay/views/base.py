@@ -1,4 +1,4 @@
-"""What every view has: where its samples start, and a reader that gathers them. Also what views need of a snapshot."""
+"""What every view has: where its samples start, and a reader that gathers them."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import Starts as Starts
+from diskreplay.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from diskreplay.sampling.admission import Admission
@@ -89,14 +91,14 @@ class Reader:
     helper: Executor | None = None
     evaluate: Callable[[Any], Any] | None = None
 
-    def leaves_for(self, snapshot: Any, ids: Ints) -> Sequence[Leaf]:
+    def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
         """Return the leaves of the batch of these ids."""
         return self.leaves
 
     def seed(self, entropy: int) -> None:
         """Say what the next `fill`, and no later one, draws from, where the view draws something itself."""
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block of `leaves_for`; all weights are 1."""
         raise NotImplementedError
 
@@ -104,11 +106,11 @@ class Reader:
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
         return tensors
 
-    def pages(self, snapshot: Any, ids: Ints) -> "Pages":
+    def pages(self, snapshot: Snapshot, ids: Ints) -> "Pages":
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped."""
         raise NotImplementedError
 
-    def check(self, snapshot: Any, ids: Ints) -> None:
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
         raise NotImplementedError
 
@@ -116,7 +118,7 @@ class Reader:
 class CountingReader(Reader):
     """The reader of a view without `item_steps`."""
 
-    def count_steps(self, snapshot: Any, ids: Ints) -> int:
+    def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
         """Return how many steps of the environment the items of these ids count for."""
         raise NotImplementedError
 
@@ -154,29 +156,8 @@ class View(Protocol):
         """
         return None
 
-    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+    def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""
-
-
-class LeafTable(Protocol):
-    """Where the rows of one leaf lie: chunk c of segment slot s is mapped at bases[first_chunk[s] + c], 0 if not."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    row_bytes: int
-    wide: bool
-    first_chunk: Ints
-    chunks: Ints
-    shift: Ints
-    bases: Ints
-    holder: Any
-    lock: Any  # whoever holds it keeps what is mapped from leaving for what other threads map
-
-    def ensure(self, slot: Ints, first_row: Ints, last_row: Ints, since: int = ...) -> None:
-        """Map every chunk that these rows lie in; none leaves for it that was asked for in a use since this one."""
-
-    def addresses(self) -> tuple[Any, Ints, Ints, Ints]:
-        """Return `holder`, `chunks`, `first_chunk` and `bases` as of one moment."""
 
 
 def select(

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.transitions import Transitions
@@ -34,7 +36,7 @@ class DeviceFrameStack(Reader):
 
     shows_leaves = False
 
-    def __init__(self, view: Transitions, schema: Any, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
+    def __init__(self, view: Transitions, schema: Schema, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
         self._view, self._reader, self._stacks = view, reader, stacks
         self.paths = reader.paths
         later = {path for stacks in self._stacks for path in (stacks.obs, stacks.next_obs)}
@@ -52,7 +54,7 @@ class DeviceFrameStack(Reader):
         self._rest.plan([Copy(*run) for run in runs])
 
     @classmethod
-    def of(cls, view: Any, schema: Any, reader: Reader) -> "DeviceFrameStack | None":
+    def of(cls, view: Any, schema: Schema, reader: Reader) -> "DeviceFrameStack | None":
         """Return one for a view's reader, None where no stacks share frames."""
         if not isinstance(reader, TransitionsReader):
             return None
@@ -64,7 +66,7 @@ class DeviceFrameStack(Reader):
         assert self._view.n_step is not None
         return self._view.n_step
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block.
 
         Raises
@@ -94,11 +96,11 @@ class DeviceFrameStack(Reader):
             shown[stacks.next_obs] = picked.where(each, picked.new_zeros(()))
         return [shown[path] for path in self.paths]
 
-    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; see `TransitionsReader.pages`."""
         return self._reader.pages(snapshot, ids)
 
-    def check(self, snapshot: Any, ids: Ints) -> None:
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
         self._reader.check(snapshot, ids)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import FIRST_ONLY, Starts
 from diskreplay.views.arguments import described, positive
 from diskreplay.views.base import Reader, View
@@ -54,7 +54,7 @@ class Episodes(View):
         """The first step of each ended episode."""
         return Starts(last=FIRST_ONLY)
 
-    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+    def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.
 
         Raises

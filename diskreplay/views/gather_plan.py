@@ -14,7 +14,9 @@ from diskreplay.kernels import find_windows as rows, gather as kernel
 from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store import chunk_budget
-from diskreplay.views.base import Block, Ints, Leaf, LeafTable, offsets
+from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.tables import LeafTable
+from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.parallel_copy import SHARED, in_halves
 from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, map_flags, refuse
 
@@ -80,13 +82,13 @@ class GatherPlan:
         self._scratch: Block | None = None
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
-        self._snapshot: Any = None
+        self._snapshot: Snapshot | None = None
         self._tables: list[LeafTable] = []
         self._seen: list[tuple[Ints, ...]] = []
         # Arrays and not their addresses: a new array may lie where an old one was.
         self._seen_bases: list[Ints | None] = []
 
-    def gather(self, snapshot: Any, ids: Ints, block: Block, helper: Executor | None = None) -> None:
+    def gather(self, snapshot: Snapshot, ids: Ints, block: Block, helper: Executor | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
 
         With a helper, it does half of a large block.
@@ -120,7 +122,7 @@ class GatherPlan:
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
-    def copy(self, snapshot: Any, windows: Windows, block: Block, helper: Executor | None = None) -> None:
+    def copy(self, snapshot: Snapshot, windows: Windows, block: Block, helper: Executor | None = None) -> None:
         """Copy rows of windows that are given into the arrays of a block, which may have more items.
 
         Raises
@@ -131,7 +133,7 @@ class GatherPlan:
         self._use(windows)
         self.gather(snapshot, _NO_IDS, block, helper)
 
-    def rows(self, snapshot: Any, windows: Windows) -> list[NDArray[Any]]:
+    def rows(self, snapshot: Snapshot, windows: Windows) -> list[NDArray[Any]]:
         """Return the rows of each copy of windows that are given, (items, length, *shape), until the next call."""
         if self._scratch is None or self._scratch.size < windows.size:
             tables = [snapshot.leaf(copy.leaf) for copy in self._copies]
@@ -167,7 +169,7 @@ class GatherPlan:
         self._record[kernel.WINDOWS], self._record[kernel.ITEMS] = windows.memory.ctypes.data, windows.size
         self._kernel, self.windows = chosen("gather"), windows
 
-    def _find_tables(self, snapshot: Any) -> None:
+    def _find_tables(self, snapshot: Snapshot) -> None:
         """Find the tables of a snapshot; most often those of the one before are its, too."""
         tables = [snapshot.leaf(leaf) for leaf in self._leaves]
         if tables != self._tables:
@@ -191,7 +193,7 @@ class GatherPlan:
         self._seen, self._seen_bases = seen, [arrays[-1] for arrays in seen]
         return held
 
-    def _map(self, snapshot: Any, ids: Ints) -> list[Any]:
+    def _map(self, snapshot: Snapshot, ids: Ints) -> list[Any]:
         """Map all rows that are needed, none of which leaves for another; return what keeps them mapped."""
         with self._tables[0].lock:  # while it is held, nothing leaves for what other threads map
             since = chunk_budget.now()
@@ -206,7 +208,7 @@ class GatherPlan:
                 snapshot.leaf(copy.leaf).ensure(slot, first, last, since)
             return self._look()
 
-    def _missing(self, snapshot: Any, bad: int) -> FormatError:
+    def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
         """Return the error that says of which leaf a row could not be mapped."""
         failed = int(self._record[kernel.FAILED])
         copy = self._copies[failed] if failed >= 0 else Copy("done", rows.ROW, rows.AFTER, 0, 1, -1)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.hindsight import Hindsight
@@ -31,7 +33,7 @@ class HindsightReader(Reader):
     """
 
     def __init__(
-        self, view: "Transitions", hindsight: Hindsight, schema: Any, fields: Sequence[str] | None = None
+        self, view: "Transitions", hindsight: Hindsight, schema: Schema, fields: Sequence[str] | None = None
     ) -> None:
         _check_goals(schema)
         self._view = view
@@ -58,7 +60,7 @@ class HindsightReader(Reader):
         """Say what the next `fill`, and no later one, draws goals from."""
         self._entropy = entropy
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block.
 
         Raises
@@ -84,16 +86,16 @@ class HindsightReader(Reader):
         if len(items):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
-    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; those of goals from later steps are not known yet."""
         return self._plain.pages(snapshot, ids)
 
-    def check(self, snapshot: Any, ids: Ints) -> None:
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
         self._find(snapshot, ids)
         refuse_evicted(snapshot, ids)
 
-    def _find(self, snapshot: Any, ids: Ints, looks_back: bool = False) -> Windows:
+    def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""
         windows = Windows(len(ids))
         bad = windows.find(snapshot, ids, TO_THE_END, ALL_BEFORE if looks_back else 1, False)
@@ -108,7 +110,7 @@ class HindsightReader(Reader):
 
     def _relabel(
         self,
-        snapshot: Any,
+        snapshot: Snapshot,
         windows: Windows,
         k: Ints,
         last: Ints,
@@ -130,7 +132,7 @@ class HindsightReader(Reader):
         if self._reward >= 0:
             block.arrays[self._reward][items] = self._returns(snapshot, windows, k, goals)
 
-    def _returns(self, snapshot: Any, windows: Windows, k: Ints, goals: NDArray[Any]) -> NDArray[np.float32]:
+    def _returns(self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]) -> NDArray[np.float32]:
         """Return the n-step returns under these goals."""
         size, width = len(k), int(k.max())
         inside = np.arange(width) < k[:, None]
@@ -156,7 +158,7 @@ def _chosen(windows: Windows, which: Ints) -> Windows:
     return kept
 
 
-def _check_goals(schema: Any) -> None:
+def _check_goals(schema: Schema) -> None:
     """Refuse observations that are not goal-conditioned, naming what is missing."""
     wanted = 'relabel needs observations that are a dict with "observation", "achieved_goal" and "desired_goal"'
     names = [leaf.split("/")[1:] for leaf in schema.leaves if leaf.split("/")[0] == "obs"]

@@ -8,7 +8,9 @@ import numpy as np
 
 from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
 from diskreplay.kernels.table import chosen
-from diskreplay.views.base import Ints, LeafTable
+from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.tables import LeafTable
+from diskreplay.views.base import Ints
 from diskreplay.views.windows import Copy, Windows
 
 
@@ -34,7 +36,7 @@ class Pages(NamedTuple):
 NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def wide_pages(snapshot: Any, windows: Windows, copies: Sequence[Copy]) -> Pages:
+def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:
     """Return where the rows of wide leaves lie, after mapping the chunks they are in.
 
     Narrow leaves are left out: the system reads a good deal around each fault, so they soon are in memory as a whole.

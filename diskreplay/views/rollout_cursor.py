@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Draw, LookAgain, Owned
 from diskreplay.sampling.population import Population
 from diskreplay.store.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.lane_steps import Grid, LaneEpisodes, Positions, oldest, usable_steps
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _NOBODY: Ints = np.zeros(0, np.int64)
 class _Look(NamedTuple):
     """What is known of one snapshot; `lanes` are all of this trainer's, `growing` those that may get more."""
 
-    snapshot: Any
+    snapshot: Snapshot
     episodes: LaneEpisodes
     lanes: Ints
     growing: Ints
@@ -93,7 +94,7 @@ class RolloutCursor(Owned):
         if (rank, world_size) != self._share:
             self._share = rank, world_size
             self._forget()
-        look, grid = self._next(population.snapshot)
+        look, grid = self._next(cast(Snapshot, population.followed))
         left = np.setdiff1d(look.lanes, grid.keys, assume_unique=True)
         if not np.isin(left, self._left).all():
             self._left = left
@@ -125,9 +126,9 @@ class RolloutCursor(Owned):
 
     def accept(self, population: Population, draw: Draw) -> bool:
         """Count as planned what was planned when a state was saved, if all of it is still there; tell whether so."""
-        if len(draw.ids) % self.least or not population.snapshot.holds(draw.ids).all():
+        if len(draw.ids) % self.least or not cast(Snapshot, population.followed).holds(draw.ids).all():
             return False
-        self._lanes.update(population.snapshot)
+        self._lanes.update(population.followed)
         self._planned = self._advanced(self._planned, draw.ids)
         return True
 
@@ -158,7 +159,7 @@ class RolloutCursor(Owned):
         self._planned = self._seen = Positions(keys, after)
         self._forget()
 
-    def _next(self, snapshot: Any) -> tuple[_Look, Grid]:
+    def _next(self, snapshot: Snapshot) -> tuple[_Look, Grid]:
         """Look at a snapshot and take the oldest steps; a writer that died counts as closed."""
         if self._look is None or snapshot is not self._look.snapshot:
             self._look = self._look_at(snapshot)
@@ -183,7 +184,7 @@ class RolloutCursor(Owned):
         visible = look.snapshot.least_ids(look.episodes.first)
         return oldest(look.episodes, usable, look.growing, self._planned, visible, self.least)
 
-    def _look_at(self, snapshot: Any) -> _Look:
+    def _look_at(self, snapshot: Snapshot) -> _Look:
         if self._look is not None and snapshot.generation != self._look.snapshot.generation:
             self._forget()
         self._lanes.update(snapshot)

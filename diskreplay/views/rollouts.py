@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.views.arguments import described, fraction, frame_stack_argument, positive, reward_argument
 from diskreplay.views.base import Reader, View
@@ -108,7 +109,7 @@ class Rollouts(View):
 
         return RolloutCursor(self, admission)
 
-    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+    def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.
 
         Raises

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, ReplayError
+from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.gae import STOPS, TERMINATED
 from diskreplay.kernels.table import chosen
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select
@@ -59,7 +61,7 @@ class RolloutsReader(Reader):
 
     shows_leaves = False
 
-    def __init__(self, view: "Rollouts", schema: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, view: "Rollouts", schema: Schema, fields: Sequence[str] | None) -> None:
         self._view = view
         self._rewards = reward_leaves(schema, view.reward)
         self._value = _scalar_field(schema, "value", view.value)
@@ -89,7 +91,7 @@ class RolloutsReader(Reader):
         shown = tensors[: len(self.paths)]
         return [tensor.reshape(steps, len(tensor) // steps, *tensor.shape[1:]) for tensor in shown]
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
 
         Raises
@@ -128,16 +130,16 @@ class RolloutsReader(Reader):
                 if (name,) in self._place:
                     block.arrays[self._place[name,]][:] = array
 
-    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
-    def check(self, snapshot: Any, ids: Ints) -> None:
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""
         self._find(snapshot, ids)
         refuse_evicted(snapshot, ids)
 
-    def _find(self, snapshot: Any, ids: Ints) -> Windows:
+    def _find(self, snapshot: Snapshot, ids: Ints) -> Windows:
         steps = self._view.num_steps
         if not len(ids) or len(ids) % steps:
             raise InvalidIndex(
@@ -161,7 +163,7 @@ class RolloutsReader(Reader):
 
     def _next_values(
         self,
-        snapshot: Any,
+        snapshot: Snapshot,
         ids: Ints,
         following: Following,
         chained: Bools,
@@ -184,7 +186,7 @@ class RolloutsReader(Reader):
             found[left] = self._values.rows(snapshot, place(snapshot, following.successor[left]))[0][:, 0]
         return found
 
-    def _evaluated(self, snapshot: Any, steps: Windows) -> Floats:
+    def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
         """Return what `evaluate` says of the observations of these steps."""
         size, found = steps.size, self._obs_plan.rows(snapshot, steps)
         # Copies: a function of the user's may keep them.
@@ -216,7 +218,7 @@ def _scalars(leaves: Sequence[str]) -> GatherPlan:
     return GatherPlan([Copy(leaf, rows.ROW, rows.AFTER, 0, 1, target) for target, leaf in enumerate(leaves)])
 
 
-def _scalar_field(schema: Any, argument: str, name: str) -> str:
+def _scalar_field(schema: Schema, argument: str, name: str) -> str:
     field = schema.leaves.get(f"extra/{name}")
     if field is None or field.shape != ():
         scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
@@ -226,7 +228,7 @@ def _scalar_field(schema: Any, argument: str, name: str) -> str:
     return f"extra/{name}"
 
 
-def _sources(view: "Rollouts", schema: Any) -> list[_Source]:
+def _sources(view: "Rollouts", schema: Schema) -> list[_Source]:
     """Return the leaves that are copied, in the order of the schema; that of the values is named "value"."""
     parts: dict[str, dict[Path, str]] = {"obs": {}, "action": {}, "value": {("value",): f"extra/{view.value}"}}
     for source in schema.leaves:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import MOVED_BACK, PADDED, Starts
 from diskreplay.views.arguments import bounded, described, frame_stack_argument, names, positive, switch
 from diskreplay.views.base import Reader, View
@@ -96,7 +96,7 @@ class Sequences(View):
         """The windows' first steps; those of open episodes are full, with the observation behind them."""
         return Starts(self.length, self.stride, PADDED if self.pad else MOVED_BACK, open_rows=self.length + 1)
 
-    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+    def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.
 
         Raises

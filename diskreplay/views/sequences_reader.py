@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
+from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views import times
 from diskreplay.views.base import Block, CountingReader, Ints, Leaf, Reader
 from diskreplay.views.gather_plan import GatherPlan
@@ -31,7 +33,7 @@ class SequencesReader(Reader):
 
     shows_leaves = False
 
-    def __init__(self, view: "Sequences", schema: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, view: "Sequences", schema: Schema, fields: Sequence[str] | None) -> None:
         self._view = view
         self._layout = StepLayout(schema, fields, view.frame_stack, view.start_only)
         self._windows = _WindowsOfSteps(self._layout, view, view.length)
@@ -42,7 +44,7 @@ class SequencesReader(Reader):
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
         return self._layout.present(tensors)
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the windows that begin at these ids into the block.
 
         Whether they are starts of the view is left to `check`: it would have to look back to the episode's first step.
@@ -54,11 +56,11 @@ class SequencesReader(Reader):
         """
         self._windows.fill(snapshot, ids, block, self._view.burn_in, self.helper)
 
-    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these windows lie; what is not mapped yet is mapped. Any thread may ask."""
         return self._windows.pages(snapshot, ids)
 
-    def check(self, snapshot: Any, ids: Ints) -> None:
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
         view = self._view
         windows = _found(snapshot, ids, view.length, view)
@@ -75,7 +77,7 @@ class SequencesReader(Reader):
                 f"id {ids[odd[0]]} is step {before[odd[0]]} of its episode, and no window of {view} starts there"
             )
 
-    def _moved_back(self, snapshot: Any, ids: Ints, windows: Windows, odd: Ints) -> NDArray[np.bool_]:
+    def _moved_back(self, snapshot: Snapshot, ids: Ints, windows: Windows, odd: Ints) -> NDArray[np.bool_]:
         """Tell which windows end with their episode: one step more cannot be had, and the episode is not open."""
         length = self._view.length
         moved = windows.k[odd] == length
@@ -92,7 +94,7 @@ class EpisodesReader(CountingReader):
     shows_leaves = False
     depends_on_ids = True
 
-    def __init__(self, view: "Episodes", schema: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, view: "Episodes", schema: Schema, fields: Sequence[str] | None) -> None:
         self._view = view
         self._layout = StepLayout(schema, fields)
         self._steps = TO_THE_END if view.max_length is None else view.max_length
@@ -100,11 +102,11 @@ class EpisodesReader(CountingReader):
         self.leaves: Sequence[Leaf] = self._layout.leaves(1)
         self.paths = self._layout.paths
 
-    def count_steps(self, snapshot: Any, ids: Ints) -> int:
+    def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
         """Return how many steps the batch of these ids has."""
         return int(_found(snapshot, ids, self._steps, self._view).k.sum())
 
-    def leaves_for(self, snapshot: Any, ids: Ints) -> Sequence[Leaf]:
+    def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
         """Return the leaves of the batch of these ids, as long as its longest episode.
 
         Raises
@@ -118,7 +120,7 @@ class EpisodesReader(CountingReader):
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
         return self._layout.present(tensors)
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the episodes that begin at these ids into a block of `leaves_for`.
 
         Whether episodes begin there and have ended is left to `check`.
@@ -130,11 +132,11 @@ class EpisodesReader(CountingReader):
         """
         self._windows.fill(snapshot, ids, block, 0, self.helper)
 
-    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these episodes lie; what is not mapped yet is mapped. Any thread may ask."""
         return self._windows.pages(snapshot, ids)
 
-    def check(self, snapshot: Any, ids: Ints) -> None:
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
         windows = _found(snapshot, ids, TO_THE_END, self._view)
         refuse_evicted(snapshot, ids)
@@ -156,7 +158,7 @@ class _WindowsOfSteps:
         self._time = layout.place.get(times.PATH, -1)
         self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block, burn_in: int, helper: Executor | None) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block, burn_in: int, helper: Executor | None) -> None:
         """Gather the steps from each id on, as many as the block has room for."""
         length = self._layout.length(block.leaves)
         if length != self._length:
@@ -169,7 +171,7 @@ class _WindowsOfSteps:
         if self._wanted:
             self._mark(block, length, burn_in)
 
-    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of the steps from each id on lie; any thread may ask."""
         windows = Windows(len(ids))
         if windows.find(snapshot, ids, *self._bounds) >= 0:
@@ -193,7 +195,7 @@ class _WindowsOfSteps:
                 arrays[name][:] = (step == windows.k[:, None] - 1) & ((windows.ends & bit) != 0)[:, None]
 
 
-def _found(snapshot: Any, ids: Ints, n: int, view: Any) -> Windows:
+def _found(snapshot: Snapshot, ids: Ints, n: int, view: Any) -> Windows:
     """Return the windows of up to `n` steps at these ids."""
     windows = Windows(len(ids))
     bad = windows.find(snapshot, ids, n, 1, False)
@@ -202,7 +204,7 @@ def _found(snapshot: Any, ids: Ints, n: int, view: Any) -> Windows:
     return windows
 
 
-def _steps_before(snapshot: Any, windows: Windows, ids: Ints, view: Any) -> Ints:
+def _steps_before(snapshot: Snapshot, windows: Windows, ids: Ints, view: Any) -> Ints:
     """Return how many steps of its episode come before each window, hidden ones included."""
     before, flags = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint8)
     done = snapshot.leaf("done")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths
@@ -63,7 +64,7 @@ class StepLayout:
 
     def __init__(
         self,
-        schema: Any,
+        schema: Schema,
         fields: Sequence[str] | None,
         frame_stack: int | Mapping[str, int] = 1,
         start_only: Sequence[str] = (),
@@ -160,7 +161,7 @@ def _show(tensor: Any, shown: _Shown) -> Any:
     return frames.unfold(1, shown.stack, 1).movedim(-1, 2)
 
 
-def _parts(schema: Any) -> dict[str, dict[Path, str]]:
+def _parts(schema: Schema) -> dict[str, dict[Path, str]]:
     """Return the step fields of a batch by name: of each its leaves, path to source."""
     parts: dict[str, dict[Path, str]] = {}
     for source in schema.leaves:

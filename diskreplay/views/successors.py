@@ -5,7 +5,7 @@ cut for its length to the first of its continuation, which may lie in the writer
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.kernels import find_windows as rows
 from diskreplay.store.lanes import LaneMap
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import Ints
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.windows import Copy, Windows
@@ -51,7 +52,7 @@ class Successors:
         self._flags = GatherPlan([Copy("done", rows.OWN, rows.OWN_STOP, 0, 1, 0)])
         self._flags_before = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 1 - stack, stack, 0)])
 
-    def find(self, snapshot: Any, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
+    def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
         """Return windows of one row, that of the step of each id; `floor` is right for stacks of frames.
 
         Raises
@@ -74,12 +75,12 @@ class Successors:
             self._set_floor(snapshot, steps)
         return steps
 
-    def _flags_at(self, snapshot: Any, windows: Windows, row: Ints, last: Ints) -> Bytes:
+    def _flags_at(self, snapshot: Snapshot, windows: Windows, row: Ints, last: Ints) -> Bytes:
         """Return the flags of a row of each window's lane, 0 for rows behind `last`."""
         windows.own[:], windows.own_stop[:] = row, last + 1
         return self._flags.rows(snapshot, windows)[0][:, 0].copy()
 
-    def _set_floor(self, snapshot: Any, steps: Windows) -> None:
+    def _set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
         """Find the oldest row that a stack may show: the episode's first, or the first that retention has left."""
         steps.floor[:] = np.maximum(oldest(snapshot, steps), steps.row - self._stack + 1)
         flags = self._flags_before.rows(snapshot, steps)[0]
@@ -87,7 +88,7 @@ class Successors:
         back = np.where(newest_first.any(axis=1), newest_first.argmax(axis=1), self._stack)
         np.maximum(steps.floor, steps.row - back, out=steps.floor)
 
-    def follow(self, snapshot: Any, ids: Ints, steps: Windows) -> Following:
+    def follow(self, snapshot: Snapshot, ids: Ints, steps: Windows) -> Following:
         """Find what follows each of these steps."""
         own = self._flags_at(snapshot, steps, steps.row, steps.row)
         stop = committed(snapshot, steps)
@@ -116,7 +117,7 @@ class Successors:
         truncated = (own & TRUNCATED != 0) | cut
         return Following(own & TERMINATED != 0, truncated, successor, has_obs, obs)
 
-    def _continuations(self, snapshot: Any, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
+    def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
         """Return the first step of the continuation of each episode that ends before row `after` of its lane.
 
         Also whether the lane has a row there, or in a later segment: then nothing is appended to the episode.
@@ -138,7 +139,7 @@ class Successors:
         return successor, found
 
 
-def place(snapshot: Any, ids: Ints) -> Windows:
+def place(snapshot: Snapshot, ids: Ints) -> Windows:
     """Return windows of one row, that of each id; stacks repeat it."""
     windows = Windows(len(ids))
     windows.slot[:] = (ids >> POSITION_BITS) - snapshot.origin
@@ -149,13 +150,13 @@ def place(snapshot: Any, ids: Ints) -> Windows:
     return windows
 
 
-def committed(snapshot: Any, windows: Windows) -> Ints:
+def committed(snapshot: Snapshot, windows: Windows) -> Ints:
     """Return the committed rows of each window's lane."""
     found: Ints = snapshot.committed[snapshot.lane_base[windows.slot] + windows.lane]
     return found
 
 
-def oldest(snapshot: Any, windows: Windows) -> Ints:
+def oldest(snapshot: Snapshot, windows: Windows) -> Ints:
     """Return the first row that is not hidden of each window's lane."""
     found: Ints = snapshot.oldest[snapshot.lane_base[windows.slot] + windows.lane]
     return found

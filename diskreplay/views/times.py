@@ -1,11 +1,10 @@
 """The field `time` of batches, which is there on request: when each step was published."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import Ints, Leaf, Path
 
 SOURCE = "time"
@@ -13,7 +12,7 @@ PATH: Path = ("time",)
 LEAF = Leaf(PATH, np.dtype("float64"))
 
 
-def to_seconds(snapshot: Any, ids: Ints, times: NDArray[np.float64]) -> None:
+def to_seconds(snapshot: Snapshot, ids: Ints, times: NDArray[np.float64]) -> None:
     """Make seconds since the epoch of the rows of `SOURCE` that were copied there, (n,) or (n, length).
 
     Zeros, which stand for padding, stay zeros. `ids` are those of the items, (n,).

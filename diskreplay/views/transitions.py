@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import Starts
 from diskreplay.views.arguments import described, fraction, frame_stack_argument, names, positive, reward_argument
 from diskreplay.views.base import Reader, View
@@ -85,7 +85,7 @@ class Transitions(View):
         """Whether goals are replaced."""
         return self.relabel is not None
 
-    def reader(self, schema: Any, fields: Sequence[str] | None = None) -> Reader:
+    def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.
 
         Raises

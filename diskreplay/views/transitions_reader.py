@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
+from diskreplay.store.snapshot import Snapshot
 from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, select
@@ -26,7 +28,7 @@ class TransitionsReader(Reader):
     `weights` are the fields that are summed: path, dtype and weight of each.
     """
 
-    def __init__(self, view: "Transitions", schema: Any, fields: Sequence[str] | None) -> None:
+    def __init__(self, view: "Transitions", schema: Schema, fields: Sequence[str] | None) -> None:
         self._view = view
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
@@ -51,7 +53,7 @@ class TransitionsReader(Reader):
         """The windows of the last batch."""
         return self._plan.windows
 
-    def fill(self, snapshot: Any, ids: Ints, block: Block) -> None:
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block.
 
         Raises
@@ -63,14 +65,14 @@ class TransitionsReader(Reader):
         if self._time >= 0:
             times.to_seconds(snapshot, ids, block.arrays[self._time])
 
-    def pages(self, snapshot: Any, ids: Ints) -> Pages:
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
         windows = Windows(len(ids))
         if windows.find(snapshot, ids, *self._bounds) >= 0:
             return NO_PAGES  # `fill` says what is wrong
         return wide_pages(snapshot, windows, self.copies)
 
-    def check(self, snapshot: Any, ids: Ints) -> None:
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
         bad = Windows(len(ids)).find(snapshot, ids, *self._bounds)
         if bad >= 0:
@@ -78,7 +80,7 @@ class TransitionsReader(Reader):
         refuse_evicted(snapshot, ids)
 
 
-def _plan(view: "Transitions", schema: Any) -> tuple[dict[Path, Copy], list[Leaf]]:
+def _plan(view: "Transitions", schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
     """Return what is copied for each leaf, and all leaves of a batch in order."""
     steps = {path: field for path, field in schema.leaves.items() if not path.startswith("episode/")}
     parts: dict[str, dict[tuple[str, ...], Any]] = {}

@@ -8,7 +8,9 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
-from diskreplay.views.base import Ints, LeafTable
+from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.tables import LeafTable
+from diskreplay.views.base import Ints
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the
 # system refuses more.
@@ -53,7 +55,7 @@ class Windows:
             self.frames_stop, self.own, self.own_stop,
         ) = self.table  # fmt: skip
 
-    def find(self, snapshot: Any, ids: Ints, n: int, stack: int, whole: bool) -> int:
+    def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""
         done = snapshot.leaf("done")
         bad = self._find_windows(snapshot, done, ids, n, stack, whole)
@@ -63,7 +65,7 @@ class Windows:
             bad = self._find_windows(snapshot, done, ids, n, stack, whole)
         return bad
 
-    def _find_windows(self, snapshot: Any, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
+    def _find_windows(self, snapshot: Snapshot, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
         _held, chunks, first_chunk, bases = done.addresses()
         place: int = chosen("find_windows")(
             ids, n, stack, whole, snapshot.record, first_chunk, chunks, done.shift, bases, self.table, self.ends
@@ -79,7 +81,7 @@ class Windows:
         return self.slot[real], self.lane[real], first[real], last[real]
 
 
-def map_flags(snapshot: Any, ids: Ints, n: int, stack: int) -> bool:
+def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
     """Map the flags that the windows of these ids may need; False where an id is none of the snapshot's."""
     slot, position = (ids >> POSITION_BITS) - snapshot.origin, ids & POSITION_MASK
     if ((slot < 0) | (slot >= len(snapshot.lanes))).any() or (snapshot.lanes[slot] <= 0).any():
@@ -92,14 +94,14 @@ def map_flags(snapshot: Any, ids: Ints, n: int, stack: int) -> bool:
     return True
 
 
-def refuse_evicted(snapshot: Any, ids: Ints) -> None:
+def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
     """Raise InvalidIndex, naming the first of these ids of rows that was evicted by hand, if one was."""
     evicted = snapshot.evicted(ids)
     if evicted.any():
         raise InvalidIndex(f"id {ids[np.argmax(evicted)]} is not in the store: its episode was evicted")
 
 
-def refuse(snapshot: Any, step_id: int, view: Any) -> InvalidIndex:
+def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
     """Return the error that says why an id is none of the view's."""
     slot, position = (step_id >> POSITION_BITS) - snapshot.origin, step_id & POSITION_MASK
     if step_id < 0 or slot >= len(snapshot.lanes):

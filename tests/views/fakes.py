@@ -246,6 +246,7 @@ class Store:
 
     snapshot: Snapshot
     coming: list[Snapshot] = field(default_factory=list)
+    uuid: str = "of a test"
 
     @property
     def schema(self) -> dr.Schema:

@@ -1,0 +1,59 @@
+"""What populations and distributions need of a snapshot: they know nothing of stores."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import EpisodeTable
+from diskreplay.kernels.runs import Visible
+
+Ints = NDArray[np.int64]
+
+
+class Snapshot(Protocol):
+    """A frozen set of steps; see `store.snapshot.Snapshot`."""
+
+    reached: int
+
+    @property
+    def segments(self) -> object:
+        """The same object in all snapshots between which no segment came, was sealed or went."""
+
+    @property
+    def generation(self) -> int:
+        """Changes when positions in ``log`` do."""
+
+    @property
+    def record(self) -> Ints:
+        """What kernels read of it; see `kernels.frozen`."""
+
+    @property
+    def log(self) -> EpisodeTable:
+        """The ended episodes in the order in which they were found."""
+
+    @property
+    def open(self) -> EpisodeTable:
+        """The other episodes."""
+
+    @property
+    def oldest(self) -> Ints:
+        """The first row of each lane that is not hidden."""
+
+    @property
+    def visible(self) -> Visible:
+        """What is hidden of each lane."""
+
+    @property
+    def origin(self) -> int:
+        """The number of the first segment."""
+
+    @property
+    def lanes(self) -> Ints:
+        """The lanes of each segment, 0 where it is gone."""
+
+    def least_ids(self, ids: Ints) -> Ints:
+        """Return the least id that is not hidden in the lane of each of these."""
+
+    def times(self, ids: Ints) -> Ints:
+        """Return when each step was published."""
