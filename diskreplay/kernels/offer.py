@@ -21,7 +21,7 @@ from diskreplay.kernels.pages import (
     slots_of,
 )
 from diskreplay.kernels.powers import LARGEST, SMALLEST, powers, powers_plain
-from diskreplay.kernels.sumtree import sumtree_set, sumtree_set_plain
+from diskreplay.kernels.sumtree import FAN_OUT_BITS, sumtree_set, sumtree_set_plain
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
@@ -36,6 +36,9 @@ if jit.COMPILED:
 UNUSED, CHANGED = range(2)
 
 AHEAD = 12  # runs
+
+# Row of runs, below first ids, strides and counts: the page of the last id, as far as it is known, or -1.
+PAGE_ROW = 3
 
 _at = np.uint64
 
@@ -76,14 +79,15 @@ def _mask(begin: int, count: int, step: int) -> int:
 
 
 @jit.kernel(
-    "int", "int", "int", "int", "int", "int", "ints", "out_ints2", "out_ints32", "out_ints2", "out_ints",
+    "int", "out_ints2", "int", "int", "int", "int", "int", "ints", "out_ints2", "out_ints32", "out_ints2", "out_ints",
     inner=True, inlined=True,
 )  # fmt: skip
 def _want(
-    first: int, stride: int, count: int, wanted: int, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
+    runs: Ints, i: int, first: int, count: int, wanted: int, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
     stacks: Ints, heights: Ints,
 ) -> int:  # fmt: skip
-    """Set the ids of a run to be wanted or not; return how many pages are lacking for it."""
+    """Set ids of a run, from `first` on, to be wanted or not; return how many pages are lacking for it."""
+    stride = runs[1, i]
     slot = (first >> POSITION_BITS) - origin
     width = lanes[slot] if 0 <= slot < lanes.size else 0
     if width == 0:
@@ -96,7 +100,9 @@ def _want(
         some: int = min(count, PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1)
         rows = _mask(begin, some, step)
         page_first = row_0 + (row - begin) * width
-        page = find_page(page_first, pages, slots)
+        page = runs[PAGE_ROW, i]
+        if not 0 <= page < pages.shape[0] or pages[page, FIRST] != page_first or pages[page, STRIDE] != width:
+            page = find_page(page_first, pages, slots)
         if page < 0 and wanted:
             page = _add_page(page_first, width, pages, slots, stacks, heights)
             lacking += 1 if page < 0 else 0
@@ -106,12 +112,13 @@ def _want(
             if after != before:
                 pages[page, WANTED] = after
                 _touch(page, pages, stacks, heights)
+        runs[PAGE_ROW, i] = page
         row += some * step
         count -= some
     return lacking
 
 
-@jit.kernel("none", "ints2", "int", "int", "ints", "ints2", "ints32", "int", inner=True, inlined=True)
+@jit.kernel("none", "out_ints2", "int", "int", "ints", "ints2", "ints32", "int", inner=True, inlined=True)
 def _look_ahead(runs: Ints, i: int, origin: int, lanes: Ints, pages: Ints, slots: Ints32, found: int) -> None:
     """Start to load where the page of a run's last id is looked up, or that page, where the former is `found`."""
     last = runs[0, _at(i)] + (runs[2, _at(i)] - 1) * runs[1, _at(i)]
@@ -135,7 +142,7 @@ def _lane(first: int, origin: int, lanes: Ints) -> int:
 
 
 @jit.kernel(
-    "int", "int", "ints2", "int", "int", "ints2", "int", "int", "int", "int", "ints",
+    "int", "int", "out_ints2", "int", "int", "out_ints2", "int", "int", "int", "int", "ints",
     "out_ints2", "out_ints32", "out_ints2", "out_ints", inner=True,
 )  # fmt: skip
 def _want_difference(
@@ -150,21 +157,27 @@ def _want_difference(
     """
     lacking = np.int64(0)
     while i < stop:
-        if wanted and i + 2 * AHEAD < stop:
-            _look_ahead(runs, i + 2 * AHEAD, origin, lanes, pages, slots, 0)
-            _look_ahead(runs, i + AHEAD, origin, lanes, pages, slots, 1)
+        if wanted:
+            runs[PAGE_ROW, i] = -1
+            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # most often that of a run ahead
+                jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
+            elif i + 2 * AHEAD < stop:
+                _look_ahead(runs, i + 2 * AHEAD, origin, lanes, pages, slots, 0)
+                _look_ahead(runs, i + AHEAD, origin, lanes, pages, slots, 1)
         first, stride, count = runs[0, i], runs[1, i], runs[2, i]
         if j < others_stop:
             apart, more = first - others[0, j], count - others[2, j]
             if stride == others[1, j] and (apart == 0 or apart + more * stride == 0):
                 first += others[2, j] * stride if apart == 0 else 0
                 count = more
+                if wanted:
+                    runs[PAGE_ROW, i] = others[PAGE_ROW, j]
                 j += 1
             elif wanted if not by_lane else _lane(others[0, j], origin, lanes) < _lane(first, origin, lanes):
                 j += 1
                 continue
         if count > 0:
-            lacking += _want(first, stride, count, wanted, origin, lanes, pages, slots, stacks, heights)
+            lacking += _want(runs, i, first, count, wanted, origin, lanes, pages, slots, stacks, heights)
         i += 1
     return int(lacking)
 
@@ -180,9 +193,12 @@ def _show(
     """Give what is wanted of the pages that were touched its masses, and what is not wanted 0."""
     places, changed = ints[0], ints[1]
     values, numbers, masses = floats[0], floats[1], floats[2]
+    values[0] = fresh
+    _powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
+    fresh_mass = masses[0]
     done, count = 0, heights[CHANGED]
     while done < count:
-        used = np.int64(0)
+        used, known_again = np.int64(0), np.int64(0)
         while done < count and used + PAGE <= places.size:
             page = stacks[CHANGED, done]
             if done + AHEAD < count:
@@ -192,9 +208,11 @@ def _show(
                     place = (ahead << PAGE_BITS) + lowest_bit(changed_rows)
                     jit.prefetch(raw.ctypes.data + 8 * place)
                     jit.prefetch(tree.ctypes.data + 8 * place)
+                    jit.prefetch(tree.ctypes.data + 8 * (starts[1] + (place >> FAN_OUT_BITS)))
             wanted, known = pages[page, WANTED], pages[page, KNOWN]
             rows = pages[page, SHOWN] ^ wanted
             pages[page, SHOWN], pages[page, KNOWN], pages[page, TOUCHED] = wanted, known | wanted, 0
+            known_again |= rows & wanted & known
             while rows != 0:
                 row = lowest_bit(rows)
                 rows &= rows - 1
@@ -208,15 +226,17 @@ def _show(
                 places[used], values[used] = place, value
                 used += 1
             done += 1
-        _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
+        if known_again != 0:
+            _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
         for i in range(used):
-            masses[i] = masses[i] if values[i] > 0.0 else 0.0
+            mass = masses[i] if known_again != 0 else fresh_mass
+            masses[i] = mass if values[i] > 0.0 else 0.0
         _sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
     heights[CHANGED] = 0
 
 
 @jit.kernel(
-    "int", "ints2", "int", "int", "int", "ints", "ints2", "int", "int", "int", "ints", "int", "float", "float",
+    "int", "out_ints2", "int", "int", "int", "ints", "out_ints2", "int", "int", "int", "ints", "int", "float", "float",
     "out_ints2", "out_ints32", "out_ints2", "out_ints", "out_floats",
     "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2", checked=False,
 )  # fmt: skip
@@ -228,9 +248,10 @@ def offer(
 ) -> int:  # fmt: skip
     """Let the ids of `new` runs be drawn, and those of `old` ones that are not among them no more.
 
-    Runs are (3, n): first ids, strides and counts. The first `ended` ones stay as they are from then on, so the old
-    ones of these are not looked at. Then come `left`, of which as many are the same as before in the same order; the
-    rest are by segment and lane. `whole`: nothing but the new ones can be drawn, whatever was before.
+    Runs are (4, n): first ids, strides, counts and what `PAGE_ROW` says, which is found for the new ones. The first
+    `ended` ones stay as they are from then on, so the old ones of these are not looked at. Then come `left`, of which
+    as many are the same as before in the same order; the rest are by segment and lane. `whole`: nothing but the new
+    ones can be drawn, whatever was before.
 
     Ids that were never drawn get the raw priority `fresh`. Returns how many pages are lacking; if there are some,
     nothing can be drawn that could not be, and the call is to be repeated with more. `ints` and `floats` are scratch
@@ -270,7 +291,8 @@ def offer_plain(
 ) -> int:  # fmt: skip
     """Do what `offer` does."""
     table = pages, slots, stacks, heights
-    found = [_places_plain(run, True, origin, lanes, *table) for run in new.T.tolist()]
+    found = [_places_plain(run, True, origin, lanes, *table) for run in new[:PAGE_ROW].T.tolist()]
+    new[PAGE_ROW] = -1
     if lacking := sum(missing for _, missing in found):
         return lacking
     known = [np.zeros(0, np.int64)]
@@ -278,9 +300,8 @@ def offer_plain(
     if whole:
         gone = np.flatnonzero(tree[: len(raw)])
     else:
-        gone = np.concatenate(
-            known + [_places_plain(r, False, old_origin, old_lanes, *table)[0] for r in old.T[old_ended:].tolist()]
-        )
+        runs = old[:PAGE_ROW, old_ended:].T.tolist()
+        gone = np.concatenate(known + [_places_plain(run, False, old_origin, old_lanes, *table)[0] for run in runs])
     gone, shown = np.setdiff1d(gone[gone >= 0], shown), shown[tree[shown] == 0]
     page, bit = shown >> PAGE_BITS, np.int64(1) << (shown & LAST_ROW)
     raw[shown[pages[page, KNOWN] & bit == 0]] = fresh

@@ -26,7 +26,7 @@ FAN_OUT = 8
 # Halving a list of so many sums, and adding it up anew, costs less than the levels that would be above.
 TOP = 512
 SOME = 6  # numbers that `sumtree_find` keeps in memory
-_BITS = 3
+FAN_OUT_BITS = 3
 # Times any normal number: a little less than that number.
 _BELOW = 1.0 - 2.0**-52
 # Makes an index that is not tested for being negative.
@@ -68,7 +68,7 @@ def _parents(nodes: Ints, count: int) -> int:
     """Replace the first `count` nodes by their parents, each once where siblings follow each other; count these."""
     found, previous = np.int64(0), np.int64(-1)
     for i in range(count):
-        node = nodes[_at(i)] >> _BITS
+        node = nodes[_at(i)] >> FAN_OUT_BITS
         found += np.int64(node != previous)
         nodes[_at(found - 1)] = node
         previous = node
@@ -101,19 +101,19 @@ def sumtree_set(
     count = leaves.size
     for level in range(1, starts.size - 1):
         below, here = starts[level - 1], starts[level]
-        nodes = (here - below) >> _BITS
+        nodes = (here - below) >> FAN_OUT_BITS
         every = count >= nodes
         count = nodes if every else _parents(changed, count)
         for i in range(count):
             node = np.int64(i) if every else changed[_at(i)]
-            child = below + (node << _BITS)
+            child = below + (node << FAN_OUT_BITS)
             total = 0.0
             for k in range(FAN_OUT):
                 total += tree[_at(child + k)]
             tree[_at(here + node)] = total
         for i in range(count if least.size else 0):
             node = np.int64(i) if every else changed[_at(i)]
-            first = below + (node << _BITS)
+            first = below + (node << FAN_OUT_BITS)
             least[_at(here + node - starts[1])] = _smallest(first, FAN_OUT, starts[1], tree, least)
     top = starts[starts.size - 2]
     total = 0.0
@@ -132,8 +132,8 @@ def sumtree_set_plain(
     nodes = np.asarray(leaves)
     for level in range(1, len(starts) - 1):
         below, here = int(starts[level - 1]), int(starts[level])
-        nodes = np.unique(nodes >> _BITS)
-        children = below + (nodes[:, None] << _BITS) + np.arange(FAN_OUT)
+        nodes = np.unique(nodes >> FAN_OUT_BITS)
+        children = below + (nodes[:, None] << FAN_OUT_BITS) + np.arange(FAN_OUT)
         tree[here + nodes] = np.cumsum(tree[children], axis=1)[:, -1]  # cumsum adds from left to right, sum does not
         if len(least):
             mass = tree[children] if level == 1 else least[children - starts[1]]
@@ -161,7 +161,7 @@ def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nod
     # In memory, because a choice among registers becomes a branch: the sums before each pair, then before two children.
     some[0] = 0.0
     for i in range(mass.size):
-        x, j = mass[i], start + (nodes[i] << _BITS)
+        x, j = mass[i], start + (nodes[i] << FAN_OUT_BITS)
         a = tree[_at(j)] + tree[_at(j + 1)]
         b = a + tree[_at(j + 2)] + tree[_at(j + 3)]
         c = b + tree[_at(j + 4)] + tree[_at(j + 5)]
@@ -224,11 +224,11 @@ def sumtree_find_plain(
     at = np.searchsorted(sums[:-1], sought, side="right") - 1
     sought = np.minimum(sought - sums[at], tree[starts[-2] + at] * _BELOW)
     for start in starts[-3::-1]:
-        first = start + (at << _BITS)
+        first = start + (at << FAN_OUT_BITS)
         totals = np.cumsum(tree[first[:, None] + np.arange(FAN_OUT - 1)], axis=1)
         child = (totals <= sought[:, None]).sum(axis=1)
         before = np.where(child > 0, np.take_along_axis(totals, np.maximum(child - 1, 0)[:, None], 1)[:, 0], 0.0)
-        at = (at << _BITS) + child
+        at = (at << FAN_OUT_BITS) + child
         sought = np.minimum(sought - before, tree[first + child] * _BELOW)
     leaves[:] = at
     mass[:] = tree[at]

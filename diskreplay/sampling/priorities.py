@@ -29,7 +29,10 @@ _BLOCK = 4096
 
 
 class _Followed(NamedTuple):
-    """Runs that were followed, (3, n): `ended` that stay as they are, `left` of such, open ones. And their segments."""
+    """Runs that were followed: `ended` that stay as they are, `left` of such, open ones. And their segments.
+
+    They are (4, n); see `kernels.offer`.
+    """
 
     runs: Ints
     ended: int
@@ -74,7 +77,7 @@ class PriorityTable:
         self._population: Any = lambda: None  # a weak reference
         self._version = -1
         self._mark: Mark | None = None
-        self._followed = _Followed(np.zeros((3, 0), np.int64), 0, 0, (0, np.zeros(0, np.int64)))
+        self._followed = _Followed(np.zeros((4, 0), np.int64), 0, 0, (0, np.zeros(0, np.int64)))
         self._pages = np.zeros((0, pages.COLUMNS), np.int64)
         self._resize(FIRST_PAGES)
         self._list_pages()
@@ -137,7 +140,8 @@ class PriorityTable:
         changes = population.changes(self._mark if same else None)
         self._mark = None  # until the rest is done: an error below starts afresh
         before = self._followed if not changes.reached.shape[1] else self._with_reached(changes.reached)
-        runs = changes.runs.copy()
+        runs = np.empty((4, changes.runs.shape[1]), np.int64)
+        runs[:3] = changes.runs
         now = _Followed(runs, runs.shape[1] - changes.loose, changes.left, population.segments)
         while self._offer(
             *before[:3], *before.segments, *now[:3], *now.segments, changes.whole, self._alpha, self.largest,
@@ -152,7 +156,8 @@ class PriorityTable:
         """Return what was followed, with runs that have come to be hidden in part behind those that were."""
         runs, ended, left, segments = self._followed
         end = ended + left
-        more = np.concatenate([runs[:, ended:end], reached, runs[:, end:]], axis=1)
+        known = np.append(reached, np.full((1, reached.shape[1]), -1), axis=0)
+        more = np.concatenate([runs[:, ended:end], known, runs[:, end:]], axis=1)
         return _Followed(more, 0, left + reached.shape[1], segments)
 
     def _make_room(self, population: Population) -> None:
