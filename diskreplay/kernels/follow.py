@@ -58,7 +58,7 @@ from diskreplay.kernels.following import (
 if jit.COMPILED:
     from diskreplay.kernels.jit import load_byte, load_int, load_shared, prefetch
 
-AHEAD = 12  # lanes
+AHEAD = 32  # lanes
 
 
 @jit.kernel("none", "out_ints2", "out_ints", *["int"] * 7, inner=True)

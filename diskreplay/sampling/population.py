@@ -46,7 +46,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Runs in the second region below which sorting is not worth it.
-SMALL = 1024
+SMALL = 4096
 # Runs for which insertion is the quickest sort.
 FEW = 32
 
