@@ -2,7 +2,8 @@
 
 Its runs lie in one growing block of arrays, in three regions:
 
-    [0, main)      ended episodes in the order in which they began; of the first `hidden` of them some is hidden
+    [0, main)      ended episodes, from when on steps are hidden for their age in the order in which they began; of the
+                   first `hidden` of them some is hidden
     [main, ended)  ended episodes found since, refresh by refresh, those of one in order
     [ended, end)   open episodes, and what is left of the partly hidden ones; written anew by each refresh
 
@@ -46,7 +47,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Runs in the second region below which sorting is not worth it.
-SMALL = 4096
+SMALL = 1024
 # Runs for which insertion is the quickest sort.
 FEW = 32
 
@@ -167,6 +168,7 @@ class Population:
         self._reached = 0
         self._main_index: tuple[Ints, Ints] | None = None
         self._rest_index: tuple[Ints, Ints] | None = None
+        self._is_sorted = True  # the first region
         self._rewrites = 0  # of the second region
         self._is_unmerged = False  # but will be when more comes
         self._same_marks: tuple[Mark | None, Mark | None] = None, None  # between which nothing came or went
@@ -272,6 +274,7 @@ class Population:
             for runs, last in zip(order, known, strict=True)
         )
         self._main = self._ended = self._block.write(0, main)
+        self._is_sorted = False
         self._append(ended)
         self._partly = np.stack(partly)
         return _in_order(keep(found, ~np.isin(there, np.concatenate(known))))
@@ -286,6 +289,8 @@ class Population:
         reached = self._reached
         if not reached:
             return
+        if not self._is_sorted:
+            self._sort()
         self._hide_first(reached)
         if self._oldest_new >= reached:
             return
@@ -309,16 +314,25 @@ class Population:
             self._hidden += int(time[hidden : self._main].searchsorted(reached))
             self._partly = np.append(self._partly, self._block.slice(hidden, self._hidden), axis=1)
 
+    def _sort(self) -> None:
+        """See that the first region is sorted, which it need not be before anything is hidden."""
+        times, self._is_sorted = self._block.runs.time[self._hidden : self._main], True
+        if (times[1:] < times[:-1]).any():
+            self._merge()
+
     def _merge(self) -> None:
         """Make the first two regions one, of what can be drawn of them."""
+        self._main_index, self._is_unmerged = None, False
+        if not self._reached:
+            self._main, self._oldest_new, self._is_sorted = self._ended, NEVER, False
+            return
         start = self._hidden
         if 2 * start > self._ended:  # what is hidden takes as much room
             self._hidden, self._main, self._ended = 0, self._main - start, self._ended - start
             self._block.array[:, : self._ended] = self._block.array[:, start : start + self._ended]
             self._block.array[BEFORE, 0] = start = 0
-        self._block.merge(start, self._main, self._ended)
+        self._block.merge(start, self._ended)
         self._main, self._oldest_new = self._ended, NEVER
-        self._main_index, self._is_unmerged = None, False
         self.epoch += 1
 
     def take(self, positions: NDArray[Any]) -> Ints:
@@ -463,12 +477,10 @@ class _Block:
         """Sort runs by when their episodes began, and then by id."""
         (self._sort_few if end - start <= FEW else sort_runs_plain)(self.array, start, end)
 
-    def merge(self, start: int, middle: int, end: int) -> None:
-        """Sort runs by when their episodes began; up to the middle they are."""
-        self.sort(middle, end)
+    def merge(self, start: int, end: int) -> None:
+        """Sort runs, which are sorted parts, by when their episodes began; those of one time stay in their order."""
         runs = self.array[:BEFORE, start:end]
-        if start < middle:
-            runs[:] = runs[:, runs[TIME].argsort(kind="stable")]  # takes note that these are two sorted parts
+        runs[:] = runs[:, runs[TIME].argsort(kind="stable")]
         np.add(runs[COUNT].cumsum(), self.before[start], out=self.before[start + 1 : end + 1])
 
     def make_room(self, end: int) -> None:

@@ -242,10 +242,13 @@ def test_a_thousand_batches_are_the_same_while_old_steps_leave(tmp_store: Path, 
     check(tmp_store, "transitions", distribution, 3, before=100, after=1000, every=2, capacity=500)
 
 
-def test_many_episodes_are_sorted_at_the_same_batch(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("capacity", [300, 700])  # of the latter nothing is hidden when the states are saved
+def test_many_episodes_are_sorted_at_the_same_batch(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
+) -> None:
     monkeypatch.setattr(population, "SMALL", 3)
     monkeypatch.setattr(priorities, "FIRST_PAGES", 1)
-    check(tmp_store, "transitions", "prioritized", 2, before=30, after=20, every=1, capacity=300)
+    check(tmp_store, "transitions", "prioritized", 2, before=30, after=20, every=1, capacity=capacity)
 
 
 FRESH = """

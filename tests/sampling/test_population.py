@@ -321,3 +321,43 @@ def test_a_refresh_that_brings_nothing_new_sorts_nothing() -> None:
     population.refresh(ended_snapshot([(3, "terminated")] * 42))
     assert population.epoch == epoch
     assert population.size == 126
+
+
+def test_episodes_are_put_in_order_when_the_first_step_is_hidden_and_not_before() -> None:
+    store = FakeStore()
+    store.add_segment(2)
+    population = Population(Transitions())
+    for lane in (1, 0, 1):
+        for _ in range(6):
+            store.open[0][lane] = 2
+            store.end(0, lane)
+        population.refresh(store.snapshot())
+    epoch, found = population.epoch, population.order()
+    times = np.concatenate([found.main.time, found.ended.time])
+    assert len(found.main.time) > 4
+    assert (times[1:] < times[:-1]).any()
+    store.frontier = 1
+    population.refresh(store.snapshot())
+    wanted = {2 * row + lane for lane, rows in enumerate((18, 36)) for row in range(rows) if row % 3 < 2}
+    assert set(everything(population)) == wanted - {0}
+    assert population.epoch > epoch
+    times = population.order().main.time
+    assert (times[1:] >= times[:-1]).all()
+
+
+@pytest.mark.parametrize("few", [0, 100])
+def test_runs_that_are_found_together_are_in_order_however_many_they_are(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FEW", few)
+    store = FakeStore()
+    store.add_segment(2)
+    for lane in (1, 0, 1, 0):
+        for _ in range(5):
+            store.open[0][lane] = 2
+            store.end(0, lane)
+    population = Population(Transitions())
+    population.refresh(store.snapshot())
+    found = population.runs()
+    assert len(found.first) == 20
+    assert (found.first[1:] > found.first[:-1]).all()
