@@ -106,6 +106,8 @@ def _allocated(root: Root, info: SegmentInfo, rows: int) -> int:
 def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
     """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
 
+    Of the chunks that have a row before ``checked`` this is known.
+
     Return up to which row all chunks are known to be there.
 
     Raises
@@ -124,7 +126,7 @@ def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup:
         chunks = -(-rows // per_chunk)
         known.append(chunks * per_chunk)
         size = lanes * per_chunk * array.row_bytes
-        for chunk in range(checked // per_chunk, chunks):
+        for chunk in range(-(-checked // per_chunk), chunks):
             path = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
             found = lookup.status(path).st_size
             if found != size:

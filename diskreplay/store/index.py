@@ -371,12 +371,14 @@ class Index:
         live, span = self._live.segments[slot], self._span(slot)
         known = self._rows[rows.COMMITTED, span]
         committed, observed = live.read(known)
-        new = committed - known
-        self._live.set_checked(slot, check_chunks(self._root, live.info, live.checked_rows, int(committed.max())))
+        new, before = committed - known, live.checked_rows
+        self._live.set_checked(slot, check_chunks(self._root, live.info, before, int(committed.max())))
+        if live.checked_rows > before:
+            self._tables.follow(slot, int(committed.max()) - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._scan_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
-        elif new.any():
+        elif live.checked_rows == before:  # else that was all, most often: what is not mapped is asked for next
             lane = np.flatnonzero(new)
             for table in self._read_tables():
                 if table is not None:

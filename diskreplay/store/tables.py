@@ -4,6 +4,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,13 @@ class LeafTable:
             return
         with self._tables.lock:
             self._map(slot, first, last, since)
+
+    def follow(self, slot: int, row: int) -> None:
+        """Map the chunk of a row if the one before is mapped: who reads that soon reads this."""
+        chunk = row >> int(self.shift[slot])
+        if 0 < chunk <= int(self.chunks[slot]) and self.bases[self._place(slot, chunk - 1)]:
+            with suppress(MappingRefused):  # who needs it will say so
+                self.ensure(*np.array([[slot], [row], [row]]))
 
     def _has(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> bool:
         """Whether these chunks are there, two of each slot at most; they count as used."""
@@ -306,6 +314,11 @@ class Tables:
             self.infos.extend(infos)
             for table in self.leaves.values():
                 table.add_slots(infos)
+
+    def follow(self, slot: int, row: int) -> None:
+        """Map the chunks of a row of those arrays of which the chunk before is mapped."""
+        for table in self.leaves.values():
+            table.follow(slot, row)
 
     def forget(self) -> None:
         """Let go of every chunk."""

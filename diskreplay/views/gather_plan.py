@@ -18,7 +18,7 @@ from diskreplay.store.snapshot import Snapshot
 from diskreplay.store.tables import LeafTable
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.parallel_copy import SHARED, in_halves
-from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, refuse
+from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, map_flags, refuse
 
 LONGEST = 1 << 40
 """More steps than a window can have."""
@@ -198,13 +198,11 @@ class GatherPlan:
         with self._tables[0].lock:  # while it is held, nothing leaves for what other threads map
             since = chunk_budget.now()
             if self._bounds is not None:
-                found = self.windows
-                bad = found.find(snapshot, ids, *self._bounds)
+                n, stack, _ = self._bounds
+                map_flags(snapshot, ids, n, stack)  # also where they are mapped: they count as used then
+                bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
-                # They are mapped, and count as used by this.
-                last = np.minimum(found.after, found.own_stop - 1)
-                snapshot.leaf("done").ensure(found.slot, found.floor, last, since)
             for copy in self._copies:
                 slot, _, first, last = self.windows.rows(copy)
                 snapshot.leaf(copy.leaf).ensure(slot, first, last, since)

@@ -140,3 +140,24 @@ def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, mon
     (_, chunks, first_chunk, bases), now = seen[-1], table.addresses()
     assert all(before is not after for before, after in zip((chunks, first_chunk, bases), now[1:], strict=True))
     assert now[3].ctypes.data == bases.ctypes.data  # an address that is filled in is there for both
+
+
+def test_the_next_chunk_is_mapped_of_what_is_read_and_of_nothing_else(tmp_path):
+    with (
+        dr.create(tmp_path / "store", serial_schema(), chunk_bytes=4096, segment_steps=100_000) as store,
+        store.writer() as writer,
+        dr.Sampler(store, dr.Transitions(), fields=["obs", "action"], batch_size=8) as sampler,
+    ):
+        append_numbered(writer, range(40), end="")
+        sampler.sample()
+        leaves = store.snapshot.tables.leaves
+        rows = 1 << int(leaves["action"].shift[0])
+        for stop in range(80, rows + 41, 40):
+            append_numbered(writer, range(stop - 40, stop), end="")
+            store.refresh()
+            assert {name for name, leaf in leaves.items() if leaf.bases.any()} == {"obs", "action", "done"}
+            for name in "obs", "action":
+                leaf = leaves[name]
+                first, last = int(leaf.first_chunk[0]), (stop - 1) >> int(leaf.shift[0])
+                assert leaf.bases[first : first + last + 1].all(), (name, stop)
+        assert last > 0
