@@ -141,7 +141,11 @@ def tianshou_prioritized(rows: Rows, ends: Any, alpha: float, beta: float) -> An
 def tianshou_returns(buffer: Any, size: int, n: int, gamma: float) -> tuple[Any, Any]:
     """Draw a batch, and make its n-step returns as its algorithms do; return it and its indices."""
     import torch
-    from tianshou.algorithm.algorithm_base import Algorithm
+
+    try:
+        from tianshou.algorithm.algorithm_base import Algorithm
+    except ImportError:  # before 2.0
+        from tianshou.policy import BasePolicy as Algorithm
 
     def values(buffer: Any, after: Any) -> Any:
         # What a target network would be given is read; its answer costs nothing here.
