@@ -21,7 +21,7 @@ from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
 from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
-from diskreplay.format.unwritten import NeverWritten, is_never_written
+from diskreplay.format.unsynced import NeverWritten, is_never_written
 from diskreplay.format.volume import Volume, volume_of
 
 # What is read, or locked, of a segment as soon as it is seen.

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.format.append_cursor import Ints, Places
 from diskreplay.format.durable import storage_error, write_row
 from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
-from diskreplay.format.stretches import Ints, Places
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.format.append_cursor import AppendCursor, Ints, Places, Window, find_places
 from diskreplay.format.commit import Counters, CountersByPosition, open_lane_counter
 from diskreplay.format.durable import Lock
 from diskreplay.format.file_systems import keeps_reservations
@@ -16,7 +17,6 @@ from diskreplay.format.marking import DurableRows
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column
-from diskreplay.format.stretches import Ints, Places, Stretch, Window, find_places
 
 
 def _numbers(array: Counters) -> Any:
@@ -59,7 +59,7 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        self.stretch: Stretch | None = None
+        self.stretch: AppendCursor | None = None
         self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
         self._durable: DurableRows | None = None
 
@@ -196,7 +196,7 @@ class SegmentWriter:
         """
         row, found = self.rows[0], self.stretch
         if found is None or row > found.last:
-            found = Stretch(self, row, limit) if row + 1 < min(limit, self.reserved[0]) else None
+            found = AppendCursor(self, row, limit) if row + 1 < min(limit, self.reserved[0]) else None
             self.stretch = found if found is not None and row <= found.last else None
 
     def settle(self, *, late: bool = False) -> None:

@@ -22,7 +22,7 @@ from diskreplay.format.marks import cut_marks, proven_rows, read_marks
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
 from diskreplay.format.trust import place_of, shows_live_rows
-from diskreplay.format.unwritten import has_no_mark
+from diskreplay.format.unsynced import has_no_mark
 
 Ints = NDArray[np.int64]
 

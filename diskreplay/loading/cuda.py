@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from diskreplay.loading.ring import Memory, Slot
+from diskreplay.loading.buffer_pool import Memory, Slot
 
 
 def pinned_memory(nbytes: int) -> Memory:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
 from diskreplay.loading.batch import Batch
+from diskreplay.loading.buffer_pool import BufferPool, Fields, Slot, ordinary_memory
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
-from diskreplay.loading.ring import Fields, Ring, Slot, ordinary_memory
 from diskreplay.loading.torch_values import torch_values
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested, offsets
@@ -21,7 +21,7 @@ from diskreplay.views.parallel_copy import helping_thread
 
 
 class Gathered(NamedTuple):
-    """A batch in memory, and on its way to a CUDA device where that is wanted; see `Ring.take`."""
+    """A batch in memory, and on its way to a CUDA device where that is wanted; see `BufferPool.take`."""
 
     slot: Slot
     fields: Fields
@@ -38,13 +38,13 @@ class Destination:
     spare : int
         Batches that memory is kept for while there are none.
     debug : bool
-        See `Ring`.
+        See `BufferPool`.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
         self.device = device
         self.courier = Courier(device) if device.type == "cuda" else None
-        self.ring = Ring(pinned_memory if self.courier else ordinary_memory, spare, debug)
+        self.ring = BufferPool(pinned_memory if self.courier else ordinary_memory, spare, debug)
 
 
 class Gatherer:

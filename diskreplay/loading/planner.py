@@ -14,9 +14,9 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
 from diskreplay.loading.arguments import Sampled
 from diskreplay.loading.gatherer import Destination, Gatherer
-from diskreplay.loading.states import PlannerState, load_distribution
-from diskreplay.sampling.admission import Admission
+from diskreplay.loading.sampler_states import PlannerState, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, LookAgain
+from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
@@ -104,7 +104,7 @@ class Planner:
 
     def _check_times(self, view: View, distribution: Distribution) -> None:
         """Refuse a view or distribution that gives ids a number of times of its own, where the sampler has one."""
-        own = view.own_distribution(Admission())
+        own = view.own_distribution(EpisodeFilter())
         if self._times is not None and (own or distribution).gives_once:
             raise ValueError(
                 f"max_times_sampled means nothing to {distribution if own is None else view}, which gives each id a "
@@ -120,7 +120,7 @@ class Planner:
         return self.distribution
 
     def _follow(self, view: View) -> None:
-        admission = Admission(self._where)
+        admission = EpisodeFilter(self._where)
         places = self._places if self._own is None else {**self._places, self._own.key: self._own.state_dict()}
         self._own = _own_distribution(view, admission, places)
         self._view, self._places, self._random = view, places, view.random
@@ -250,7 +250,7 @@ class Planner:
             )
         if refresh:
             self._store.refresh()
-        admission = Admission(self._where)
+        admission = EpisodeFilter(self._where)
         own = _own_distribution(self._view, admission, saved.places)
         population = Population(self._view, admission)
         population.restore(saved.order)
@@ -338,7 +338,7 @@ class Planner:
         raise SegmentGone(f"segments were evicted faster than their episodes could be read, {ATTEMPTS} times")
 
 
-def _own_distribution(view: View, admission: Admission, places: Mapping[str, Any]) -> Distribution | None:
+def _own_distribution(view: View, admission: EpisodeFilter, places: Mapping[str, Any]) -> Distribution | None:
     """Return a view's own distribution, at its place if there is one; None where the view has none."""
     own = view.own_distribution(admission)
     if own is not None and own.key in places:

@@ -24,13 +24,13 @@ from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.lock import ForeignLock, lock_of_one_process
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.prefetcher import Prefetcher, is_large
-from diskreplay.loading.states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
+from diskreplay.loading.sampler_states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
 from diskreplay.store.episodes import Episode
 from diskreplay.store.limiter import RateLimiter
+from diskreplay.store.saved_states import load_state, save_state
 from diskreplay.store.snapshot import SegmentGone
-from diskreplay.store.states import load_state, save_state
 from diskreplay.store.store import Store
 from diskreplay.views.base import CountingReader, View
 

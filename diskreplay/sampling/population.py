@@ -40,7 +40,7 @@ from diskreplay.kernels.runs import (
     without_hidden,
 )
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.snapshot import Snapshot
 
 Ints = NDArray[np.int64]
@@ -130,7 +130,7 @@ class Population:
     ----------
     view : View
         Whose ids they are.
-    admission : Admission or None
+    admission : EpisodeFilter or None
         Which episodes count; None is all.
 
     Attributes
@@ -145,11 +145,11 @@ class Population:
         Changes with every refresh that brings another snapshot.
     """
 
-    def __init__(self, view: View, admission: Admission | None = None) -> None:
+    def __init__(self, view: View, admission: EpisodeFilter | None = None) -> None:
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
         self._find_starts = chosen("starts")
-        self._find_random = chosen("pick_random")
-        self._admission = admission or Admission()
+        self._find_random = chosen("random_ids")
+        self._admission = admission or EpisodeFilter()
         self.snapshot: Snapshot | None = None
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = view.kind
@@ -339,7 +339,7 @@ class Population:
         """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
         out, scratch = np.empty((2, len(positions)), np.int64)
         positions = positions.astype(np.float64)
-        chosen("pick")(positions, self._hidden, self._end, self._block.array, scratch, out)
+        chosen("ids_at")(positions, self._hidden, self._end, self._block.array, scratch, out)
         return out
 
     def take_random(self, key: int, count: int) -> Ints:

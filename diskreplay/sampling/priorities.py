@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from diskreplay.ids import POSITION_MASK
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.memory import zeros
+from diskreplay.sampling.huge_pages import zeros
 from diskreplay.sampling.population import Mark, Population
-from diskreplay.sampling.sumtree import SumTree
+from diskreplay.sampling.sum_tree import SumTree
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

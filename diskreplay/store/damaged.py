@@ -7,7 +7,7 @@ from diskreplay.folders import shown
 from diskreplay.format.metadata import UnknownFeature
 from diskreplay.format.quarantine import QUARANTINE, has_quarantine, read_quarantine
 from diskreplay.format.root import Root
-from diskreplay.store.ledger import disk_usage
+from diskreplay.store.retention_policy import disk_usage
 
 # What reading a segment raises if it is damaged, or gone.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from typing import Any, NamedTuple
 
-from diskreplay.store.recorder import Recorder
+from diskreplay.store.episode_writer import EpisodeWriter
 from diskreplay.store.turns import Turn, take_within
 
 # A daemon thread may be in the middle of an append when the interpreter ends.
@@ -18,12 +18,12 @@ _PATIENCE_S = 5.0
 class Dropped(NamedTuple):
     """What is left of a writer, and the writer where the interpreter ends before that is gone."""
 
-    recorder: Recorder
+    recorder: EpisodeWriter
     turn: Turn
     writer: weakref.ref[Any]
 
 
-def seal_when_dropped(writer: Any, recorder: Recorder, turn: Turn) -> Any:
+def seal_when_dropped(writer: Any, recorder: EpisodeWriter, turn: Turn) -> Any:
     """Return what to ``detach()`` when the writer is closed; it is not ``alive`` where the interpreter has ended it."""
     return weakref.finalize(writer, _drop, Dropped(recorder, turn, weakref.ref(writer)), os.getpid())
 

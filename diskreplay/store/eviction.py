@@ -6,30 +6,30 @@ import numpy as np
 
 from diskreplay.ids import POSITION_BITS
 from diskreplay.store.episodes import Episode
-from diskreplay.store.index import Index
+from diskreplay.store.follower import Follower
 from diskreplay.store.retention import Retention
 from diskreplay.store.snapshot import SegmentGone, Snapshot
 
 
-def evict(index: Index, retention: Retention, where: Callable[[Episode], bool]) -> int:
+def evict(follower: Follower, retention: Retention, where: Callable[[Episode], bool]) -> int:
     """Hide the episodes of sealed segments for which ``where`` is true, and return how many visible steps they had.
 
     They are hidden all at once; segments of which nothing is left are deleted. Nothing changes if ``where`` raises.
     """
-    index.refresh()
-    chosen = _chosen(index.snapshot, where)
+    follower.refresh()
+    chosen = _chosen(follower.snapshot, where)
     evicted = 0
     if chosen:
         episodes = [(first, steps) for first, (steps, _) in sorted(chosen.items())]
-        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: _hidden_before(index)))
+        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: _hidden_before(follower)))
     retention.enforce()
-    index.refresh()
+    follower.refresh()
     return evicted
 
 
-def _hidden_before(index: Index) -> int:
-    index.refresh()
-    return index.snapshot.hidden_before
+def _hidden_before(follower: Follower) -> int:
+    follower.refresh()
+    return follower.snapshot.hidden_before
 
 
 def _chosen(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, tuple[int, int]]:

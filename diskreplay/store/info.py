@@ -12,7 +12,7 @@ from diskreplay.errors import SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
 from diskreplay.format.durable import is_held
-from diskreplay.format.hidden import HiddenEntries
+from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
@@ -21,10 +21,10 @@ from diskreplay.format.sealing import count_steps, count_steps_in, may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.trust import place_of, shows_live_rows
 from diskreplay.format.unproven import claimed_rows
-from diskreplay.format.unwritten import NeverWritten
+from diskreplay.format.unsynced import NeverWritten
 from diskreplay.ids import OPEN
 from diskreplay.store.damaged import DAMAGE
-from diskreplay.store.ledger import disk_usage
+from diskreplay.store.retention_policy import disk_usage
 from diskreplay.store.snapshot import Snapshot
 
 Progress = Callable[[int, int], None]

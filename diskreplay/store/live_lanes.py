@@ -15,8 +15,8 @@ from diskreplay.format.trust import map_trusted
 from diskreplay.ids import Ints
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.table import Kernel
-from diskreplay.store.log import EpisodeLog
-from diskreplay.store.tables import LeafTable
+from diskreplay.store.chunk_table import ChunkTable
+from diskreplay.store.episode_log import EpisodeLog
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
 MANY_ROWS = 4096
@@ -84,7 +84,7 @@ class LiveLanes:
     ----------
     segments : dict of int to LiveSegment
         By slot; `list` is called when it has changed.
-    flags, times : LeafTable
+    flags, times : ChunkTable
         The tables of flags and of times; the latter may be `_NoTable`.
     growing : (n, 7) int64
         The segments; see `kernels.following`.
@@ -98,10 +98,10 @@ class LiveLanes:
         self.open_steps = 0
         self._numbers = np.zeros(rows.FOUND, np.int64)
         self._found = self._numbers.data  # the same as Python's own numbers
-        self.flags: LeafTable
-        self.times: LeafTable | type[_NoTable] = _NoTable
+        self.flags: ChunkTable
+        self.times: ChunkTable | type[_NoTable] = _NoTable
 
-    def use(self, flags: LeafTable, times: LeafTable | None) -> None:
+    def use(self, flags: ChunkTable, times: ChunkTable | None) -> None:
         """Read flags and times from these tables from now on; None: times are of no use."""
         self.flags, self.times = flags, times or _NoTable
 
@@ -148,7 +148,7 @@ class LiveLanes:
         found[rows.CHANGED] = changed
         while True:
             flags, times = self.flags, self.times
-            # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
+            # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
             held: list[Any] = [flags.holder, times.holder]
             if (
                 flags.bases is not self._flag_bases
@@ -171,7 +171,7 @@ class LiveLanes:
         self.open_steps = found[rows.OPEN_STEPS]
         return True
 
-    def _prepare(self, flags: LeafTable, times: LeafTable | type[_NoTable]) -> Sequence[Any]:
+    def _prepare(self, flags: ChunkTable, times: ChunkTable | type[_NoTable]) -> Sequence[Any]:
         """Collect the arguments of the kernel, which stay the same until one of these is replaced.
 
         Returns what keeps the chunks mapped whose addresses these have now.
@@ -180,7 +180,7 @@ class LiveLanes:
         arguments: list[Any] = [self.growing]
         seen, held = [], []
         for table in flags, times:
-            if isinstance(table, LeafTable):
+            if isinstance(table, ChunkTable):
                 holder, chunks, first_chunk, bases = table.addresses()
                 held.append(holder)
                 arguments += [first_chunk, chunks, table.shift, bases]

@@ -15,16 +15,16 @@ from diskreplay.format import layout
 from diskreplay.format.damage import Damage, find_damage
 from diskreplay.format.durable import sync_file
 from diskreplay.format.mapping import open_regular
-from diskreplay.format.mending import known_in_segment
 from diskreplay.format.quarantine import QUARANTINE
 from diskreplay.format.rebuild import build_anew, drop_build, finish_replacements, put_in_place
+from diskreplay.format.repair_documents import known_in_segment
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import Plan
 from diskreplay.format.verify_files import Files, Problem
 from diskreplay.format.verify_root import read_hidden, read_words
 from diskreplay.format.verify_segment import verify_folder
-from diskreplay.store.index import Index
+from diskreplay.store.follower import Follower
 from diskreplay.store.repaired import Action, Repaired
 
 _RANGES_TOLD = 3
@@ -168,11 +168,11 @@ class Rebuilder:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DamagedSegmentWarning)  # it is being repaired
-                index = Index(self._store, counters)
+                follower = Follower(self._store, counters)
         except (FormatError, OSError):
             return  # nobody can see what it hides
-        hidden_before = min(index.snapshot.hidden_before, layout.MOST_COUNTED)
-        index.close()
+        hidden_before = min(follower.snapshot.hidden_before, layout.MOST_COUNTED)
+        follower.close()
         if hidden_before > counters.peek(layout.FRONTIER):
             counters.set(layout.FRONTIER, hidden_before)
             sync_file(counters.path)

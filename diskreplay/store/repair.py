@@ -9,14 +9,14 @@ from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.durable import held_lock
-from diskreplay.format.mending import (
+from diskreplay.format.quarantine import note_change, quarantined_numbers, read_quarantine
+from diskreplay.format.repair_documents import (
     from_copy,
     known_document,
     known_in_segment,
     mend_words,
     restore as write_anew,
 )
-from diskreplay.format.quarantine import note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.root import open_home, read_root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.unproven import Fate, fate_of

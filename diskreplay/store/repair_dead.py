@@ -11,7 +11,7 @@ from diskreplay.format.quarantine import QUARANTINE
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.unproven import WHY, Fate, fate_of
-from diskreplay.format.unwritten import is_never_written
+from diskreplay.format.unsynced import is_never_written
 from diskreplay.format.verify_files import Files
 from diskreplay.format.verify_root import read_words
 from diskreplay.store.repair_tools import RepairTools

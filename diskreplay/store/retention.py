@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 
 from diskreplay.errors import FormatError, StorageFull, StoreLocked
 from diskreplay.folders import is_folder
-from diskreplay.format import layout, states
+from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.deletion import destroy, remove_dead_draft, take_out
 from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
-from diskreplay.format.hidden import HiddenEntries, has_reserve, hide, reserve
+from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, reserve
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers
@@ -25,7 +26,6 @@ from diskreplay.format.quarantine import (
     settle_records,
 )
 from diskreplay.format.rebuild import finish_replacements
-from diskreplay.format.removal import destroy, remove_dead_draft, take_out
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
@@ -40,8 +40,8 @@ from diskreplay.format.segment import (
 from diskreplay.format.times import last_time
 from diskreplay.format.trust import place_of
 from diskreplay.format.unproven import WHY, Fate, fate_of
-from diskreplay.format.unwritten import NeverWritten
-from diskreplay.store.ledger import Ledger
+from diskreplay.format.unsynced import NeverWritten
+from diskreplay.store.retention_policy import RetentionPolicy
 
 # The newest segments, among which the clock of this boot is looked for: some may be damaged, or gone.
 _NEIGHBOURS = 16
@@ -63,7 +63,7 @@ class Retention:
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
-        self._ledger = Ledger(root, counters)
+        self._ledger = RetentionPolicy(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
         self._sealed: set[int] = set()  # which stay so
         self._clock: Clock | None = None
@@ -268,11 +268,11 @@ class Retention:
         for name in os.listdir(self._root.counters_folder):
             if name.startswith("new-"):
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
-            elif name.startswith(states.DRAFT):
+            elif name.startswith(state_files.DRAFT):
                 remove_dead_draft(f"{self._root.counters_folder}/{name}", layout.LOCK)
             elif name.startswith(DRAFT):
                 remove_dead_draft(f"{self._root.counters_folder}/{name}", f"{layout.COMMITTED}/{layout.LOCK}")
-        states.remove_stale(self._root)
+        state_files.remove_stale(self._root)
         self._find_returned()
 
     def _find_returned(self) -> None:

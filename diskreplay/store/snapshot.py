@@ -12,8 +12,8 @@ from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.runs import Visible, open_episodes
-from diskreplay.store.hidden import Hidden
-from diskreplay.store.tables import LeafTable, Tables
+from diskreplay.store.chunk_table import ChunkTable, ChunkTables
+from diskreplay.store.evicted_episodes import Hidden
 
 __all__ = ["SegmentGone", "Snapshot"]
 
@@ -32,7 +32,7 @@ class SegmentTable(NamedTuple):
     """
 
     schema: Schema
-    tables: Tables
+    tables: ChunkTables
     origin: int
     lanes: NDArray[np.int64]
     lane_base: NDArray[np.int64]
@@ -103,7 +103,7 @@ class Snapshot:
         return self.segments.generation
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> ChunkTables:
         """Where the rows of each array are in memory."""
         return self.segments.tables
 
@@ -172,7 +172,7 @@ class Snapshot:
         """What is hidden of each lane."""
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
-    def leaf(self, path: str) -> LeafTable:
+    def leaf(self, path: str) -> ChunkTable:
         """Return the table of one array: a leaf of the schema, or ``done``."""
         return self.segments.tables.leaves[path]
 

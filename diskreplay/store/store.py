@@ -22,19 +22,19 @@ from diskreplay.format.schema import Schema
 from diskreplay.kernels.table import chosen
 from diskreplay.store.damaged import warn_of_quarantine
 from diskreplay.store.dropped import seal_dropped
+from diskreplay.store.episode_writer import EpisodeWriter
 from diskreplay.store.episodes import Episode, EpisodeList
 from diskreplay.store.eviction import evict
+from diskreplay.store.follower import Follower
 from diskreplay.store.forks import told_of_forks
-from diskreplay.store.index import Index
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.marker import Durability, Marker, check_durability
-from diskreplay.store.recorder import Recorder
 from diskreplay.store.repair import Action, repair as repair_store
 from diskreplay.store.retention import Retention
+from diskreplay.store.saved_states import remove_state
 from diskreplay.store.sealer import Sealer
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.states import remove_state
 from diskreplay.store.vector_writer import VectorWriter
 from diskreplay.store.verify import Problem, verify
 from diskreplay.store.writer import Writer
@@ -75,14 +75,14 @@ class Store:
                 f'{self.path} cannot be written ({error.strerror}: {error.filename}); open it with mode "r", or let '
                 "this user write there"
             ) from error
-        self._index: Index | None = Index(self._root, self._counters)
+        self._follower: Follower | None = Follower(self._root, self._counters)
         _alive.add(self)
 
     def _begin_anew(self) -> None:
         """Use nothing, in a forked child, that another thread may have been in the middle of: that is not here."""
         self._manage()
-        if self._index is not None:
-            self._index.look_anew()
+        if self._follower is not None:
+            self._follower.look_anew()
 
     def _manage(self) -> None:
         self._retention = Retention(self._root, self._counters)
@@ -96,7 +96,7 @@ class Store:
 
     def __repr__(self) -> str:
         """Say where the store is and how much this object sees of it."""
-        steps = "closed" if self._index is None else f"steps={len(self)}"
+        steps = "closed" if self._follower is None else f"steps={len(self)}"
         return f"Store({str(self.path)!r}, mode={self._mode!r}, {steps})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The frozen state that everything here is read from."""
-        return self._open_index().snapshot
+        return self._open_follower().snapshot
 
     def __len__(self) -> int:
         """Return the number of steps in the current snapshot."""
@@ -151,16 +151,16 @@ class Store:
 
     def refresh(self) -> int:
         """Take a new snapshot; return how many steps became visible with it."""
-        return self._open_index().refresh()[1]
+        return self._open_follower().refresh()[1]
 
     def newest_snapshot(self) -> Snapshot:
         """Take a new snapshot and return it."""
         # By the attribute: this is asked for at every batch.
-        return (self._index or self._open_index()).refresh()[0]
+        return (self._follower or self._open_follower()).refresh()[0]
 
     def follow_compiled(self) -> None:
         """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin."""
-        self._open_index().follow_with(chosen)
+        self._open_follower().follow_with(chosen)
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
@@ -169,8 +169,8 @@ class Store:
         Episodes whose segment has left meanwhile are not counted. What is in quarantine is counted apart, and not as
         evicted.
         """
-        index = self._open_index()
-        return store_info(self._root, self._counters, index.snapshot, index.damaged.details, progress)
+        follower = self._open_follower()
+        return store_info(self._root, self._counters, follower.snapshot, follower.damaged.details, progress)
 
     @property
     def quarantine(self) -> list[Quarantined]:
@@ -258,11 +258,11 @@ class Store:
         StoreNotFound
             The store was deleted or replaced since it was opened.
         """
-        index = self._open_index()
+        follower = self._open_follower()
         self._check_writable("evict")
         if not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
-        return evict(index, self._retention, where)
+        return evict(follower, self._retention, where)
 
     def delete_sampler_state(self, name: str) -> None:
         """Delete the state that samplers have saved under a name (`Sampler.save`).
@@ -274,7 +274,7 @@ class Store:
         StoreNotFound
             Nothing is saved under it, or the store was deleted or replaced since it was opened.
         """
-        self._open_index()
+        self._open_follower()
         remove_state(self, name)
 
     @shown_paths()
@@ -321,23 +321,23 @@ class Store:
         if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
             raise ValueError(f"num_envs is from 1 to {layout.MAX_LANES}, not {num_envs!r}")
         attached = None if limiter is None else limiter.attach(self)
-        recorder = Recorder(self._root, int(lanes), self._retention, self._sealer)
+        recorder = EpisodeWriter(self._root, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
         writer = kind(self.schema, recorder, durability, partial(self._writer_closed, recorder), attached, self._marker)
         self._writers.add(writer)
         return writer
 
-    def _writer_closed(self, recorder: Recorder, writer: Writer | VectorWriter) -> None:
+    def _writer_closed(self, recorder: EpisodeWriter, writer: Writer | VectorWriter) -> None:
         self._writers.discard(writer)
         recorder.drain()
 
     @shown_paths()
     def close(self) -> None:
         """Close the writers it made and wait until their segments are sealed. Closing twice is fine."""
-        if self._index is None:
+        if self._follower is None:
             return
-        self._index.close()
-        self._index = None
+        self._follower.close()
+        self._follower = None
         errors = self._finish([writer.close for writer in list(self._writers)])
         # Else this is a signal's handler in the middle of a call of a writer, which may hold locks: it does the rest.
         if not any(writer.closes_later for writer in self._writers):
@@ -361,14 +361,14 @@ class Store:
         return errors
 
     def _check_writable(self, verb: str) -> None:
-        self._open_index()
+        self._open_follower()
         if self._mode != "a":
             raise ReadOnlyError(f'{self.path} was opened with mode "r"; open it with mode "a" to {verb}')
 
-    def _open_index(self) -> Index:
-        if self._index is None:
+    def _open_follower(self) -> Follower:
+        if self._follower is None:
             raise ReplayError(f"this Store of {self._root.path} is closed; open it again")
-        return self._index
+        return self._follower
 
     def __enter__(self) -> Self:
         """Return the store."""

@@ -9,8 +9,8 @@ from diskreplay.format import layout
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import CUT, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
-from diskreplay.store.recorder import Recorder
-from diskreplay.store.rolling import Lane
+from diskreplay.store.episode_writer import EpisodeWriter
+from diskreplay.store.rotation import Lane
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -127,12 +127,12 @@ class _ArrayLane(Lane):
 
 
 class VectorSteps:
-    """Records steps of a vector through a `Recorder`, whose lanes it replaces by its own.
+    """Records steps of a vector through a `EpisodeWriter`, whose lanes it replaces by its own.
 
     Concurrency: as the recorder.
     """
 
-    def __init__(self, recorder: Recorder, *, one_by_one: bool = False) -> None:
+    def __init__(self, recorder: EpisodeWriter, *, one_by_one: bool = False) -> None:
         self._recorder = recorder
         # Lane by lane is also what the fast way is compared with in tests.
         self._one_by_one = one_by_one or recorder.rolling.one_an_episode

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.store.casting import as_flags
-from diskreplay.store.recorder import Recorder
+from diskreplay.store.episode_writer import EpisodeWriter
 from diskreplay.store.turns import in_turn
 from diskreplay.store.vector_steps import Step, VectorSteps, as_item
 from diskreplay.store.whole_episodes import append_block
@@ -21,7 +21,7 @@ class VectorWriter(_BaseWriter):
     Concurrency: as `Writer`.
     """
 
-    def __init__(self, schema: Schema, recorder: Recorder, *args: Any) -> None:
+    def __init__(self, schema: Schema, recorder: EpisodeWriter, *args: Any) -> None:
         super().__init__(schema, recorder, *args)
         self._steps = VectorSteps(recorder)
 

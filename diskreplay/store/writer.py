@@ -14,10 +14,10 @@ from diskreplay.folders import shown_paths
 from diskreplay.format.schema import Schema
 from diskreplay.store.casting import as_flag, leaf_caster, part_caster
 from diskreplay.store.dropped import seal_when_dropped
+from diskreplay.store.episode_writer import EpisodeItems, EpisodeWriter, Items
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import AttachedLimiter
 from diskreplay.store.marker import Durability, Marker
-from diskreplay.store.recorder import EpisodeItems, Items, Recorder
 from diskreplay.store.turns import Guard, Turn, in_turn, is_inside, take_within, takes_turns, wait_for
 from diskreplay.store.whole_episodes import append_block
 
@@ -36,7 +36,7 @@ class _BaseWriter:
     def __init__(
         self,
         schema: Schema,
-        recorder: Recorder,
+        recorder: EpisodeWriter,
         durability: Durability,
         on_close: Callable[[Any], None],
         limiter: AttachedLimiter | None = None,

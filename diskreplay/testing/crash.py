@@ -31,7 +31,7 @@ from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 from diskreplay.folders import shown
-from diskreplay.format import commit, durable, mapping, segment_column, segment_writer, stretches
+from diskreplay.format import append_cursor, commit, durable, mapping, segment_column, segment_writer
 
 FILE_CALLS = (
     *("mkdir", "open", "close", "rename", "replace", "unlink", "remove", "rmdir"),
@@ -46,7 +46,7 @@ STORE = "store"
 """The name of a point that is a line of code which may store to mapped memory."""
 
 _STORING = {"set", "mend", "publish", "publish_lanes", "append", "put", "put_block", "put_lanes", "flush"}
-_STORING_FILES = {module.__file__ for module in (commit, segment_column, segment_writer, stretches)}
+_STORING_FILES = {module.__file__ for module in (commit, segment_column, segment_writer, append_cursor)}
 
 _FAILED = 70
 

@@ -14,8 +14,8 @@ from diskreplay.kernels.runs import Starts as Starts
 from diskreplay.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from diskreplay.sampling.admission import Admission
     from diskreplay.sampling.base import Distribution
+    from diskreplay.sampling.episode_filter import EpisodeFilter
     from diskreplay.views.page_ranges import Pages
 
 Ints = NDArray[np.int64]
@@ -149,7 +149,7 @@ class View(Protocol):
         """Whether batches depend on more than their ids, on random numbers: then its reader is given a seed."""
         return False
 
-    def own_distribution(self, admission: "Admission") -> "Distribution | None":
+    def own_distribution(self, admission: "EpisodeFilter") -> "Distribution | None":
         """Return a new distribution of the view's own, which alone fits its ids; None: any distribution does.
 
         `admission` tells which episodes count.

@@ -14,8 +14,8 @@ from diskreplay.kernels import find_windows as rows, gather as kernel
 from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store import chunk_budget
+from diskreplay.store.chunk_table import ChunkTable
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.tables import LeafTable
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.parallel_copy import SHARED, in_halves
 from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, map_flags, refuse
@@ -83,7 +83,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._snapshot: Snapshot | None = None
-        self._tables: list[LeafTable] = []
+        self._tables: list[ChunkTable] = []
         self._seen: list[tuple[Ints, ...]] = []
         # Arrays and not their addresses: a new array may lie where an old one was.
         self._seen_bases: list[Ints | None] = []
@@ -106,7 +106,7 @@ class GatherPlan:
         self._snapshot = snapshot
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
-        # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
+        # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
         held: list[Any] = list(map(_holder, self._tables))
         if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
             held.append(self._look())

@@ -8,8 +8,8 @@ import numpy as np
 
 from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
 from diskreplay.kernels.table import chosen
+from diskreplay.store.chunk_table import ChunkTable
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.tables import LeafTable
 from diskreplay.views.base import Ints
 from diskreplay.views.windows import Copy, Windows
 
@@ -49,7 +49,7 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
     return _merged(starts, sizes, tuple(held for pages in found for held in pages.held))
 
 
-def _ranges(windows: Windows, table: LeafTable, copy: Copy) -> Pages:
+def _ranges(windows: Windows, table: ChunkTable, copy: Copy) -> Pages:
     """Return a range for each window and chunk."""
     slot, lane, first, last = windows.rows(copy)
     table.ensure(slot, first, last)

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import EpisodeTable
-from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Draw, LookAgain, Owned
+from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
 from diskreplay.store.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.views.lane_steps import Grid, LaneEpisodes, Positions, oldest, usable_steps
+from diskreplay.views.rollout_grid import Grid, LaneEpisodes, Positions, oldest, usable_steps
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts
@@ -44,17 +44,17 @@ class RolloutCursor(Owned):
     ----------
     view : Rollouts
         How many steps, and what they are bootstrapped with.
-    admission : Admission or None
+    admission : EpisodeFilter or None
         Which episodes count; None is all.
     """
 
     sized = False
     gives_once = True
 
-    def __init__(self, view: "Rollouts", admission: Admission | None = None) -> None:
+    def __init__(self, view: "Rollouts", admission: EpisodeFilter | None = None) -> None:
         super().__init__()
         self._view = view
-        self._admission = admission or Admission()
+        self._admission = admission or EpisodeFilter()
         self.least = view.num_steps
         self.key = json.dumps([view.num_steps, view.value, view.next_value])
         self._share = 0, 1

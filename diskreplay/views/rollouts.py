@@ -10,7 +10,7 @@ from diskreplay.views.arguments import described, fraction, frame_stack_argument
 from diskreplay.views.base import Reader, View
 
 if TYPE_CHECKING:
-    from diskreplay.sampling.admission import Admission
+    from diskreplay.sampling.episode_filter import EpisodeFilter
     from diskreplay.views.rollout_cursor import RolloutCursor
 
 
@@ -102,7 +102,7 @@ class Rollouts(View):
         """No: what they are bootstrapped with is to be the policy's as it is."""
         return False
 
-    def own_distribution(self, admission: "Admission") -> "RolloutCursor":
+    def own_distribution(self, admission: "EpisodeFilter") -> "RolloutCursor":
         """Return what gives each lane's steps once, in order."""
         # Here and not above, as the reader below: following lanes loads the store.
         from diskreplay.views.rollout_cursor import RolloutCursor

@@ -8,8 +8,8 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
+from diskreplay.store.chunk_table import ChunkTable
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.tables import LeafTable
 from diskreplay.views.base import Ints
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the
@@ -65,7 +65,7 @@ class Windows:
             bad = self._find_windows(snapshot, done, ids, n, stack, whole)
         return bad
 
-    def _find_windows(self, snapshot: Snapshot, done: LeafTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
+    def _find_windows(self, snapshot: Snapshot, done: ChunkTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
         _held, chunks, first_chunk, bases = done.addresses()
         place: int = chosen("find_windows")(
             ids, n, stack, whole, snapshot.record, first_chunk, chunks, done.shift, bases, self.table, self.ends

@@ -18,7 +18,7 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.format.root import read_root
-from diskreplay.format.states import read_state, write_state
+from diskreplay.format.state_files import read_state, write_state
 from diskreplay.testing.crash import die_at
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
@@ -26,7 +26,7 @@ SAVE = """
 import sys
 from pathlib import Path
 from diskreplay.format.root import read_root
-from diskreplay.format.states import write_state
+from diskreplay.format.state_files import write_state
 from tests.crash.test_states import tree
 
 root = read_root(Path(sys.argv[1]))

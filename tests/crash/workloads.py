@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.store import rolling
+from diskreplay.store import rotation
 from diskreplay.testing.coded import coded_obs, coded_step, make_codes
 
 CAPACITY = 24
@@ -25,11 +25,11 @@ def create(path: Any, **kwargs: Any) -> dr.Store:
 @contextmanager
 def early_preparer() -> Iterator[None]:
     """Have each writer make its next segment in the background, though segments fill in no time."""
-    patience, rolling.LEAST_QUARTER_S = rolling.LEAST_QUARTER_S, 0.0
+    patience, rotation.LEAST_QUARTER_S = rotation.LEAST_QUARTER_S, 0.0
     try:
         yield
     finally:
-        rolling.LEAST_QUARTER_S = patience
+        rotation.LEAST_QUARTER_S = patience
 
 
 class Single:

@@ -16,8 +16,8 @@ from diskreplay.format import verify_root, verify_segment
 from diskreplay.format.verify_crc import after_zeros
 from diskreplay.format.verify_flags import START, first_wrong, is_row, may_follow
 from diskreplay.format.verify_sums import checksum
+from diskreplay.store.parse_episodes import LaneSlice, scan
 from diskreplay.store.repair import repair
-from diskreplay.store.scan import Stretch, scan
 from diskreplay.store.verify import KINDS, verify
 from tests.testing.support import append_numbered, digest, open_descriptors, serial_schema
 
@@ -587,7 +587,7 @@ def test_holes_have_the_checksum_of_zeros(tmp_path, runs):
 def test_flags_that_verify_accepts_are_episodes_to_the_reader_and_few_others_are():
     """Every sequence of three rows: what verify lets pass, the reader must be able to read."""
     rows = [flags for flags in range(128) if is_row(flags)]
-    alone = Stretch(*(np.array([n]) for n in (0, 1, 0, 0, 3)), np.array([True]))
+    alone = LaneSlice(*(np.array([n]) for n in (0, 1, 0, 0, 3)), np.array([True]))
     accepted = 0
     for first in rows:
         if not may_follow(START, first):

@@ -8,7 +8,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import verify_states
 from diskreplay.format.root import read_root
-from diskreplay.format.states import read_state, write_state
+from diskreplay.format.state_files import read_state, write_state
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import KINDS, verify
 from tests.testing.support import append_numbered, serial_schema

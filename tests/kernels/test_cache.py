@@ -22,7 +22,7 @@ from diskreplay.kernels import cache
 PICK = """
 import numpy as np
 from diskreplay.kernels import cache, table
-pick = table.chosen("pick")
+pick = table.chosen("ids_at")
 out = np.zeros(3, np.int64)
 block = np.array([[7, 0], [2, 0], [3, 0], [0, 0], [0, 3]])
 pick(np.array([0.0, 1, 2]), 0, 1, block, out.copy(), out)
@@ -67,7 +67,7 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
 
 
 def test_who_compiles_says_so_once(tmp_path):
-    code = PICK.replace("print(", 'table.chosen("spans")\nprint(')
+    code = PICK.replace("print(", 'table.chosen("episode_offset")\nprint(')
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == f"{cache.COMPILING}\n"
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == ""
     quiet = "import logging\nlogging.getLogger('diskreplay').setLevel('ERROR')\n" + code
@@ -76,7 +76,7 @@ def test_who_compiles_says_so_once(tmp_path):
 
 def test_damaged_files_are_compiled_again(tmp_path):
     assert finish(start(NUMBA_CACHE_DIR=tmp_path))[1] == 1
-    files = sorted(tmp_path.glob("diskreplay-*/pick.pick-*"))
+    files = sorted(tmp_path.glob("diskreplay-*/ids_at.ids_at-*"))
     assert [file.suffix for file in files] == [".nbc", ".nbi"]
     for file, damage in zip(files, (b"", b"\x80\x05nonsense"), strict=True):
         good = file.read_bytes()
@@ -129,7 +129,7 @@ def test_another_source_has_another_folder_and_old_ones_go(tmp_path, monkeypatch
     assert set(tmp_path.iterdir()) == set(made[-8:])
 
 
-@pytest.mark.parametrize("file", ["ids.py", "kernels/pick.py"])
+@pytest.mark.parametrize("file", ["ids.py", "kernels/ids_at.py"])
 def test_what_is_compiled_into_kernels_is_part_of_their_source(file, tmp_path):
     package = tmp_path / "changed" / "diskreplay"
     shutil.copytree(REPOSITORY / "diskreplay", package, ignore=shutil.ignore_patterns("__pycache__"))

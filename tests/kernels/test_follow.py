@@ -7,7 +7,7 @@ from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
 from diskreplay.kernels import following, jit
 from diskreplay.kernels.following import follow_plain
 from diskreplay.kernels.table import KERNELS
-from diskreplay.store.scan import Stretch, scan
+from diskreplay.store.parse_episodes import LaneSlice, scan
 
 pytestmark = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
 
@@ -113,7 +113,7 @@ def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kern
         open_steps += found[following.OPEN_STEPS]
         parts.append(ended.copy())
     three = np.full(3, 3)
-    stretches = Stretch(np.full(3, ORIGIN), three, np.arange(3), np.zeros(3, np.int64), np.full(3, ROWS), three < 0)
+    stretches = LaneSlice(np.full(3, ORIGIN), three, np.arange(3), np.zeros(3, np.int64), np.full(3, ROWS), three < 0)
     whole = scan(np.concatenate(flags), stretches)
     every = np.concatenate(parts)
     lane, row = (every[:, FIRST_ID] & POSITION_MASK) % 3, (every[:, FIRST_ID] & POSITION_MASK) // 3

@@ -37,9 +37,9 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 @compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "bind_table", "draw", "find_windows", "follow", "freeze", "gae", "gather",
-        "hide_oldest", "locate", "nstep", "offer", "pick", "pick_random", "powers", "sort_runs", "spans", "starts",
-        "stream", "sumtree_find", "sumtree_set", "update", "weights",
+        "advise", "bind_table", "draw", "episode_offset", "find_windows", "follow", "freeze", "gae", "gather",
+        "hide_oldest", "ids_at", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs", "starts", "stream",
+        "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -287,7 +287,7 @@ def test_nstep(size: int, width: int, gamma: float, seed: int) -> None:
 
 @compiled
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), seeds)
-def test_pick(counts: list[int], seed: int) -> None:
+def test_ids_at(counts: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     low = int(rng.integers(0, len(counts)))
     before = np.concatenate([[0], np.cumsum(counts)])
@@ -298,19 +298,19 @@ def test_pick(counts: list[int], seed: int) -> None:
     block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
     block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = first, stride, before
     inputs = (positions, low, len(counts), block, np.zeros(size, np.int64))
-    fast, plain = both("pick", inputs, (np.zeros(size, np.int64),))
+    fast, plain = both("ids_at", inputs, (np.zeros(size, np.int64),))
     assert fast[1].tolist() == plain[1].tolist() == ids
 
 
 @compiled
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any), st.integers(0, 2**63 - 1))
-def test_pick_random(counts: list[int], key: int) -> None:
+def test_random_ids(counts: list[int], key: int) -> None:
     before = np.concatenate([[0], np.cumsum(counts)])
     block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
     block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = 100 * np.arange(len(counts)), 3, before
     low = int(np.flatnonzero(counts)[0])
     inputs = (key, low, len(counts), block, np.zeros(64, np.int64))
-    fast, plain = both("pick_random", inputs, (np.zeros(64, np.int64),))
+    fast, plain = both("random_ids", inputs, (np.zeros(64, np.int64),))
     assert fast[1].tolist() == plain[1].tolist()
     assert set(fast[1].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
 
@@ -340,7 +340,7 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
     wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     block = np.zeros((BLOCK_ROWS, 2), np.int64)
     block[STRIDE, 0], block[BEFORE, 1] = 1, 1 << 53
-    for pick in KERNELS["pick_random"] if jit.COMPILED else [KERNELS["pick_random"][1]]:
+    for pick in KERNELS["random_ids"] if jit.COMPILED else [KERNELS["random_ids"][1]]:
         out = np.zeros(3, np.int64)
         pick(1234567, 0, 1, block, np.zeros(3, np.int64), out)
         assert out.tolist() == [number >> 11 for number in wanted]
@@ -348,7 +348,7 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
 
 @compiled
 def test_read_only_inputs_need_no_second_compilation() -> None:
-    fast = KERNELS["pick"][0]
+    fast = KERNELS["ids_at"][0]
     positions, block = np.zeros(3), np.zeros((BLOCK_ROWS, 4), np.int64)
     for array in positions, block:
         array.flags.writeable = False
@@ -366,8 +366,8 @@ def run_python(code: str, **environment: str) -> str:
 
 def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     code = (
-        "import sys; from diskreplay.kernels.table import chosen; chosen('gather'); chosen('pick'); "
-        "print([name for name in ('prioritized', 'sumtree', 'recency', 'gae', 'spans') "
+        "import sys; from diskreplay.kernels.table import chosen; chosen('gather'); chosen('ids_at'); "
+        "print([name for name in ('prioritized', 'sumtree', 'recency', 'gae', 'episode_offset') "
         "if f'diskreplay.kernels.{name}' in sys.modules])"
     )
     assert run_python(code) == "[]"

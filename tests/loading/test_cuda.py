@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import diskreplay as dr
+from diskreplay.loading.buffer_pool import BufferPool
 from diskreplay.loading.cuda import Courier
-from diskreplay.loading.ring import Ring
 from diskreplay.views.base import Leaf
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
@@ -68,7 +68,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def test_one_copy_brings_all_arrays(current: Stream) -> None:
-    ring, courier = Ring(), Courier(torch.device("cpu"))
+    ring, courier = BufferPool(), Courier(torch.device("cpu"))
     slot = ring.take(LEAVES, 5)[0]
     for number, array in enumerate(slot.block.arrays):
         array[:] = np.arange(array.size).reshape(array.shape) + number
@@ -84,7 +84,7 @@ def test_one_copy_brings_all_arrays(current: Stream) -> None:
 
 
 def test_a_slot_is_free_when_the_device_has_it(current: Stream) -> None:
-    ring, courier = Ring(), Courier(torch.device("cpu"))
+    ring, courier = BufferPool(), Courier(torch.device("cpu"))
     slot, arrays = ring.take(LEAVES, 5)
     sent = courier.send(slot)
     del arrays

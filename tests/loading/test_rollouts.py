@@ -16,10 +16,10 @@ from hypothesis import example, given, settings, strategies as st
 
 import diskreplay as dr
 from diskreplay.loading.batch import Batch
-from diskreplay.loading.ring import Ring
+from diskreplay.loading.buffer_pool import BufferPool
 from diskreplay.loading.torch_values import torch_values
-from diskreplay.sampling.admission import Admission
 from diskreplay.sampling.base import Draw, LookAgain
+from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
 from diskreplay.store.episodes import Episode
 from diskreplay.views.base import nested
@@ -44,7 +44,7 @@ class Source:
     """A cursor and a reader: what a sampler of rollouts is made of."""
 
     def __init__(
-        self, store: Any, view: Rollouts, rank: int = 0, world_size: int = 1, admission: Admission | None = None
+        self, store: Any, view: Rollouts, rank: int = 0, world_size: int = 1, admission: EpisodeFilter | None = None
     ) -> None:
         self.store, self.share = store, (rank, world_size)
         self.view, self.reader = view, view.reader(SCHEMA)
@@ -77,7 +77,7 @@ class Source:
 
 
 def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> Batch:
-    slot = Ring(debug=True).take(reader.leaves, len(ids))[0]
+    slot = BufferPool(debug=True).take(reader.leaves, len(ids))[0]
     reader.fill(snapshot, ids, slot.block)
     return Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays])))
 
@@ -333,8 +333,8 @@ def append(writer: Any, first: int, steps: int, end: str = "", known: bool = Tru
         )  # fmt: skip
 
 
-def asking(store: Any, where: Any) -> Admission:
-    return Admission(lambda snapshot, first: where(Episode(snapshot, snapshot.find(first))))
+def asking(store: Any, where: Any) -> EpisodeFilter:
+    return EpisodeFilter(lambda snapshot, first: where(Episode(snapshot, snapshot.find(first))))
 
 
 def given(batch: Batch) -> list[list[int]]:

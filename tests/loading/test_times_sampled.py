@@ -10,7 +10,15 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.loading import prefetcher
-from tests.loading.test_states import DISTRIBUTIONS as ALL, VIEWS, bits, collected, learn, map_all, through_torch
+from tests.loading.test_sampler_states import (
+    DISTRIBUTIONS as ALL,
+    VIEWS,
+    bits,
+    collected,
+    learn,
+    map_all,
+    through_torch,
+)
 
 DISTRIBUTIONS = {name: ALL[name] for name in ("uniform", "prioritized", "recency")} | {
     "mixture": lambda: dr.Mixture([(dr.Uniform(), 0.5), (dr.Prioritized(), 0.5)])

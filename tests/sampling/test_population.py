@@ -9,7 +9,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diskreplay.sampling import population as module
-from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Order, Population
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.sequences import Sequences
@@ -35,7 +35,7 @@ class Growth(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = FakeStore()
-        self.population = Population(Transitions(2), Admission(lambda _, first: first % 5 != 3))
+        self.population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3))
 
     @rule(lanes=st.integers(1, 3))
     def add_segment(self, lanes: int) -> None:
@@ -103,7 +103,7 @@ def test_a_frontier_that_moves_step_by_step_through_interleaved_lanes_hides_exac
     rng = np.random.default_rng(seed)
     store = FakeStore()
     store.lanes, store.next_row, store.open = [3], [[0, 0, 0]], [[0, 0, 0]]
-    population = Population(Transitions(2), Admission(lambda _, first: first % 5 != 3))
+    population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3))
     for _ in range(150):
         for lane in range(3):
             store.open[0][lane] += int(rng.integers(0, 4))
@@ -135,7 +135,7 @@ class Resumed:
 
     def __init__(self, store: FakeStore, view: Any, order: Order, rng: np.random.Generator) -> None:
         self.store, self.generation = store, 0
-        self.population = Population(view, Admission(lambda _, first: first % 5 != 3))
+        self.population = Population(view, EpisodeFilter(lambda _, first: first % 5 != 3))
         self.population.restore(order)
         self.log = [store.log[i] for i in rng.permutation(len(store.log))]
 
@@ -166,7 +166,7 @@ def listed(order: Order) -> list[Any]:
 def test_a_restored_population_has_every_id_where_it_would_be_and_goes_on_alike(seed: int, view: Any) -> None:
     rng = np.random.default_rng(seed)
     store = grown(3, [[], [], []])
-    population = Population(view, Admission(lambda _, first: first % 5 != 3))
+    population = Population(view, EpisodeFilter(lambda _, first: first % 5 != 3))
     resumed: Resumed | None = None
     cut_through = several = 0
     for _ in range(200):
@@ -227,7 +227,7 @@ def test_a_predicate_is_asked_once_of_an_ended_episode_and_each_time_of_an_open_
         asked.append(steps)
         return steps != 4
 
-    population = Population(Transitions(), Admission(ask))
+    population = Population(Transitions(), EpisodeFilter(ask))
     population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (5, "open")]))
     assert asked == [3, 4, 5]
     assert population.size == 8
@@ -241,7 +241,7 @@ def test_a_predicate_is_asked_once_of_an_ended_episode_and_each_time_of_an_open_
 def test_a_hidden_episode_is_not_asked() -> None:
     asked: list[int] = []
     population = Population(
-        Transitions(), Admission(lambda s, first: asked.append(len(s.episode(first).steps)) or True)
+        Transitions(), EpisodeFilter(lambda s, first: asked.append(len(s.episode(first).steps)) or True)
     )
     snapshot = ended_snapshot([(3, "terminated"), (4, "terminated")])
     population.refresh(replace(snapshot, frontier=sorted(snapshot.model)[5]))
@@ -257,7 +257,7 @@ def test_a_predicate_that_raises_changes_nothing() -> None:
             raise RuntimeError("not now")
         return True
 
-    population = Population(Transitions(), Admission(ask))
+    population = Population(Transitions(), EpisodeFilter(ask))
     population.refresh(ended_snapshot([(3, "terminated")]))
     grown = ended_snapshot([(3, "terminated"), (4, "terminated")])
     with pytest.raises(RuntimeError, match="not now"):

@@ -8,7 +8,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diskreplay.sampling import population as population_module
-from diskreplay.sampling.admission import Admission
+from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.views.sequences import Sequences
@@ -23,7 +23,7 @@ class Model:
 
     def __init__(self, view: Any) -> None:
         self.store = FakeStore()
-        self.admission = Admission(lambda _, first: first % 5 != 3)
+        self.admission = EpisodeFilter(lambda _, first: first % 5 != 3)
         self.population = Population(view, self.admission)
         self.table = PriorityTable(ALPHA, least=True)
         self.raw: dict[int, float] = {}

@@ -9,7 +9,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import mapping
-from diskreplay.store import arena, chunk_budget, tables
+from diskreplay.store import arena, chunk_budget, chunk_table
 from diskreplay.testing.crash import in_child
 from tests.conftest import mapped_files
 from tests.testing.support import append_numbered, serial_schema
@@ -60,7 +60,7 @@ def assert_equal(found, wanted):
 
 
 def only_mapped(monkeypatch):
-    monkeypatch.setattr(tables, "LARGEST_READ", 0)
+    monkeypatch.setattr(chunk_table, "LARGEST_READ", 0)
 
 
 def test_small_chunks_of_sealed_segments_are_read_and_not_mapped(path, fresh):

@@ -11,7 +11,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.hidden import ROWS
+from diskreplay.format.eviction_list import ROWS
 from diskreplay.format.root import read_root
 from diskreplay.loading import prefetcher
 from diskreplay.store import retention

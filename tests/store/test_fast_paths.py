@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
 from diskreplay.store.casting import leaf_caster, part_caster
-from diskreplay.store.recorder import Recorder
+from diskreplay.store.episode_writer import EpisodeWriter
 from diskreplay.store.vector_steps import VectorSteps
 from diskreplay.testing.scripts import play, random_values
 from diskreplay.testing.strategies import DTYPES, schemas, writer_plans
 from tests.testing.support import append_numbered, digest, quiet, scratch, serial_schema
 
 
-class LongWay(Recorder):
+class LongWay(EpisodeWriter):
     """A recorder that sees to every step by itself."""
 
     def go_on(self, items, following):
@@ -38,8 +38,8 @@ def rows_on_disk(path):
 @pytest.fixture(autouse=True)
 def still_clock(monkeypatch):
     """One time for all rows, so that those of two stores have the same bytes."""
-    monkeypatch.setattr("diskreplay.format.stretches.clock_gettime_ns", lambda clock: 5)
-    monkeypatch.setattr("diskreplay.store.recorder.clock_ns", lambda: 5)
+    monkeypatch.setattr("diskreplay.format.append_cursor.clock_gettime_ns", lambda clock: 5)
+    monkeypatch.setattr("diskreplay.store.episode_writer.clock_ns", lambda: 5)
     monkeypatch.setattr("diskreplay.format.sealing.clock_ns", lambda: 5)
 
 
@@ -127,7 +127,7 @@ def test_every_autoreset_mode_writes_what_lane_by_lane_writes(tmp_path, autorese
 def test_the_short_way_is_taken(tmp_store, monkeypatch):
     """Otherwise the tests above compare the long way with itself."""
     taken = {"lone": 0, "lanes": 0}
-    real_go_on, real_commit = Recorder.go_on, VectorSteps._write
+    real_go_on, real_commit = EpisodeWriter.go_on, VectorSteps._write
 
     def go_on(self, *args):
         done = real_go_on(self, *args)
@@ -138,11 +138,11 @@ def test_the_short_way_is_taken(tmp_store, monkeypatch):
         taken["lanes"] += 1
         return real_commit(self, *args)
 
-    monkeypatch.setattr(Recorder, "go_on", go_on)
+    monkeypatch.setattr(EpisodeWriter, "go_on", go_on)
     monkeypatch.setattr(VectorSteps, "_write", commit)
     prepared = []
-    real_prepare = Recorder.prepare
-    monkeypatch.setattr(Recorder, "prepare", lambda self, *a: (prepared.append(1), real_prepare(self, *a)))
+    real_prepare = EpisodeWriter.prepare
+    monkeypatch.setattr(EpisodeWriter, "prepare", lambda self, *a: (prepared.append(1), real_prepare(self, *a)))
     obs = np.zeros((4, 3), np.float32)
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as lone, store.writer(num_envs=4) as vector:
         for t in range(100):

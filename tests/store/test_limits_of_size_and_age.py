@@ -6,8 +6,8 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import sealing
 from diskreplay.format.machine import BootTime, is_clock_synchronized
-from diskreplay.store import ages, rolling
-from diskreplay.store.ledger import disk_usage
+from diskreplay.store import ages, rotation
+from diskreplay.store.retention_policy import disk_usage
 from tests.testing.support import append_numbered, serial_schema
 
 WIDE = dr.Field((1024,), "float32")
@@ -61,7 +61,7 @@ def clock(monkeypatch):
 @pytest.mark.parametrize("chunk_bytes", [64 << 10, 16 << 20])
 def test_a_store_stays_within_its_capacity_and_two_segments(tmp_store, chunk_bytes, monkeypatch):
     most = 4 << 20
-    monkeypatch.setattr(rolling, "LEAST_QUARTER_S", 0.0)  # the next segment is always made ahead: it counts, too
+    monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 0.0)  # the next segment is always made ahead: it counts, too
     with dr.create(
         tmp_store, serial_schema(WIDE), capacity_bytes=most, segment_steps=64, chunk_bytes=chunk_bytes
     ) as store:
@@ -85,7 +85,7 @@ def test_a_store_stays_within_its_capacity_and_two_segments(tmp_store, chunk_byt
 
 
 def test_several_writers_add_two_segments_each_at_most(tmp_store, monkeypatch):
-    monkeypatch.setattr(rolling, "LEAST_QUARTER_S", 0.0)
+    monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 0.0)
     most, count = 2 << 20, 3
     with dr.create(
         tmp_store, serial_schema(WIDE), capacity_bytes=most, segment_steps=32, chunk_bytes=64 << 10

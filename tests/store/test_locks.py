@@ -17,7 +17,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.cli.main import main
-from diskreplay.format import durable, layout, limiters, states
+from diskreplay.format import durable, layout, limiters, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import held_lock, is_held, is_locked, try_lock
 from diskreplay.store import retention
@@ -196,7 +196,7 @@ def test_inspect_says_that_it_cannot_see_whether_a_writer_lives(tmp_store):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for module in (retention, limiters, states):
+    for module in (retention, limiters, state_files):
         monkeypatch.setattr(module, "held_lock", partial(held_lock, timeout_s=0.2))
 
 

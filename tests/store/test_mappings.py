@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store import chunk_budget, tables
-from diskreplay.store.tables import LeafTable
+from diskreplay.store import chunk_budget, chunk_table
+from diskreplay.store.chunk_table import ChunkTable
 from tests.testing.support import append_numbered, mapped_files, run_python, serial_schema
 
 STEPS = 400
@@ -36,7 +36,7 @@ def read_all(store):
 
 def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", MOST)
-    monkeypatch.setattr(tables, "LARGEST_READ", 0)
+    monkeypatch.setattr(chunk_table, "LARGEST_READ", 0)
     stores = [dr.open(path) for path in paths]
     for _ in range(3):
         for store in stores:
@@ -49,7 +49,7 @@ def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_
 
 def test_samplers_in_threads_take_mappings_from_each_other_and_draw_what_is_there(paths, monkeypatch):
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", MOST)
-    monkeypatch.setattr(tables, "LARGEST_READ", 0)
+    monkeypatch.setattr(chunk_table, "LARGEST_READ", 0)
     wrong = []
 
     def draw(path, seed):
@@ -129,13 +129,13 @@ def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, mon
     # Readers compare `bases` alone: whoever read it before the arrays that are replaced behind it must find it changed.
     store = dr.open(paths[0])
     table, seen = store.snapshot.leaf("done"), []
-    add_places = LeafTable._add_places
+    add_places = ChunkTable._add_places
 
     def add_and_look(self, bases):
         add_places(self, bases)
         seen.append(self.addresses())
 
-    monkeypatch.setattr(LeafTable, "_add_places", add_and_look)
+    monkeypatch.setattr(ChunkTable, "_add_places", add_and_look)
     table.ensure(np.array([0]), np.array([0]), np.array([1 << int(table.shift[0])]))
     (_, chunks, first_chunk, bases), now = seen[-1], table.addresses()
     assert all(before is not after for before, after in zip((chunks, first_chunk, bases), now[1:], strict=True))

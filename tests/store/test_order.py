@@ -112,9 +112,9 @@ def test_what_is_evicted_by_hand_does_not_bring_older_steps_back(tmp_store):
 def test_steps_leave_one_by_one_when_they_are_too_old(tmp_store, monkeypatch):
     clock = {"ahead": 0}
     look = time.clock_gettime_ns
-    for where in ("format.stretches.clock_gettime_ns",):
+    for where in ("format.append_cursor.clock_gettime_ns",):
         monkeypatch.setattr(f"diskreplay.{where}", lambda which: look(which) + clock["ahead"])
-    for where in ("store.recorder.clock_ns", "store.index.clock_ns", "store.retention.clock_ns"):
+    for where in ("store.episode_writer.clock_ns", "store.follower.clock_ns", "store.retention.clock_ns"):
         monkeypatch.setattr(f"diskreplay.{where}", lambda: look(time.CLOCK_BOOTTIME) + clock["ahead"])
     with dr.create(tmp_store, SCHEMA, max_age_s=60) as store:
         collectors = Collectors(store, 2, 1, slow=False)

@@ -20,7 +20,7 @@ from diskreplay.format import marks, segment as segment_module
 from diskreplay.format.durable import is_locked
 from diskreplay.format.segment_column import Column
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.store import index as index_module
+from diskreplay.store import follower as follower_module
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
 ENDLESS = """
@@ -412,7 +412,7 @@ def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
         for i in range(3):
             append_numbered(writer, range(10 * i, 10 * i + 5))
         with monkeypatch.context() as patch:
-            patch.setattr(index_module.EpisodeLog, "take", lambda *a: (_ for _ in ()).throw(Interrupt))
+            patch.setattr(follower_module.EpisodeLog, "take", lambda *a: (_ for _ in ()).throw(Interrupt))
             with pytest.raises(Interrupt):
                 reader.refresh()
         reader.refresh()
@@ -452,6 +452,6 @@ def test_a_reader_learns_that_a_segment_was_sealed(store, monkeypatch, is_counte
         writer.close()
         if not is_counted:
             assert reader.refresh() == 0
-            monkeypatch.setattr(index_module.time, "monotonic", lambda: float("inf"))
+            monkeypatch.setattr(follower_module.time, "monotonic", lambda: float("inf"))
         reader.refresh()
         assert reader.episodes[0].ended == "cut"

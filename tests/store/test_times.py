@@ -26,8 +26,8 @@ def ticks(monkeypatch):
         looks.append(next(clock))
         return looks[-1]
 
-    monkeypatch.setattr("diskreplay.format.stretches.clock_gettime_ns", look)
-    monkeypatch.setattr("diskreplay.store.recorder.clock_ns", look)
+    monkeypatch.setattr("diskreplay.format.append_cursor.clock_gettime_ns", look)
+    monkeypatch.setattr("diskreplay.store.episode_writer.clock_ns", look)
     monkeypatch.setattr("diskreplay.format.sealing.clock_ns", look)
     return looks
 

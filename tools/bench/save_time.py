@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.format import states
+from diskreplay.format import state_files
 from tools.bench.data import fill
 from tools.bench.harness import Report, Table, Target, number
 
@@ -68,7 +68,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
 
 
 def _without_syncs(sampler: dr.Sampler) -> None:
-    with mock.patch.multiple(states, sync_tree=mock.DEFAULT, sync_file=mock.DEFAULT, sync_folder=mock.DEFAULT):
+    with mock.patch.multiple(state_files, sync_tree=mock.DEFAULT, sync_file=mock.DEFAULT, sync_folder=mock.DEFAULT):
         sampler.save("bench")
 
 

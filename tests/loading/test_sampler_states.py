@@ -255,7 +255,7 @@ FRESH = """
 import hashlib, sys
 import diskreplay as dr
 from diskreplay.loading import prefetcher
-from tests.loading import test_states as t
+from tests.loading import test_sampler_states as t
 
 prefetcher.LEAST_FOR_A_THREAD = 0
 with dr.open(sys.argv[1]) as store:

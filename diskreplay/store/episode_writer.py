@@ -19,7 +19,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.store.retention import Retention
-from diskreplay.store.rolling import Lane, OpenSegments
+from diskreplay.store.rotation import Lane, OpenSegments
 from diskreplay.store.sealer import Sealer
 
 Items = list[Any]
@@ -36,7 +36,7 @@ class Written(NamedTuple):
     ended: bool
 
 
-class Recorder:
+class EpisodeWriter:
     """The open segments of one writer and the lanes that write to them.
 
     Concurrency: one thread at a time, in the process that made it. Takes the store lock to open a segment, none to

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
-class Stretch:
+class AppendCursor:
     """Rows of a segment's only lane that are reserved and lie in one chunk of every field: the inner loop of `Writer`.
 
     It ends with the next `reserve` that has anything to do, and with `close`.

@@ -42,7 +42,7 @@ _ATTEMPTS = 8
 _ROWS_A_LANE = 64
 
 
-class LeafTable:
+class ChunkTable:
     """The chunks of one array in all segments.
 
     ``first_chunk``, ``chunks`` and ``shift`` are by slot, ``bases`` holds the address of each chunk that is mapped or
@@ -52,10 +52,10 @@ class LeafTable:
     Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
     """
 
-    def __init__(self, tables: "Tables", leaf: str) -> None:
+    def __init__(self, tables: "ChunkTables", leaf: str) -> None:
         root = tables.root
         # No cycle: old tables, and what only they keep mapped, go with the last snapshot and not with the collector.
-        self._tables: Tables = weakref.proxy(tables)
+        self._tables: ChunkTables = weakref.proxy(tables)
         self.leaf = leaf
         array = root.blueprint.arrays[leaf]
         self.dtype, self.shape = array.dtype, array.shape
@@ -75,7 +75,7 @@ class LeafTable:
         return self._tables.lock
 
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
-        """Add segments with room for one chunk each; see `Tables.add_slots`."""
+        """Add segments with room for one chunk each; see `ChunkTables.add_slots`."""
         shifts = [0 if info is None else info.chunk_rows[self.leaf].bit_length() - 1 for info in infos]
         start = len(self.bases)
         self.shift = np.concatenate([self.shift, np.array(shifts, np.int64)])
@@ -286,7 +286,7 @@ class LeafTable:
         return parts
 
 
-class Tables:
+class ChunkTables:
     """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
 
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
@@ -296,10 +296,10 @@ class Tables:
         self.root = root
         self.lock = threading.RLock()
         self.infos: list[SegmentInfo | None] = []
-        self.leaves = {leaf: LeafTable(self, leaf) for leaf in root.blueprint.arrays}
+        self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
         chunk_budget.share(self)
 
-    def by_array(self) -> Iterable[LeafTable]:
+    def by_array(self) -> Iterable[ChunkTable]:
         """Return the table of each array."""
         return self.leaves.values()
 
@@ -325,9 +325,9 @@ class Tables:
         for table in self.leaves.values():
             table.forget()
 
-    def without(self, slots: list[int]) -> "Tables":
+    def without(self, slots: list[int]) -> "ChunkTables":
         """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
-        new = Tables(self.root)
+        new = ChunkTables(self.root)
         with self.lock:
             new.infos = list(self.infos)
             for slot in slots:
@@ -345,7 +345,7 @@ class Tables:
         return new
 
     def open_chunk(self, slot: int, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
-        """Read one chunk file into memory, or map it where there is none; see `LeafTable.ensure`."""
+        """Read one chunk file into memory, or map it where there is none; see `ChunkTable.ensure`."""
         info = self.infos[slot]
         if info is None:
             raise SegmentGone("the segment of these steps was evicted or set aside; draw again")

@@ -10,7 +10,7 @@ from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability, Marker
-from diskreplay.store.preparer import Preparer
+from diskreplay.store.preallocation import Preparer
 from diskreplay.store.retention import Retention
 from diskreplay.store.sealer import Sealer
 
@@ -46,7 +46,7 @@ _alive = told_of_forks(lambda segments: segments.let_go())
 class OpenSegments:
     """The open segments of one writer: at most two, or one a lane in the layout of one group an episode.
 
-    ``cut`` ends a lane's open episode. Concurrency: as `Recorder`.
+    ``cut`` ends a lane's open episode. Concurrency: as `EpisodeWriter`.
     """
 
     def __init__(

@@ -15,17 +15,17 @@ from diskreplay.errors import StorageFull
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import is_locked
-from diskreplay.store import preparer as preparer_module, rolling
+from diskreplay.store import preallocation as preallocation_module, rotation
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
 
 STEPS = 40  # of a segment
-WITHOUT_WAITING = "from diskreplay.store import rolling; rolling.LEAST_QUARTER_S = 0.0\n"
+WITHOUT_WAITING = "from diskreplay.store import rotation; rotation.LEAST_QUARTER_S = 0.0\n"
 
 
 @pytest.fixture(autouse=True)
 def _ahead_at_once(monkeypatch):
     """Make the next segment however soon the present one is a quarter full."""
-    monkeypatch.setattr(rolling, "LEAST_QUARTER_S", 0.0)
+    monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 0.0)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_one_that_cannot_be_made_is_made_when_it_is_needed(store, monkeypatch):
         refused.append(args)
         raise StorageFull(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(preparer_module, "draft_segment", full)
+    monkeypatch.setattr(preallocation_module, "draft_segment", full)
     with store.writer() as writer:
         for first in range(0, 200, 4):
             append_numbered(writer, range(first, first + 4))
@@ -268,8 +268,8 @@ def test_a_forked_child_leaves_it_to_its_parent(store):
 
 
 def test_short_segments_and_those_of_one_episode_are_not_made_ahead(tmp_path, monkeypatch):
-    monkeypatch.setattr(rolling, "LEAST_QUARTER_S", 3600.0)
-    monkeypatch.setattr(preparer_module.Preparer, "request", lambda *args: pytest.fail("was asked for"))
+    monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 3600.0)
+    monkeypatch.setattr(preallocation_module.Preparer, "request", lambda *args: pytest.fail("was asked for"))
     for name, steps in (("short", STEPS), ("episode", "episode")):
         with dr.create(tmp_path / name, serial_schema(), segment_steps=steps) as store, store.writer() as writer:
             for first in range(0, 200, 4):

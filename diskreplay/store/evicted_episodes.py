@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.hidden import HiddenEntries
+from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.kernels import hiding
 from diskreplay.kernels.table import Kernel
-from diskreplay.store.log import EpisodeLog
-from diskreplay.store.tables import LeafTable
+from diskreplay.store.chunk_table import ChunkTable
+from diskreplay.store.episode_log import EpisodeLog
 
 
 class Segments(NamedTuple):
@@ -21,7 +21,7 @@ class Segments(NamedTuple):
     clocks: Ints
 
 
-class Frontier:
+class CapacityFrontier:
     """Which rows of each lane are hidden. Used by one thread.
 
     Parameters
@@ -103,7 +103,14 @@ class Frontier:
         return int(np.maximum(self.oldest[place] - start, 0).sum())
 
     def advance(
-        self, log: EpisodeTable, total: int, until: int, growing: Ints, rows: Ints, segments: Segments, times: LeafTable
+        self,
+        log: EpisodeTable,
+        total: int,
+        until: int,
+        growing: Ints,
+        rows: Ints,
+        segments: Segments,
+        times: ChunkTable,
     ) -> None:
         """Hide what is more than the capacity of ``total`` steps, and what was published before ``until``.
 
@@ -124,7 +131,7 @@ class Frontier:
         )
         try:
             while True:
-                # Held while raw addresses are in use, and read first: see `LeafTable.addresses`.
+                # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
                 held: list[Any] = [times.holder]
                 if log is not self._log or growing is not self._growing or times.bases is not self._bases:
                     held.append(self._prepare(log, growing, rows, segments, times))
@@ -137,7 +144,7 @@ class Frontier:
         finally:
             self._note(until)
 
-    def _prepare(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: LeafTable) -> Any:
+    def _prepare(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: ChunkTable) -> Any:
         """Collect the arguments of the kernel: ``growing`` is another array where any of the segments is another.
 
         Returns what keeps the times mapped whose addresses these have now.

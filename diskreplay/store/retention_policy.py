@@ -11,7 +11,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.hidden import HiddenEntries
+from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
@@ -46,7 +46,7 @@ class _Account:
         return max(0, self.steps - self.hidden - self.lost)
 
 
-class Ledger:
+class RetentionPolicy:
     """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
 
     Only sealed segments that can be read leave. Those that do, by any of the rules: the one whose last step is oldest,

@@ -14,7 +14,7 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.mapping import next_data, next_hole, open_regular, read_into, read_part
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
-from diskreplay.store.scan import Gaps
+from diskreplay.store.parse_episodes import Gaps
 
 # Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
 _LARGE, _SPARSE = 1 << 20, 4

@@ -15,22 +15,22 @@ from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.unwritten import NeverWritten
+from diskreplay.format.unsynced import NeverWritten
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
 from diskreplay.kernels.table import Kernel
+from diskreplay.store.capacity_frontier import CapacityFrontier, Segments
+from diskreplay.store.chunk_table import ChunkTable, ChunkTables
 from diskreplay.store.damaged import DAMAGE, DamagedSegments
-from diskreplay.store.flags import LaneFlags, check_chunks, read_lanes, read_sealed
-from diskreplay.store.frontier import Frontier, Segments
-from diskreplay.store.hidden import Evictions
+from diskreplay.store.episode_log import EpisodeLog
+from diskreplay.store.evicted_episodes import Evictions
 from diskreplay.store.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
-from diskreplay.store.log import EpisodeLog
+from diskreplay.store.parse_episodes import LaneSlice, Scan, scan
 from diskreplay.store.places import MOST_SLOTS, Places
-from diskreplay.store.scan import Scan, Stretch, scan
+from diskreplay.store.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
 from diskreplay.store.snapshot import SegmentTable, Snapshot
-from diskreplay.store.tables import LeafTable, Tables
 
 # Bytes of flags of sealed segments that are looked at together.
 _AT_ONCE = 16 << 20
@@ -46,7 +46,7 @@ class _Sealed(NamedTuple):
     flags: LaneFlags
 
 
-class Index:
+class Follower:
     """Follows a store on disk and makes snapshots of it.
 
     A segment that cannot be read is left out, with a warning; `damaged` says which are.
@@ -84,13 +84,13 @@ class Index:
         self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
-        self._tables = Tables(self._root)
+        self._tables = ChunkTables(self._root)
         self._log = EpisodeLog(self._generation)
         self._live = LiveLanes(self._kernels["follow"], self._log, self._origin)
         self._live.use(*self._read_tables())
         self._segments: SegmentTable | None = None
         self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
-        self._frontier = Frontier(self._root.capacity, self._kernels["hide_oldest"])
+        self._frontier = CapacityFrontier(self._root.capacity, self._kernels["hide_oldest"])
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
         self._sealed = np.zeros(0, np.bool_)
@@ -163,7 +163,7 @@ class Index:
             self.snapshot = self._freeze()
         return arrived
 
-    def _read_tables(self) -> tuple[LeafTable, LeafTable | None]:
+    def _read_tables(self) -> tuple[ChunkTable, ChunkTable | None]:
         leaves = self._tables.leaves
         return leaves[layout.DONE], leaves[layout.TIME] if self._is_timed else None
 
@@ -468,7 +468,7 @@ class Index:
         """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
         slot = self._lane_slot[at]
         lane = at - self._lane_base[slot]
-        stretches = Stretch(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
+        stretches = LaneSlice(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
         found = scan(flags.flags, stretches, flags.gaps)
         if self._is_timed:
             self._set_times(found, at)

@@ -10,7 +10,7 @@ from diskreplay.ids import OPEN, EpisodeTable
 from diskreplay.sampling.snapshot import Snapshot
 
 
-class Admission:
+class EpisodeFilter:
     """Asks about episodes: once about an ended one, once a snapshot about an open one.
 
     What it was told outlives the population: the ids of steps are stable, so a sampler keeps it when its view changes.

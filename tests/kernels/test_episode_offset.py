@@ -12,7 +12,7 @@ from diskreplay.kernels.table import KERNELS
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 from tests.views.strategies import snapshots
 
-FUNCTIONS = KERNELS["spans"] if jit.COMPILED else KERNELS["spans"][1:]
+FUNCTIONS = KERNELS["episode_offset"] if jit.COMPILED else KERNELS["episode_offset"][1:]
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -16,9 +16,9 @@ from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 import diskreplay as dr
-from diskreplay.format import states
+from diskreplay.format import state_files
 from diskreplay.format.root import Root, create_root, read_root
-from diskreplay.format.states import read_state, state_names, write_state
+from diskreplay.format.state_files import read_state, state_names, write_state
 from tests.testing.support import REPOSITORY, serial_schema
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -227,7 +227,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from diskreplay.format.root import read_root
-from diskreplay.format.states import write_state
+from diskreplay.format.state_files import write_state
 
 root = read_root(Path(sys.argv[1]))
 for i in range(1, 1 << 30):
@@ -255,7 +255,7 @@ def test_a_reader_always_finds_one_whole_state_while_another_process_replaces_it
 
 
 def test_a_draft_of_a_living_process_is_left_alone(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = states.sync_tree
+    real = state_files.sync_tree
     seen = []
 
     def open_meanwhile(path: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_draft_of_a_living_process_is_left_alone(root: Root, monkeypatch: pyte
             seen.extend(left_over(root))
         real(path)
 
-    monkeypatch.setattr(states, "sync_tree", open_meanwhile)
+    monkeypatch.setattr(state_files, "sync_tree", open_meanwhile)
     write_state(root, "one", PLAIN)
     assert len(seen) == 1
     assert same(PLAIN, read_state(root, "one"))

@@ -8,7 +8,7 @@ import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import DONE
 from diskreplay.ids import CONTINUES
-from diskreplay.store.scan import Gaps, Stretch, scan
+from diskreplay.store.parse_episodes import Gaps, LaneSlice, scan
 from tests.testing.support import serial_schema
 
 TERMINATED, TRUNCATED, FIRST, OBSERVATION, CUT, MARKER, VALUES = 1, 2, 4, 8, 16, 32, 64
@@ -61,7 +61,7 @@ def stretches(draw):
         columns.append((segment, lanes, lane, first_row, row - first_row, sealed))
         opened.append(open_start)
     *numbers, sealed = (np.array(column) for column in zip(*columns, strict=True))
-    return np.array(flags, np.uint8), Stretch(*numbers, sealed), ended, opened
+    return np.array(flags, np.uint8), LaneSlice(*numbers, sealed), ended, opened
 
 
 @settings(max_examples=300)
@@ -128,7 +128,7 @@ def test_damage_is_found_and_the_lane_named(case, data):
 )
 def test_what_is_no_episode_is_refused_among_good_lanes(flags, message):
     good = [FIRST, 0, TERMINATED]
-    where = Stretch(*np.array([(3, 3, 3), (3, 3, 3), (0, 1, 2), (5, 6, 7), (3, len(flags), 3)]), np.ones(3, bool))
+    where = LaneSlice(*np.array([(3, 3, 3), (3, 3, 3), (0, 1, 2), (5, 6, 7), (3, len(flags), 3)]), np.ones(3, bool))
     with pytest.raises(FormatError, match=f"^segment 3, lane 1: {message} after row 6; restore the segment$"):
         scan(np.array([*good, *flags, *good], np.uint8), where)
 

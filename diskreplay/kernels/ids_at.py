@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 @jit.kernel("none", "out_ints", "int", "int", "ints2", "out_ints", inner=True, inlined=True)
-def _ids_at(wanted: Ints, low: int, high: int, block: Ints, out: Ints) -> None:
+def _write_ids(wanted: Ints, low: int, high: int, block: Ints, out: Ints) -> None:
     """Write the id at each position, counted from the first id of run 0.
 
     Halving steps of one width for all positions, without a branch on data: cache misses overlap, and the inner loop
@@ -34,7 +34,7 @@ def _ids_at(wanted: Ints, low: int, high: int, block: Ints, out: Ints) -> None:
 
 
 @jit.kernel("none", "floats", "int", "int", "ints2", "out_ints", "out_ints")
-def pick(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+def ids_at(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
     """Write the id at the whole part of each position.
 
     Runs `low` to `high` of the block count, and run i starts at position before[i] - before[low]. ``wanted`` is scratch
@@ -42,18 +42,18 @@ def pick(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out:
     """
     for i in range(positions.size):
         wanted[i] = np.int64(positions[i]) + block[BEFORE, low]
-    _ids_at(wanted, low, high, block, out)
+    _write_ids(wanted, low, high, block, out)
 
 
-def pick_plain(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
-    """Do what `pick` does."""
+def ids_at_plain(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+    """Do what `ids_at` does."""
     at = positions.astype(np.int64) + block[BEFORE, low]
     run = np.searchsorted(block[BEFORE, low:high], at, side="right") - 1 + low
     out[:] = block[FIRST, run] + (at - block[BEFORE, run]) * block[STRIDE, run]
 
 
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints", "out_ints")
-def pick_random(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+def random_ids(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
     """Write ids at random, each of those in the runs `low` to `high` with the same probability.
 
     The numbers are those of the generator splitmix64 (Steele et al. 2014) from the state `key` on: 53 bits of each.
@@ -64,11 +64,11 @@ def pick_random(key: int, low: int, high: int, block: Ints, wanted: Ints, out: I
         state += np.uint64(0x9E3779B97F4A7C15)
         number = np.int64(mix(state) >> np.uint64(11))
         wanted[i] = np.int64(np.float64(number) * scale) + block[BEFORE, low]
-    _ids_at(wanted, low, high, block, out)
+    _write_ids(wanted, low, high, block, out)
 
 
-def pick_random_plain(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
-    """Do what `pick_random` does."""
+def random_ids_plain(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+    """Do what `random_ids` does."""
     state = np.uint64(key) + np.arange(1, len(out) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     scale = int(block[BEFORE, high] - block[BEFORE, low]) * 2.0**-53
-    pick_plain((mixed(state) >> np.uint64(11)).astype(np.float64) * scale, low, high, block, wanted, out)
+    ids_at_plain((mixed(state) >> np.uint64(11)).astype(np.float64) * scale, low, high, block, wanted, out)

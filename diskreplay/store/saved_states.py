@@ -4,7 +4,7 @@ from typing import Any
 
 from diskreplay.errors import ReadOnlyError
 from diskreplay.folders import shown_paths
-from diskreplay.format.states import delete_state, read_state, write_state
+from diskreplay.format.state_files import delete_state, read_state, write_state
 
 
 @shown_paths()

@@ -24,7 +24,7 @@ from diskreplay.ids import (
 _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 
 
-class Stretch(NamedTuple):
+class LaneSlice(NamedTuple):
     """Rows of lanes, one stretch of a lane after another: the first row of each begins an episode.
 
     Arrays of one length, int64: number of the segment, its lanes, which of them, first row, rows; and whether the
@@ -59,7 +59,7 @@ class Gaps(NamedTuple):
         return total[np.searchsorted(self.at, positions)]
 
 
-def scan(flags: NDArray[np.uint8], stretches: Stretch, gaps: Gaps | None = None) -> Scan:
+def scan(flags: NDArray[np.uint8], stretches: LaneSlice, gaps: Gaps | None = None) -> Scan:
     """Find the episodes in the flags of stretches of rows, which lie one after another in ``flags``.
 
     With ``gaps``, the rows of a stretch are those that ``flags`` has of it.
@@ -116,7 +116,7 @@ def _episodes(
     steps: NDArray[np.int64],
     end: NDArray[np.uint8],
     which: NDArray[np.int64],
-    stretches: Stretch,
+    stretches: LaneSlice,
 ) -> EpisodeTable:
     stride: NDArray[np.int64] = np.broadcast_to(stretches.lanes[which], row.shape)
     base: NDArray[np.int64] = (stretches.segment << POSITION_BITS) + stretches.lane
@@ -136,13 +136,13 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uin
     return np.concatenate([(words[at >> 3] << 3) + (at & 7), rest + whole]), np.append(some, flags[whole:])
 
 
-def _damaged(flags: NDArray[np.uint8], stretches: Stretch, what: str) -> FormatError:
+def _damaged(flags: NDArray[np.uint8], stretches: LaneSlice, what: str) -> FormatError:
     """Return the error that names the stretch with the damage: each is looked at alone."""
     number = 0
     stops = np.cumsum(stretches.rows).tolist()
     if len(stops) > 1:
         for number, stop in enumerate(stops):
-            alone = Stretch._make(column[number : number + 1] for column in stretches)
+            alone = LaneSlice._make(column[number : number + 1] for column in stretches)
             try:
                 scan(flags[stop - int(alone.rows[0]) : stop], alone)
             except FormatError as error:

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 @jit.kernel("int", *["ints"] * 8, "out_ints", "out_bytes")
-def spans(
+def episode_offset(
     slot: Ints,
     lane: Ints,
     row: Ints,
@@ -59,7 +59,7 @@ def spans(
     return -1
 
 
-def spans_plain(
+def episode_offset_plain(
     slot: Ints,
     lane: Ints,
     row: Ints,
@@ -71,7 +71,7 @@ def spans_plain(
     before: Ints,
     flags: NDArray[np.uint8],
 ) -> int:
-    """Do what `spans` does, row after row."""
+    """Do what `episode_offset` does, row after row."""
     for i in range(len(slot)):
         for r in range(int(row[i]), -2, -1):
             address = row_address(int(slot[i]), int(lane[i]), r, first_chunk, chunks, shift, lanes, bases, 1)

@@ -59,7 +59,7 @@ class Slot:
         return self.event is None
 
 
-class Ring:
+class BufferPool:
     """Slots, as many as hold batches that are alive at once. Any thread may take one.
 
     Parameters

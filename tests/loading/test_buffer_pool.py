@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diskreplay.loading.ring import POISON, Ring, Slot, ordinary_memory
+from diskreplay.loading.buffer_pool import POISON, BufferPool, Slot, ordinary_memory
 from diskreplay.views.base import Leaf
 
 LEAVES = (
@@ -27,7 +27,7 @@ def address(slot: object) -> int:
 
 
 def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
-    ring = Ring()
+    ring = BufferPool()
     first = ring.take(LEAVES, 8)[0]
     tensors = lend(first)
     assert not first.free
@@ -51,7 +51,7 @@ def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
     ],
 )
 def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
-    ring = Ring()
+    ring = BufferPool()
     slot = ring.take(LEAVES, 8)[0]
     slot.block.arrays[0][:] = 7.0
     view = keep(lend(slot))
@@ -66,7 +66,7 @@ def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
 
 
 def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
-    ring = Ring()
+    ring = BufferPool()
     slot = ring.take(LEAVES, 4)[0]
     weight = torch.ones(3, requires_grad=True)
     loss = (lend(slot)[0] * weight).sum()
@@ -77,7 +77,7 @@ def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
 
 
 def test_tensors_have_the_shapes_and_see_the_memory() -> None:
-    slot = Ring().take(LEAVES, 5)[0]
+    slot = BufferPool().take(LEAVES, 5)[0]
     obs, done, none = lend(slot)
     slot.block.arrays[0][:] = np.arange(15).reshape(5, 3)
     assert obs.tolist() == np.arange(15).reshape(5, 3).tolist()
@@ -87,7 +87,7 @@ def test_tensors_have_the_shapes_and_see_the_memory() -> None:
 
 
 def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones() -> None:
-    ring = Ring(spare=2)
+    ring = BufferPool(spare=2)
     batches = []
     for _ in range(10):
         batches.append(lend(ring.take(LEAVES, 8)[0]))
@@ -98,7 +98,7 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
 
 
 def test_memory_serves_another_layout_of_about_its_size_only() -> None:
-    ring = Ring()
+    ring = BufferPool()
     large = ring.take(LEAVES, 1000)[0]
     assert ring.take(LEAVES, 900)[0] is large
     assert ring.take(LEAVES, 10)[0] is not large
@@ -112,14 +112,14 @@ def test_memory_comes_from_the_function_given() -> None:
         asked.append(nbytes)
         return ordinary_memory(nbytes)
 
-    ring = Ring(allocate)
+    ring = BufferPool(allocate)
     ring.take(LEAVES, 8)
     ring.take(LEAVES, 8)
     assert asked == [192]
 
 
 def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
-    ring = Ring(debug=True)
+    ring = BufferPool(debug=True)
     slot = ring.take(LEAVES, 4)[0]
     slot.block.arrays[0][:] = 1.0
     tensors = lend(slot)
@@ -132,7 +132,7 @@ def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
 
 
 def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
-    ring = Ring()
+    ring = BufferPool()
     slot = ring.take(LEAVES, 4)[0]
     slot.block.arrays[0][:] = 3.0
     memory, tensors = weakref.ref(slot.memory.base), lend(slot)
@@ -147,7 +147,7 @@ def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
 
 
 def test_a_batch_may_die_in_another_thread() -> None:
-    ring = Ring()
+    ring = BufferPool()
     slot = ring.take(LEAVES, 4)[0]
     held = [lend(slot)]
     thread = threading.Thread(target=held.clear)

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.table import KERNELS
-from diskreplay.sampling import priorities, sumtree
+from diskreplay.sampling import priorities, sum_tree
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.views.sequences import Sequences
@@ -25,7 +25,7 @@ compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here
 def kernels(kind: int) -> Iterator[None]:
     """Choose the compiled kernels, 0, or the plain ones, 1."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (priorities, sumtree):
+        for module in (priorities, sum_tree):
             patch.setattr(module, "chosen", lambda name: KERNELS[name][kind])
         patch.setattr(priorities, "FIRST_PAGES", 1)
         yield
