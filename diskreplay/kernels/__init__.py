@@ -1,1 +1,1 @@
-"""Pure array functions: short serial kernels, each beside its plain twin. Nothing here knows a file."""
+"""Pure array functions: short serial kernels. Nothing here knows a file."""

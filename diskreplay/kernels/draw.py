@@ -5,13 +5,12 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.pages import FIRST, LAST_ROW, PAGE_BITS, STRIDE
-from diskreplay.kernels.sumtree import sumtree_find, sumtree_find_plain
+from diskreplay.kernels.sumtree import sumtree_find
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-if jit.COMPILED:
-    _sumtree_find = jit.apart(sumtree_find)
+_sumtree_find = jit.apart(sumtree_find)
 
 
 @jit.kernel(
@@ -36,16 +35,3 @@ def draw(
         page = np.uint64(places[i] >> PAGE_BITS)
         ids[i] = pages[page, FIRST] + (places[i] & LAST_ROW) * pages[page, STRIDE]
         chances[i] /= total
-
-
-def draw_plain(
-    fractions: Floats, strata: int, starts: Ints, tree: Floats, sums: Floats, pages: Ints, some: Floats,
-    places: Ints, ids: Ints, chances: Floats,
-) -> None:  # fmt: skip
-    """Do what `draw` does."""
-    total = sums[-1]
-    chances[:] = (fractions + np.arange(len(fractions)) % strata) * (total / strata)
-    sumtree_find_plain(starts, tree, sums, pages, chances, places, some)
-    page = pages[places >> PAGE_BITS]
-    ids[:] = page[:, FIRST] + (places & LAST_ROW) * page[:, STRIDE]
-    chances /= total

@@ -52,11 +52,8 @@ from diskreplay.kernels.following import (
     SLOT,
     UNCHECKED,
     Ints,
-    follow_plain as follow_plain,
 )
-
-if jit.COMPILED:
-    from diskreplay.kernels.jit import load_byte, load_int, load_shared, prefetch
+from diskreplay.kernels.jit import load_byte, load_int, load_shared, prefetch
 
 AHEAD = 32  # lanes
 

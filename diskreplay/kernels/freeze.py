@@ -14,11 +14,8 @@ from diskreplay.kernels.frozen import (
     OLDEST,
     REACHED,
     ROWS,
-    freeze_plain as freeze_plain,
 )
-
-if jit.COMPILED:
-    from diskreplay.kernels.jit import copy_bytes, load_int
+from diskreplay.kernels.jit import copy_bytes, load_int
 
 Ints = NDArray[np.int64]
 

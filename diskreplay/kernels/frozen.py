@@ -2,11 +2,8 @@
 
 It has numbers and addresses of arrays, which the snapshot keeps alive, and behind them what was followed of the lanes
 that may still grow: the rows of `following`, a column a lane. Sealed lanes never change, so all snapshots share theirs.
-Here are the columns, and plain twins of what makes and reads the record, which a store uses without numba.
+Here are the columns, and the plain twin of what makes the record, which a store uses without numba.
 """
-
-import ctypes
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,40 +41,3 @@ def freeze_plain(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: In
 def places_of(first: Ints, count: Ints) -> Ints:
     """Return `first[i]`, `first[i]` + 1, ..., `count[i]` numbers each, one behind the other."""
     return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
-
-
-class Frozen(NamedTuple):
-    """What a record says, for the plain twins."""
-
-    origin: int
-    reached: int
-    lanes: Ints
-    lane_base: Ints
-    live_base: Ints
-    growing: Ints
-    live: Ints
-    oldest: Ints
-    rows: Ints
-
-    @classmethod
-    def of(cls, record: Ints) -> "Frozen":
-        """Read a record."""
-        head = record[:HEAD].tolist()
-        lanes, lane_base, live_base = (array_at(head[at], head[SLOTS]) for at in (LANES, LANE_BASE, LIVE_BASE))
-        rows = array_at(head[ROWS], following.LANE_ROWS * head[ALL_LANES]).reshape(following.LANE_ROWS, -1)
-        growing = array_at(head[GROWING], GROWING_COLUMNS * head[GROWING_COUNT]).reshape(-1, GROWING_COLUMNS)
-        live, oldest = record[HEAD:].reshape(following.LANE_ROWS, -1), array_at(head[OLDEST], head[ALL_LANES])
-        return cls(head[ORIGIN], head[REACHED], lanes, lane_base, live_base, growing, live, oldest, rows)
-
-    def rows_of(self, which: int, slot: int, lane: int) -> int:
-        """Do what the kernel of this name does."""
-        column = int(self.live_base[slot])
-        if column >= 0:
-            return int(self.live[which, column + lane])
-        return int(self.rows[which, self.lane_base[slot] + lane])
-
-
-def array_at(address: int, count: int, dtype: Any = np.int64) -> NDArray[Any]:
-    """Return the array of so many numbers at an address."""
-    memory = (ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype)

@@ -28,11 +28,8 @@ from diskreplay.kernels.hiding import (
     UNTIL,
     WHEN,
     Ints,
-    hide_oldest_plain as hide_oldest_plain,
 )
-
-if jit.COMPILED:
-    from diskreplay.kernels.jit import load_int
+from diskreplay.kernels.jit import load_int
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
 _SLOT, _LANES, _PLACE = live.SLOT, live.LANES, live.PLACE

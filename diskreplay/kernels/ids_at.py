@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import mixed
 from diskreplay.kernels import jit
 from diskreplay.kernels.mix import mix
 from diskreplay.kernels.runs import BEFORE, FIRST, STRIDE
@@ -45,13 +44,6 @@ def ids_at(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, ou
     _write_ids(wanted, low, high, block, out)
 
 
-def ids_at_plain(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
-    """Do what `ids_at` does."""
-    at = positions.astype(np.int64) + block[BEFORE, low]
-    run = np.searchsorted(block[BEFORE, low:high], at, side="right") - 1 + low
-    out[:] = block[FIRST, run] + (at - block[BEFORE, run]) * block[STRIDE, run]
-
-
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints", "out_ints")
 def random_ids(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
     """Write ids at random, each of those in the runs `low` to `high` with the same probability.
@@ -65,10 +57,3 @@ def random_ids(key: int, low: int, high: int, block: Ints, wanted: Ints, out: In
         number = np.int64(mix(state) >> np.uint64(11))
         wanted[i] = np.int64(np.float64(number) * scale) + block[BEFORE, low]
     _write_ids(wanted, low, high, block, out)
-
-
-def random_ids_plain(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
-    """Do what `random_ids` does."""
-    state = np.uint64(key) + np.arange(1, len(out) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    scale = int(block[BEFORE, high] - block[BEFORE, low]) * 2.0**-53
-    ids_at_plain((mixed(state) >> np.uint64(11)).astype(np.float64) * scale, low, high, block, wanted, out)

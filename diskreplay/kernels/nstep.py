@@ -43,30 +43,3 @@ def nstep(
         terminated[i] = ends[i] & 1 != 0
         truncated[i] = ends[i] & 2 != 0
         discount[i] = 0.0 if ends[i] & 1 else power
-
-
-def nstep_plain(
-    r: Floats,
-    start: int,
-    k: Ints,
-    ends: NDArray[np.uint8],
-    gamma: float,
-    total: Floats,
-    scale: Floats,
-    reward: NDArray[np.float32],
-    discount: NDArray[np.float32],
-    terminated: NDArray[np.bool_],
-    truncated: NDArray[np.bool_],
-) -> None:
-    """Do what `nstep` does, one column of all windows after the other."""
-    if start == 0:
-        total[:], scale[:] = 0.0, 1.0
-    for j in range(r.shape[1]):
-        inside = start + j < k
-        total[inside] += scale[inside] * r[inside, j]
-        scale[inside] *= gamma
-    with np.errstate(over="ignore"):
-        reward[:] = total
-        discount[:] = np.where(ends & 1, 0.0, scale)
-    terminated[:] = ends & 1 != 0
-    truncated[:] = ends & 2 != 0

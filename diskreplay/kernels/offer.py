@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import jit
+from diskreplay.kernels.jit import lowest_bit
 from diskreplay.kernels.pages import (
     FIRST,
     KNOWN,
@@ -16,21 +17,16 @@ from diskreplay.kernels.pages import (
     TOUCHED,
     WANTED,
     find_page,
-    find_pages_plain,
     slot_of,
-    slots_of,
 )
-from diskreplay.kernels.powers import LARGEST, SMALLEST, powers, powers_plain
-from diskreplay.kernels.sumtree import FAN_OUT_BITS, sumtree_set, sumtree_set_plain
+from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
+from diskreplay.kernels.sumtree import FAN_OUT_BITS, sumtree_set
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
-if jit.COMPILED:
-    from diskreplay.kernels.jit import lowest_bit
-
-    _powers, _sumtree_set = map(jit.apart, (powers, sumtree_set))
+_powers, _sumtree_set = map(jit.apart, (powers, sumtree_set))
 
 # Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched.
 UNUSED, CHANGED = range(2)
@@ -281,60 +277,3 @@ def offer(
     if lacking == 0:
         _show(alpha, fresh, pages, stacks, heights, raw, starts, tree, sums, least, ints, floats)
     return int(lacking)
-
-
-def offer_plain(
-    old: Ints, old_ended: int, old_left: int, old_origin: int, old_lanes: Ints,
-    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float, fresh: float,
-    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
-) -> int:  # fmt: skip
-    """Do what `offer` does."""
-    table = pages, slots, stacks, heights
-    found = [_places_plain(run, True, origin, lanes, *table) for run in new[:PAGE_ROW].T.tolist()]
-    new[PAGE_ROW] = -1
-    if lacking := sum(missing for _, missing in found):
-        return lacking
-    known = [np.zeros(0, np.int64)]
-    shown = np.concatenate(known + [places for places, _ in found])
-    if whole:
-        gone = np.flatnonzero(tree[: len(raw)])
-    else:
-        runs = old[:PAGE_ROW, old_ended:].T.tolist()
-        gone = np.concatenate(known + [_places_plain(run, False, old_origin, old_lanes, *table)[0] for run in runs])
-    gone, shown = np.setdiff1d(gone[gone >= 0], shown), shown[tree[shown] == 0]
-    page, bit = shown >> PAGE_BITS, np.int64(1) << (shown & LAST_ROW)
-    raw[shown[pages[page, KNOWN] & bit == 0]] = fresh
-    np.bitwise_and.at(pages[:, SHOWN], gone >> PAGE_BITS, ~(np.int64(1) << (gone & LAST_ROW)))
-    for column in (SHOWN, KNOWN):
-        np.bitwise_or.at(pages[:, column], page, bit)
-    pages[:, WANTED] = pages[:, SHOWN]
-    masses = np.zeros(len(shown) + len(gone))
-    powers_plain(raw[shown], alpha, SMALLEST, LARGEST, np.empty(len(shown)), masses[: len(shown)])
-    places = np.concatenate([shown, gone])
-    sumtree_set_plain(places, masses, starts, tree, sums, least, places.copy())
-    return 0
-
-
-def _places_plain(
-    run: list[int], add: bool, origin: int, lanes: Ints,
-    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
-) -> tuple[Ints, int]:  # fmt: skip
-    """Return the places of a run, below 0 without a page, and how many pages are lacking; one may `add` some."""
-    first, stride, count = run
-    width = int(lanes[(first >> POSITION_BITS) - origin])
-    rows = (first & POSITION_MASK) // width + np.arange(count) * (stride // width)
-    starts, at = np.unique(rows & ~LAST_ROW, return_inverse=True)
-    firsts = first + (starts - rows[:1]) * width
-    page = find_pages_plain(firsts, pages, slots)
-    some = np.flatnonzero(page < 0)[: heights[UNUSED] if add else 0]
-    heights[UNUSED] -= len(some)
-    page[some] = stacks[UNUSED, heights[UNUSED] : heights[UNUSED] + len(some)][::-1]
-    for first_id, number in zip(firsts[some].tolist(), page[some].tolist(), strict=True):
-        pages[number, FIRST], pages[number, STRIDE] = first_id, width
-        slot = int(slots_of(np.array([first_id]), slots)[0])
-        while slots[slot]:
-            slot = (slot + 1) & (len(slots) - 1)
-        slots[slot] = number + 1
-    lacking = int(np.count_nonzero(page < 0)) if add else 0
-    return ((page << PAGE_BITS)[at] + (rows & LAST_ROW)), lacking

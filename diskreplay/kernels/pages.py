@@ -60,28 +60,6 @@ def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, plac
                 places[i] = (page << PAGE_BITS) + within
 
 
-def locate_plain(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
-    """Do what `locate` does."""
-    slot = (ids >> POSITION_BITS) - origin
-    known = (slot >= 0) & (slot < len(lanes))
-    width = np.append(lanes, 0)[np.where(known, slot, len(lanes))]
-    within = (ids & POSITION_MASK) // np.maximum(width, 1) & LAST_ROW
-    page = np.full(len(ids), -1)
-    page[width > 0] = find_pages_plain((ids - within * width)[width > 0], pages, slots)
-    shown = (page >= 0) & ((pages[page, SHOWN] >> within) & 1 > 0)
-    places[:] = np.where(shown, (page << PAGE_BITS) + within, -1)
-
-
-def find_pages_plain(first: Ints, pages: Ints, slots: Ints32) -> Ints:
-    """Return the page of each first id, -1 where there is none."""
-    at = slots_of(first, slots)
-    page = slots[at].astype(np.int64) - 1
-    while len(left := np.flatnonzero((page >= 0) & (pages[page, FIRST] != first))):
-        at[left] = (at[left] + 1) & (len(slots) - 1)
-        page[left] = slots[at[left]] - 1
-    return page
-
-
 def slots_of(first: Ints, slots: Ints32) -> Ints:
     """Return the hash of each first id, as `slot_of` does."""
     hashes = mixed(np.ascontiguousarray(first).view(np.uint64))

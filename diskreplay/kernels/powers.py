@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-
-if jit.COMPILED:
-    from diskreplay.kernels.jit import bits_of, number_of
+from diskreplay.kernels.jit import bits_of, number_of
 
 Floats = NDArray[np.float64]
 
@@ -64,27 +62,7 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
         out[i] = number_of(bits_of(out[i]) + (bits_of(numbers[i]) << _EXPONENT))
 
 
-def powers_plain(values: Floats, exponent: float, low: float, high: float, numbers: Floats, out: Floats) -> None:
-    """Do what `powers` does, bit for bit."""
-    bits = np.ascontiguousarray(values).view(np.int64)
-    e = (bits - _ROOT_OF_HALF) >> _EXPONENT
-    m = (bits - (e << _EXPONENT)).view(np.float64)
-    s = (m - 1.0) / (m + 1.0)
-    p = np.clip(exponent * (e + _horner(_LOG, s * s) * s), low, high)
-    rounded = p + _ROUND
-    result = _horner(_EXP, p - (rounded - _ROUND))
-    out[:] = (result.view(np.int64) + (rounded.view(np.int64) << _EXPONENT)).view(np.float64)
-
-
-def _horner(coefficients: tuple[float, ...], x: Floats) -> Floats:
-    series = np.full(len(x), coefficients[0])
-    for a in coefficients[1:]:
-        series = series * x + a
-    return series
-
-
-if jit.COMPILED:
-    _powers = jit.apart(powers)
+_powers = jit.apart(powers)
 
 
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
@@ -103,10 +81,3 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
     _powers(ratios, exponent, -1022.0, 0.0, numbers, found)
     for i in range(chances.size):
         out[i] = np.float32(found[i])
-
-
-def weights_plain(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
-    """Do what `weights` does, bit for bit."""
-    ratios = (least or chances.min(initial=math.inf)) / chances
-    powers_plain(ratios, exponent, -1022.0, 0.0, scratch[1], scratch[2])
-    out[:] = scratch[2]

@@ -15,7 +15,6 @@ from diskreplay.ids import (
     EpisodeTable,
 )
 from diskreplay.kernels.following import COMMITTED, OBSERVED, OPEN_END, OPEN_START, OPEN_TIME
-from diskreplay.kernels.frozen import Frozen
 
 
 class IdRuns(NamedTuple):
@@ -139,28 +138,6 @@ class Starts(NamedTuple):
     open_rows: int = 0
     observed: bool = True
     since: int = 0
-
-
-def starts_plain(
-    lines: NDArray[np.int64],
-    opened: int,
-    rule: NDArray[np.int64],
-    snapshot: NDArray[np.int64],
-    partly: NDArray[np.int64],
-    at: int,
-    block: NDArray[np.int64],
-) -> int:
-    """Do what the kernel `starts` does."""
-    starts, seen = Starts(*rule.tolist()), Frozen.of(snapshot)
-    visible = Visible(seen.reached, seen.origin, seen.lanes, seen.lane_base, seen.oldest)
-    left = without_hidden(TimedRuns(*partly), least_ids(partly[0], *visible[1:]))
-    partly[:] = np.stack(left)
-    episodes = [EpisodeTable(lines), *([open_episodes(seen.origin, seen.growing, seen.live)] if opened else [])]
-    runs = joined([keep(left, left.count > 0), starting_runs(starts, EpisodeTable.concatenate(episodes), visible)])
-    end = at + len(runs.first)
-    block[:BEFORE, at:end] = np.stack(runs)
-    block[BEFORE, at + 1 : end + 1] = block[BEFORE, at] + np.cumsum(runs.count)
-    return end
 
 
 def sort_runs_plain(block: NDArray[np.int64], start: int, end: int) -> None:

@@ -18,17 +18,13 @@ from diskreplay.ids import (
 )
 from diskreplay.kernels import frozen, jit, runs
 from diskreplay.kernels.following import COMMITTED, LANE_ROWS, OBSERVED, OPEN_START, OPEN_TIME
+from diskreplay.kernels.jit import ints2_at, load_int
 from diskreplay.kernels.runs import (
     ALL_STEPS,
     FIRST_ONLY,
     MOVED_BACK,
     NEVER,
-    sort_runs_plain as sort_runs_plain,
-    starts_plain as starts_plain,
 )
-
-if jit.COMPILED:
-    from diskreplay.kernels.jit import ints2_at, load_int
 
 _FIRST, _STRIDE, _COUNT, _TIME, _BEFORE = runs.FIRST, runs.STRIDE, runs.COUNT, runs.TIME, runs.BEFORE
 

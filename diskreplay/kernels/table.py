@@ -1,18 +1,18 @@
-"""Every kernel beside its plain twin. The twin is the oracle in tests, and the fallback where numba is missing.
+"""Every kernel by name.
 
 A kernel is compiled, or loaded, when it is first asked for, and numba is imported with the first: nobody waits for what
-a view and a distribution do not need.
+a view and a distribution do not need. Stores are followed without any, by the twins of a few kernels.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 Kernel = Callable[..., Any]
 
-# name -> module; the twin is there too, as name_plain
-_MODULES = {
+# name -> module
+MODULES = {
     "advise": "advice",
     "bind_table": "gather",
     "draw": "draw",
@@ -39,32 +39,15 @@ _MODULES = {
 }
 
 
-class _Kernels(Mapping[str, tuple[Kernel, Kernel]]):
-    """Pairs of a kernel and its twin by name."""
-
-    def __getitem__(self, name: str) -> tuple[Kernel, Kernel]:
-        jit = _jit()
-        module = import_module(f"diskreplay.kernels.{_MODULES[name]}")
-        kernel = getattr(module, name)
-        return jit.ready(kernel) if jit.COMPILED else kernel, getattr(module, f"{name}_plain")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
-
-    def __len__(self) -> int:
-        return len(_MODULES)
-
-
-KERNELS = _Kernels()
-
-
 @cache
 def chosen(name: str) -> Kernel:
-    """Return the compiled kernel, or its twin where nothing is compiled."""
-    return KERNELS[name][0 if _jit().COMPILED else 1]
+    """Return the compiled kernel of this name.
 
-
-def _jit() -> Any:
+    Raises
+    ------
+    ImportError
+        numba cannot be imported.
+    """
     from diskreplay.kernels import jit
 
-    return jit
+    return jit.ready(getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name))

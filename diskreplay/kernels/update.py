@@ -4,16 +4,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.pages import locate, locate_plain
-from diskreplay.kernels.powers import LARGEST, SMALLEST, powers, powers_plain
-from diskreplay.kernels.sumtree import FAN_OUT, sumtree_set, sumtree_set_plain
+from diskreplay.kernels.pages import locate
+from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
+from diskreplay.kernels.sumtree import FAN_OUT, sumtree_set
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
-if jit.COMPILED:
-    _locate, _powers, _sumtree_set = map(jit.apart, (locate, powers, sumtree_set))
+_locate, _powers, _sumtree_set = map(jit.apart, (locate, powers, sumtree_set))
 
 _FINITE = np.finfo(np.float64).max
 
@@ -57,22 +56,3 @@ def update(
         largest[0] = max(largest[0], values[i])
     _sumtree_set(place, masses, starts, tree, sums, least, changed)
     return int(ids.size - found)
-
-
-def update_plain(
-    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, ints: Ints, floats: Floats,
-) -> int:  # fmt: skip
-    """Do what `update` does."""
-    values = np.abs(errors)
-    if not np.isfinite(values).all():
-        return -1 - int(np.flatnonzero(~np.isfinite(values))[0])
-    locate_plain(ids, origin, lanes, pages, slots, ints[0])
-    found = ints[0] >= 0
-    place, values = ints[0][found], values[found] + eps
-    raw[place] = values
-    largest[0] = max(largest[0], values.max(initial=0.0))
-    masses = np.empty(len(place))
-    powers_plain(values, alpha, SMALLEST, LARGEST, floats[1], masses)
-    sumtree_set_plain(place, masses, starts, tree, sums, least, ints[1])
-    return len(ids) - len(place)

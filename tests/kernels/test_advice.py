@@ -5,15 +5,14 @@ import mmap
 import numpy as np
 import pytest
 
-from diskreplay.kernels import jit
 from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
-from diskreplay.kernels.table import KERNELS
+from tests.kernels.pairs import KERNELS
 from tests.testing.support import resident_pages
 
 PAGES = 8
 
 
-@pytest.mark.parametrize("version", [pytest.param(0, marks=pytest.mark.skipif(not jit.COMPILED, reason="plain")), 1])
+@pytest.mark.parametrize("version", [0, 1])
 def test_advice_reaches_the_pages_it_names_and_refusals_are_counted(tmp_path, version):
     advise = KERNELS["advise"][version]
     path = tmp_path / "pages"

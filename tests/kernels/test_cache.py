@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from diskreplay.kernels import jit
-from tests.testing.support import REPOSITORY
-
-if not jit.COMPILED:
-    pytest.skip("nothing is compiled", allow_module_level=True)
-
 from diskreplay.kernels import cache
+from tests.testing.support import REPOSITORY
 
 # Runs one kernel; prints the folder and how often it was compiled.
 PICK = """

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.table import KERNELS
 from diskreplay.sampling import priorities, sum_tree
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
+from tests.kernels.pairs import KERNELS
 from tests.sampling.growing import FakeStore, everything
 
 seeds = st.integers(0, 2**32 - 1)
-compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
 
 
 @contextmanager
@@ -54,7 +52,6 @@ def grow(store: FakeStore, rng: np.random.Generator) -> None:
         store.new_log()
 
 
-@compiled
 @settings(max_examples=60)
 @given(
     st.sampled_from((Transitions(2), Sequences(length=5, overlap=3, pad=False), Sequences(length=90, overlap=0))),
@@ -95,7 +92,7 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(
             np.testing.assert_array_equal(array, plain[3][name], err_msg=name)
 
 
-@pytest.mark.parametrize("kind", [0, 1] if jit.COMPILED else [1])
+@pytest.mark.parametrize("kind", [0, 1])
 def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
     store = FakeStore()
     store.add_segment(1)
@@ -121,7 +118,7 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
         assert chances.max() == 3.0 / table.tree.total
 
 
-@pytest.mark.parametrize("kind", [0, 1] if jit.COMPILED else [1])
+@pytest.mark.parametrize("kind", [0, 1])
 def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
     store = FakeStore()
     store.add_segment(1)

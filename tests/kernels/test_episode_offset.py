@@ -3,16 +3,14 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import jit
-from diskreplay.kernels.table import KERNELS
+from tests.kernels.pairs import KERNELS
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 from tests.views.strategies import snapshots
 
-FUNCTIONS = KERNELS["episode_offset"] if jit.COMPILED else KERNELS["episode_offset"][1:]
+FUNCTIONS = KERNELS["episode_offset"]
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -45,7 +43,6 @@ def test_the_steps_before_each_step_are_counted(snapshot: Snapshot, seed: int) -
         assert all(flag & 4 for flag in flags)
 
 
-@pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
 @given(snapshots(FLAT_SCHEMA), st.sampled_from((1.0, 0.7)), seeds)
 def test_the_kernel_does_what_its_twin_does(snapshot: Snapshot, mapped: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

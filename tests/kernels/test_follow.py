@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
-from diskreplay.kernels import following, jit
+from diskreplay.kernels import following
 from diskreplay.kernels.following import follow_plain
-from diskreplay.kernels.table import KERNELS
 from diskreplay.store.parse_episodes import LaneSlice, scan
-
-pytestmark = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+from tests.kernels.pairs import KERNELS
 
 ORIGIN, CHUNK, CHUNKS = 3, 64, 4
 ROWS = CHUNK * CHUNKS

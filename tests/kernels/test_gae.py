@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from diskreplay.kernels import jit
 from diskreplay.kernels.gae import STOPS, TERMINATED
-from diskreplay.kernels.table import KERNELS
+from tests.kernels.pairs import KERNELS
 
 seeds = st.integers(0, 2**32 - 1)
 shares = st.sampled_from((0.0, 0.5, 0.9, 0.99, 1.0))
-functions = [pytest.param(KERNELS["gae"][1], id="plain")]
-if jit.COMPILED:
-    functions.append(pytest.param(KERNELS["gae"][0], id="compiled"))
+functions = [pytest.param(KERNELS["gae"][1], id="plain"), pytest.param(KERNELS["gae"][0], id="compiled")]
 
 
 def problem(steps: int, columns: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -73,7 +70,6 @@ def test_what_is_rounded_is_the_float64_sum(function) -> None:
     assert advantage[0, 0] == np.float32(1 + 2.0**-23)
 
 
-@pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
 @given(st.integers(1, 30), st.integers(1, 9), shares, shares, seeds)
 def test_the_kernel_does_what_its_twin_does(steps, columns, gamma, gae_lambda, seed) -> None:
     inputs = problem(steps, columns, seed)

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS
-from diskreplay.kernels import following as live, hiding, jit
-from diskreplay.kernels.table import KERNELS
-
-pytestmark = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+from diskreplay.kernels import following as live, hiding
+from tests.kernels.pairs import KERNELS
 
 ORIGIN, ROWS, CHUNK = 2, 64, 8
 

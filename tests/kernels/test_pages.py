@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from diskreplay.ids import POSITION_BITS
-from diskreplay.kernels import jit, pages as rows
-from diskreplay.kernels.table import KERNELS
+from diskreplay.kernels import pages as rows
+from tests.kernels.pairs import KERNELS
+from tests.kernels.plain.pages import find_pages_plain
 
 seeds = st.integers(0, 2**32 - 1)
-kinds = [pytest.param(1, id="plain")]
-if jit.COMPILED:
-    kinds.append(pytest.param(0, id="compiled"))
+kinds = [pytest.param(1, id="plain"), pytest.param(0, id="compiled")]
 
 
 def some_pages(rng: np.random.Generator, count: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
@@ -56,5 +55,5 @@ def test_every_page_in_use_is_found_by_its_first_id_and_no_other(count: int, see
     _, _, pages, slots = some_pages(np.random.default_rng(seed), count)
     in_use = np.flatnonzero(pages[:, rows.STRIDE])
     assert np.count_nonzero(slots) == len(in_use)
-    assert rows.find_pages_plain(pages[in_use, rows.FIRST], pages, slots).tolist() == in_use.tolist()
-    assert (rows.find_pages_plain(pages[in_use, rows.FIRST] + 7, pages, slots) < 0).all()
+    assert find_pages_plain(pages[in_use, rows.FIRST], pages, slots).tolist() == in_use.tolist()
+    assert (find_pages_plain(pages[in_use, rows.FIRST] + 7, pages, slots) < 0).all()

@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.table import KERNELS
+from tests.kernels.pairs import KERNELS
 
 seeds = st.integers(0, 2**32 - 1)
 exponents = st.floats(0, 6) | st.sampled_from((0.0, 0.4, 0.5, 0.6, 1.0, 1e300))
-kinds = [pytest.param(1, id="plain")]
-if jit.COMPILED:
-    kinds.append(pytest.param(0, id="compiled"))
-compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+kinds = [pytest.param(1, id="plain"), pytest.param(0, id="compiled")]
 
 
 def power(kind: int, values: list[float], exponent: float, low: float = -1022.0, high: float = 1023.0) -> list[float]:
@@ -66,7 +62,6 @@ def test_weights_are_shares_of_the_smallest_chance(kind: int, exponent: float, s
     assert of_all or found[chances.argmin()] == 1.0
 
 
-@compiled
 @given(exponents, st.integers(0, 600), seeds)
 def test_the_twins_agree_bit_for_bit(exponent: float, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -11,11 +11,11 @@ from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, TIME, TimedRuns, least_ids, without_hidden
-from diskreplay.kernels.table import KERNELS
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
+from tests.kernels.pairs import KERNELS
 from tests.kernels.test_twins import segments_of
 from tests.views.fakes import Columns, runs_of, without
 from tests.views.strategies import snapshots

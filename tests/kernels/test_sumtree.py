@@ -7,18 +7,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from diskreplay.ids import POSITION_BITS
-from diskreplay.kernels import jit
 from diskreplay.kernels.pages import COLUMNS, PAGE
 from diskreplay.kernels.sumtree import FAN_OUT, SOME, TOP, tree_arrays, tree_starts
-from diskreplay.kernels.table import KERNELS
+from tests.kernels.pairs import KERNELS
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.sampled_from((1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513, 5000)) | st.integers(1, 600)
 tops = st.sampled_from((1, 4, TOP))  # small ones make trees of many levels
-kinds = [pytest.param(1, id="plain")]
-if jit.COMPILED:
-    kinds.append(pytest.param(0, id="compiled"))
-compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
+kinds = [pytest.param(1, id="plain"), pytest.param(0, id="compiled")]
 
 
 class Tree:
@@ -140,13 +136,11 @@ def test_the_root_stays_the_exact_sum(kind: int) -> None:
     assert drift(kind, 100_000, 1_000) < 1e-13
 
 
-@compiled
 @pytest.mark.slow
 def test_the_root_stays_the_exact_sum_over_ten_million_updates() -> None:
     assert drift(0, 10_000_000, 256) < 1e-12
 
 
-@compiled
 @given(sizes, tops, seeds)
 def test_the_tree_kernels_do_what_their_twins_do(capacity: int, top: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

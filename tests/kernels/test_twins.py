@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay
-from diskreplay.kernels import find_windows as rows, following, frozen, gather as plans, jit
+from diskreplay.kernels import find_windows as rows, following, frozen, gather as plans
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, FIRST, STRIDE, TIME
-from diskreplay.kernels.table import KERNELS, chosen
+from diskreplay.kernels.table import chosen
 from diskreplay.store.snapshot import SegmentTable
+from tests.kernels.pairs import KERNELS
+from tests.kernels.plain.frozen import Frozen
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
 
@@ -31,10 +33,6 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
     return found
 
 
-compiled = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
-
-
-@compiled
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
         "advise", "bind_table", "draw", "episode_offset", "find_windows", "follow", "freeze", "gae", "gather",
@@ -53,7 +51,6 @@ def table_arrays(snapshot: Snapshot, leaf: str, mapped: float, rng: np.random.Ge
     return table.first_chunk, table.chunks, table.shift, bases
 
 
-@compiled
 @given(
     snapshots(), st.integers(1, 9) | st.just(-1), st.integers(1, 5), st.booleans(), st.sampled_from((1.0, 0.8)), seeds
 )
@@ -91,7 +88,6 @@ def record_of(table: SegmentTable) -> np.ndarray:
     return record
 
 
-@compiled
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8), seeds)
 def test_freeze(segments: list[tuple[int, bool]], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -108,7 +104,7 @@ def test_freeze(segments: list[tuple[int, bool]], seed: int) -> None:
         assert fast[1][column] == plain[1][column]
     for _, found in fast, plain:
         assert found[frozen.LIVE] == found.ctypes.data + 8 * frozen.HEAD
-        seen = frozen.Frozen.of(found)
+        seen = Frozen.of(found)
         np.testing.assert_array_equal(seen.live, rows[:, table.live_places])
         np.testing.assert_array_equal(seen.oldest, oldest)
         rows_then = rows.copy()
@@ -155,7 +151,6 @@ def gather_both(
     return found
 
 
-@compiled
 @given(st.sampled_from((1.0, 0.8)), snapshots(), st.booleans(), seeds)
 def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -180,7 +175,6 @@ def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) ->
             assert (one[:begin] == 0xAB).all()
 
 
-@compiled
 @given(st.lists(st.sampled_from(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")), min_size=1), seeds)
 def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -220,7 +214,6 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@compiled
 @pytest.mark.parametrize("count", [0, 1, 31, 128, 129, 1000])
 @given(st.integers(0, 63), st.integers(0, 63))
 def test_stream(count: int, to: int, origin: int) -> None:
@@ -234,7 +227,6 @@ def test_stream(count: int, to: int, origin: int) -> None:
     np.testing.assert_array_equal(found[0][to : to + count], source[origin : origin + count])
 
 
-@compiled
 @pytest.mark.parametrize("streamed", [0, 1])
 @pytest.mark.parametrize("shift", [9, 5])
 def test_gather_of_a_large_batch(streamed: int, shift: int) -> None:
@@ -250,7 +242,6 @@ def test_gather_of_a_large_batch(streamed: int, shift: int) -> None:
     np.testing.assert_array_equal(fast[1], plain[1])
 
 
-@compiled
 def test_gather_forms_no_address_of_a_row_before_the_first_or_behind_the_last_chunk() -> None:
     block = np.arange(64, dtype=np.uint8).reshape(2, 4, 8)
     one = np.array([0])
@@ -268,7 +259,6 @@ def test_gather_forms_no_address_of_a_row_before_the_first_or_behind_the_last_ch
         np.testing.assert_array_equal(fast[1][0], block[1, 3] if good else 0xAB)
 
 
-@compiled
 @given(st.integers(1, 30), st.integers(1, 12), st.sampled_from((0.0, 0.9, 0.99, 1.0)), seeds)
 def test_nstep(size: int, width: int, gamma: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -285,7 +275,6 @@ def test_nstep(size: int, width: int, gamma: float, seed: int) -> None:
         out = fast[1:]
 
 
-@compiled
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), seeds)
 def test_ids_at(counts: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -302,7 +291,6 @@ def test_ids_at(counts: list[int], seed: int) -> None:
     assert fast[1].tolist() == plain[1].tolist() == ids
 
 
-@compiled
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any), st.integers(0, 2**63 - 1))
 def test_random_ids(counts: list[int], key: int) -> None:
     before = np.concatenate([[0], np.cumsum(counts)])
@@ -315,7 +303,6 @@ def test_random_ids(counts: list[int], key: int) -> None:
     assert set(fast[1].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
 
 
-@compiled
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 5)), max_size=40),
     st.integers(0, 3),
@@ -340,13 +327,12 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
     wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     block = np.zeros((BLOCK_ROWS, 2), np.int64)
     block[STRIDE, 0], block[BEFORE, 1] = 1, 1 << 53
-    for pick in KERNELS["random_ids"] if jit.COMPILED else [KERNELS["random_ids"][1]]:
+    for pick in KERNELS["random_ids"]:
         out = np.zeros(3, np.int64)
         pick(1234567, 0, 1, block, np.zeros(3, np.int64), out)
         assert out.tolist() == [number >> 11 for number in wanted]
 
 
-@compiled
 def test_read_only_inputs_need_no_second_compilation() -> None:
     fast = KERNELS["ids_at"][0]
     positions, block = np.zeros(3), np.zeros((BLOCK_ROWS, 4), np.int64)
@@ -373,20 +359,25 @@ def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     assert run_python(code) == "[]"
 
 
-def test_the_environment_chooses_the_plain_kernels() -> None:
-    code = (
-        "import sys; from diskreplay.kernels import table; "
-        "print('numba' in sys.modules, table.chosen('gather').__name__, table.chosen('find_windows').__name__)"
-    )
-    assert run_python(code, DISKREPLAY_KERNELS="plain") == "False gather_plain find_windows_plain"
-
-
-def test_without_numba_the_plain_kernels_are_used_with_a_warning() -> None:
-    code = (
-        "import sys, warnings; sys.modules['numba'] = None; warnings.simplefilter('ignore')\n"
-        "from diskreplay.kernels import table; print(table.chosen('gather').__name__)"
-    )
-    assert run_python(code) == "gather_plain"
+def test_without_numba_a_store_is_written_and_read_and_a_sampler_says_what_to_install(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["numba"] = None
+import numpy as np
+import diskreplay as dr
+from tests.testing.support import append_numbered, serial_schema
+with dr.create({str(tmp_path / "store")!r}, serial_schema(), capacity=20) as store:
+    with store.writer() as writer:
+        for first in range(0, 40, 4):
+            append_numbered(writer, range(first, first + 4))
+    store.refresh()
+    print([int(serial) for episode in store.episodes for serial in episode["serial"]] == list(range(20, 40)))
+    try:
+        dr.Sampler(store, dr.Transitions())
+    except ImportError as error:
+        print("pip install numba" in str(error))
+"""
+    assert run_python(code).split() == ["True", "True"]
 
 
 def test_making_a_view_loads_no_compiled_code() -> None:
@@ -394,7 +385,6 @@ def test_making_a_view_loads_no_compiled_code() -> None:
     assert run_python(code) == "set()"
 
 
-@compiled
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_the_chosen_kernel_is_the_compiled_one(name: str) -> None:
     assert chosen(name) is KERNELS[name][0]

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.kernels import jit
 
 PACKAGE = f"{Path(dr.__file__).parent}/"
 KERNELS = f"{PACKAGE}kernels/"  # which are compiled: a call of one is seen, too, but there is nothing behind it
-
-pytestmark = pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
 
 
 def calls(function: Callable[[], Any]) -> Counter[tuple[str, str]]:

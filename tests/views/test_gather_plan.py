@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.table import KERNELS, chosen
+from diskreplay.kernels.table import chosen
 from diskreplay.views import gather_plan
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.transitions import Transitions
+from tests.kernels.pairs import KERNELS
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
 
@@ -40,7 +40,6 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
     return at_once, block
 
 
-@pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
 @given(
     snapshots(),
     st.integers(1, 12) | st.none(),
@@ -65,7 +64,6 @@ def test_all_ways_gather_the_same_bytes(
         assert len({array.tobytes() for array in arrays}) == 1
 
 
-@pytest.mark.skipif(not jit.COMPILED, reason="nothing is compiled here")
 @given(snapshots(), st.integers(1, 5))
 def test_what_is_not_mapped_is_mapped_first_and_what_is_not_sampleable_refused(snapshot: Snapshot, n_step: int) -> None:
     view = Transitions(n_step=n_step)

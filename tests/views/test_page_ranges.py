@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.kernels import gather as module
 from diskreplay.kernels.table import chosen
 from diskreplay.views import gather_plan
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.page_ranges import NO_PAGES, _merged
+from tests.kernels.plain import gather as module
 from tests.views.fakes import SCHEMA, Snapshot, runs_of
 from tests.views.strategies import snapshots
 

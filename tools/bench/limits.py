@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.find_windows import row_address
+from diskreplay.kernels.jit import copy_bytes, fence
+from diskreplay.kernels.stream import stream_apart
 from diskreplay.views.parallel_copy import SHARED, helping_thread, in_halves
 from diskreplay.views.windows import Windows
-
-if jit.COMPILED:
-    from diskreplay.kernels.jit import copy_bytes, fence
-    from diskreplay.kernels.stream import stream_apart
+from tests.kernels.plain.find_windows import row_address
 
 Ints = NDArray[np.int64]
 

@@ -1,0 +1,106 @@
+"""Plain twins of the kernels of `kernels.find_windows`."""
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.kernels.find_windows import Ints
+from diskreplay.kernels.following import COMMITTED, OBSERVED
+from tests.kernels.plain.frozen import Frozen
+
+
+def row_address(
+    slot: int,
+    lane: int,
+    row: int,
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    lanes: Ints,
+    bases: Ints,
+    row_bytes: int,
+) -> int:
+    """Return where a row lies, or 0 when its chunk does not exist or is not mapped."""
+    if not (0 <= slot < len(chunks) and 0 <= lane < lanes[slot] and 0 <= row >> int(shift[slot]) < chunks[slot]):
+        return 0
+    rows_a_chunk = 1 << int(shift[slot])
+    index = int(first_chunk[slot]) + row // rows_a_chunk
+    if not 0 <= index < len(bases) or bases[index] == 0:
+        return 0
+    return int(bases[index]) + (lane * rows_a_chunk + row % rows_a_chunk) * row_bytes
+
+
+def find_windows_plain(
+    ids: Ints,
+    n: int,
+    stack: int,
+    whole: int,
+    record: Ints,
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    bases: Ints,
+    windows: Ints,
+    ends: NDArray[np.uint8],
+) -> int:
+    """Do what `find_windows` does: find the whole episode around each step first, then cut the window out of it."""
+    seen = Frozen.of(record)
+    lanes = seen.lanes
+    for i, step_id in enumerate(ids.tolist()):
+        slot, position = (step_id >> POSITION_BITS) - seen.origin, step_id & POSITION_MASK
+        if not 0 <= slot < len(lanes) or lanes[slot] <= 0:
+            return i
+        row, lane = divmod(position, int(lanes[slot]))
+        kept = int(seen.oldest[seen.lane_base[slot] + lane])
+        if row < kept:
+            return i
+        stop = seen.rows_of(COMMITTED, slot, lane)
+        first, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
+        flags: dict[int, int] = {}
+        for r in range(first, max(newest, row + 1)):
+            address = row_address(slot, lane, r, first_chunk, chunks, shift, lanes, bases, 1)
+            if r < stop and address:
+                flags[r] = ctypes.string_at(address, 1)[0]
+        if row not in flags or flags[row] & NO_STEP:
+            return i
+        floor = row
+        while floor > first and not flags[floor] & FIRST:
+            floor -= 1
+            if floor not in flags:
+                return i
+
+        steps = [row]  # the episode's steps from `row` on, as far as they are needed
+        while not flags[steps[-1]] & (TERMINATED | TRUNCATED):
+            r = steps[-1] + 1
+            if r not in flags or flags[r] & (NO_STEP | FIRST) or (n > 0 and len(steps) == n + 1):
+                break
+            steps.append(r)
+        behind = steps[-1] + 1
+        if behind < newest and behind not in flags:
+            return i
+        longer = 0 < n < len(steps)
+        over = flags.get(behind, 0) if behind < stop else None
+        if longer:
+            end, k, final = 0, n, True
+        elif flags[steps[-1]] & (TERMINATED | TRUNCATED):
+            end, k, final = flags[steps[-1]] & 3, len(steps), bool((over or 0) & OBSERVATION_ONLY)
+        elif over is None and seen.live_base[slot] >= 0:
+            if n != len(steps) or whole or behind >= seen.rows_of(OBSERVED, slot, lane):
+                return i
+            end, k, final = 0, n, True
+        elif over is not None and over & NO_STEP:
+            end = (over & 3) | (TRUNCATED if over & CUT else 0)
+            k, final = len(steps), bool(over & OBSERVATION_ONLY)
+        else:
+            end, k, final = TRUNCATED, len(steps), False
+        if end and not end & TERMINATED and not final:
+            end, k, final = 0, k - 1, True
+        if k == 0:
+            return i
+        after = row + k
+        stops = after + 1 if final else 0, after + 1 if after in steps else 0
+        windows[:, i] = slot, lane, row, floor, after, *stops, k, after + final, kept, stop
+        ends[i] = end | (flags[row] & (FIRST | CUT))
+    return -1

@@ -1,0 +1,28 @@
+"""Plain twins of the kernels of `kernels.gae`."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels.gae import STOPS, TERMINATED, Floats
+
+
+def gae_plain(
+    r: Floats,
+    value: Floats,
+    next_value: Floats,
+    ends: NDArray[np.uint8],
+    gamma: float,
+    gae_lambda: float,
+    carry: Floats,
+    advantage: NDArray[np.float32],
+    ret: NDArray[np.float32],
+) -> None:
+    """Do what `gae` does, one step of all columns after the other."""
+    carry[:] = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for t in reversed(range(len(r))):
+            following = np.where(ends[t] & TERMINATED, 0.0, next_value[t])
+            behind = np.where(ends[t] & (TERMINATED | STOPS), 0.0, carry)
+            carry[:] = r[t] + gamma * following - value[t] + gamma * gae_lambda * behind
+            advantage[t] = carry
+            ret[t] = carry + value[t]

@@ -1,0 +1,130 @@
+"""Plain twins of the kernels of `kernels.gather`."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels.find_windows import FLOOR, LANE, SLOT, WINDOW_ROWS, K
+from diskreplay.kernels.gather import (
+    BASES,
+    BASES_SIZE,
+    BEGIN,
+    CHUNKS,
+    COLUMNS,
+    COPIED,
+    FACTOR,
+    FAILED,
+    FINDS,
+    FIRST_CHUNK,
+    FLAGS,
+    GAMMA,
+    HEAD,
+    INDEX,
+    ITEMS,
+    KIND,
+    KINDS,
+    LENGTH,
+    LINES,
+    OFFSET,
+    REWARD,
+    ROW_BYTES,
+    SHIFT,
+    SLOTS,
+    STACK,
+    STOP,
+    TARGET,
+    WEIGHT,
+    WHOLE,
+    WINDOWS,
+    Ints,
+    N,
+)
+from tests.kernels.plain.find_windows import find_windows_plain, row_address
+from tests.kernels.plain.frozen import Frozen, array_at
+from tests.kernels.plain.nstep import nstep_plain
+
+
+def _table(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
+    first_chunk, chunks, shift = (array_at(columns[at], columns[SLOTS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
+    return first_chunk, chunks, shift, array_at(columns[BASES], columns[BASES_SIZE])
+
+
+def bind_table_plain(
+    record: Ints, at: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int
+) -> None:
+    """Do what `bind_table` does."""
+    slots = min(len(first_chunk), len(chunks), len(shift))
+    addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
+    record[at : at + ROW_BYTES + 1] = *addresses, slots, bases.ctypes.data, len(bases), row_bytes
+
+
+def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
+    """Do what `gather` does with the plain kernels, leaf after leaf and row after row."""
+    head, items = record.tolist(), int(record[ITEMS])
+    windows = array_at(head[WINDOWS], WINDOW_ROWS * items).reshape(WINDOW_ROWS, items)
+    ends = array_at(head[WINDOWS] + windows.nbytes, items, np.uint8)
+    lanes = Frozen.of(snapshot).lanes
+    some = slice(begin, until)
+    record[FAILED] = bad = -1
+    if head[FINDS]:
+        bounds, flags = (head[N], head[STACK], head[WHOLE]), _table(head[FLAGS:HEAD])
+        bad = find_windows_plain(ids[some], *bounds, snapshot, *flags, windows[:, some], ends[some])
+    else:
+        slot, lane = windows[SLOT, some], windows[LANE, some]
+        width = np.append(lanes, 0)[np.where((slot >= 0) & (slot < len(lanes)), slot, len(lanes))]
+        misplaced = (lane < 0) | (lane >= width) | (windows[FLOOR, some] < 0)
+        bad = int(misplaced.argmax()) if misplaced.any() else -1
+    if bad >= 0:
+        return begin + bad
+    r: Any = 0.0
+    for number in range(head[LINES]):
+        line = head[HEAD + number * COLUMNS :][:COLUMNS]
+        is_copied = number < head[COPIED]
+        offset, length = (line[OFFSET], line[LENGTH]) if is_copied else (0, int(windows[K, some].max(initial=0)))
+        row, stop = windows[line[BEGIN]] + offset, windows[line[STOP]]
+        out = np.empty((items, length * line[ROW_BYTES]), np.uint8)
+        if is_copied:
+            out = array_at(int(addresses[line[TARGET]]), out.size, np.uint8).reshape(out.shape)
+        bad = _copy_plain(windows, line, lanes, row, stop, begin, until, out)
+        if bad >= 0:
+            record[FAILED] = min(number, head[COPIED])
+            return bad
+        if not is_copied:
+            dtype = np.dtype(f"{KINDS[line[KIND]]}{line[ROW_BYTES]}")
+            r = r + out[some].view(dtype).astype(np.float64) * np.int64(line[FACTOR]).view(np.float64)
+    size = until - begin
+    dtypes = (np.float32, np.float32, np.bool_, np.bool_, np.int64, np.int64, np.float32)
+    outs = [
+        np.empty(size, dtype) if place < 0 else array_at(int(addresses[place]), items, dtype)[some]
+        for place, dtype in zip(head[REWARD : WEIGHT + 1], dtypes, strict=True)
+    ]
+    if head[COPIED] < head[LINES]:
+        gamma = float(np.int64(head[GAMMA]).view(np.float64))
+        nstep_plain(r, 0, windows[K, some], ends[some], gamma, np.empty(size), np.empty(size), *outs[:4])
+    for out, place, values in zip(outs[4:], head[INDEX:], (ids[some], windows[K, some], 1.0), strict=False):
+        if place >= 0:
+            out[:] = values
+    return -1
+
+
+def _copy_plain(
+    windows: Ints, line: list[int], lanes: Ints, row: Ints, stop: Ints, begin: int, until: int, out: NDArray[np.uint8]
+) -> int:
+    """Copy rows row, row + 1, ... of each item of a leaf, as many as there is room for; return as the kernel does."""
+    first_chunk, chunks, shift, bases = _table(line)
+    row_bytes = line[ROW_BYTES]
+    for i in range(begin, until):
+        for j in range(out.shape[1] // max(row_bytes, 1)):
+            target = out[i, j * row_bytes : (j + 1) * row_bytes]
+            r = max(int(row[i]) + j, int(windows[FLOOR, i]))
+            if r >= stop[i]:
+                target[:] = 0
+                continue
+            at = int(windows[SLOT, i]), int(windows[LANE, i]), r
+            source = row_address(*at, first_chunk, chunks, shift, lanes, bases, row_bytes)
+            if source == 0:
+                return i
+            target[:] = np.frombuffer(ctypes.string_at(source, row_bytes), np.uint8)
+    return -1
