@@ -408,7 +408,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         sealed=sealed,
         steps=_whole(attributes["steps"]) if sealed else None,
         checksums=dict(attributes["checksums"]) if sealed else {},
-        sealed_at=float(min(attributes.get("sealed_at", 0), _END_OF_TIME)) if sealed else 0.0,
+        sealed_at=_moment(attributes.get("sealed_at", 0)) if sealed else 0.0,
         sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
         times=_parse_times(attributes["times"]) if sealed else None,
         claimed=parse_claimed(attributes, len(lanes)) if sealed else None,
@@ -425,6 +425,12 @@ def _parse_times(value: Any) -> tuple[int, int] | None:
     if not first <= last <= MOST_NS:
         raise ValueError(f"times are {first} to {last}")
     return first, last
+
+
+def _moment(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:  # NaN is not
+        raise TypeError(f"{value!r} is not a time")
+    return float(min(value, _END_OF_TIME))
 
 
 def _whole(value: Any) -> int:

@@ -566,6 +566,13 @@ def test_a_dead_writers_damaged_segment_keeps_nobody_from_writing_and_closing(st
     assert read(path) == [*range(30), *range(40, 45)]
 
 
+@pytest.mark.parametrize("time", [float("nan"), -1, "now", True, None])
+def test_a_segment_sealed_at_no_time_is_left_out(store_path, time):
+    reseal(store_path / SEGMENT / "zarr.json", lambda attributes: attributes.update(sealed_at=time))
+    with pytest.warns(dr.DamagedSegmentWarning, match="is not a time"), dr.open(store_path) as store:
+        assert serials(store) == WITHOUT
+
+
 def test_a_segment_that_becomes_damaged_while_it_is_written_is_left_out_by_the_next_refresh(tmp_store):
     dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=1000).close()
     with dr.open(tmp_store, "a") as store, dr.open(tmp_store) as reader:
