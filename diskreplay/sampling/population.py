@@ -364,7 +364,8 @@ class Population:
         if mark == self._same_marks[0]:
             mark = self._same_marks[1]
         array, loose = self._block.array[:TIME], self._end - self._ended
-        if mark is None or mark[:2] != now[:2]:
+        # What came since and is hidden again is not told as such.
+        if mark is None or mark[:2] != now[:2] or self._hidden > mark.ended:
             return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], loose, left)
         reached = array[:, mark.hidden : self._hidden]
         return Changes(now, False, reached, array[:, mark.ended : self._end], loose, left)

@@ -191,6 +191,25 @@ def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
     model.compare()
 
 
+def test_steps_that_came_and_went_between_two_looks_are_not_drawn() -> None:
+    model = Model(Transitions(1))
+    model.store.add_segment(1)
+
+    def grow(episodes: int) -> None:
+        for _ in range(episodes):
+            model.store.open[0][0] = 4
+            model.store.end(0, 0)
+        model.look()
+
+    grow(2)
+    model.compare()
+    grow(8)
+    grow(1)  # the two regions become one
+    model.store.frontier = 5 * 8 + 2
+    grow(1)
+    model.compare()
+
+
 @pytest.fixture(autouse=True)
 def sort_and_compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(population_module, "SMALL", 3)
