@@ -57,8 +57,8 @@ def compile_kernel(dispatcher: Any, signature: Any) -> None:
 def _no_garbage_collection() -> Iterator[None]:
     """Leave cycles alone meanwhile: looking for them again and again takes a sixth of the time of compiling."""
     was_on = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_on:

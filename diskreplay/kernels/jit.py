@@ -5,6 +5,7 @@ a reader is built.
 """
 
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -249,6 +250,8 @@ _TYPES: dict[str, Any] = {
 
 
 _compiling = threading.RLock()
+# A process is forked between two kernels: its child would wait for ever for the thread that compiles one.
+os.register_at_fork(before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release)
 
 
 def kernel(

@@ -353,7 +353,7 @@ def run_python(code: str, **environment: str) -> str:
 def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     code = (
         "import sys; from diskreplay.kernels.table import chosen; chosen('gather'); chosen('ids_at'); "
-        "print([name for name in ('prioritized', 'sumtree', 'recency', 'gae', 'episode_offset') "
+        "print([name for name in ('draw', 'sumtree', 'gae', 'episode_offset') "
         "if f'diskreplay.kernels.{name}' in sys.modules])"
     )
     assert run_python(code) == "[]"
@@ -378,6 +378,25 @@ with dr.create({str(tmp_path / "store")!r}, serial_schema(), capacity=20) as sto
         print("pip install numba" in str(error))
 """
     assert run_python(code).split() == ["True", "True"]
+
+
+def test_a_process_that_is_forked_while_a_thread_compiles_can_compile_too() -> None:
+    code = """
+import gc, os, threading, time
+from diskreplay.kernels import cache, jit
+begun = threading.Event()
+def compile_slowly():
+    with jit._compiling, cache._no_garbage_collection():
+        begun.set()
+        time.sleep(0.3)
+threading.Thread(target=compile_slowly).start()
+begun.wait()
+child = os.fork()
+if not child:
+    os._exit(0 if jit._compiling.acquire(timeout=5) and gc.isenabled() else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(code) == "0"
 
 
 def test_making_a_view_loads_no_compiled_code() -> None:
