@@ -33,7 +33,7 @@ UNUSED, CHANGED = range(2)
 
 AHEAD = 12  # runs
 
-# Row of runs, below first ids, strides and counts: the page of the last id, as far as it is known, or -1.
+# Row of runs, below first ids, strides and counts: the page of an id that came or went last, at one end, or -1.
 PAGE_ROW = 3
 
 _at = np.uint64

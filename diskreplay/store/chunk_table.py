@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError, SegmentGone
+from diskreplay.errors import FormatError, ReplayError, SegmentGone
 from diskreplay.folders import shown_paths
 from diskreplay.format.mapping import (
     MADV_HUGEPAGE,
@@ -116,9 +116,11 @@ class ChunkTable:
     def follow(self, slot: int, row: int) -> None:
         """Map the chunk of a row if the one before is mapped: who reads that soon reads this."""
         chunk = row >> int(self.shift[slot])
-        if 0 < chunk <= int(self.chunks[slot]) and self.bases[self._place(slot, chunk - 1)]:
-            with suppress(MappingRefused):  # who needs it will say so
-                self.ensure(*np.array([[slot], [row], [row]]))
+        if 0 < chunk <= int(self.chunks[slot]):
+            before = self._place(slot, chunk - 1)  # first: see `addresses`
+            if self.bases[before]:
+                with suppress(ReplayError, OSError):  # who needs it will say so
+                    self.ensure(*np.array([[slot], [row], [row]]))
 
     def _has(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> bool:
         """Whether these chunks are there, two of each slot at most; they count as used."""

@@ -1,4 +1,4 @@
-"""What the index reads of a segment's files: its flags, its counters, and whether all of its chunks are there."""
+"""What the follower reads of a segment's files: its flags, its counters, and whether all of its chunks are there."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -73,7 +73,7 @@ class Snapshot:
     the order they were found, ``open`` the others.
 
     ``record`` is what kernels read, with what was known of the lanes that may grow. ``lane_rows`` is what is known of
-    all lanes; it is the index's own, and only what it says of sealed lanes stays as it is.
+    all lanes; it is the follower's own, and only what it says of sealed lanes stays as it is.
     """
 
     segments: SegmentTable

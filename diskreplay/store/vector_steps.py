@@ -127,9 +127,9 @@ class _ArrayLane(Lane):
 
 
 class VectorSteps:
-    """Records steps of a vector through a `EpisodeWriter`, whose lanes it replaces by its own.
+    """Records steps of a vector through an `EpisodeWriter`, whose lanes it replaces by its own.
 
-    Concurrency: as the recorder.
+    Concurrency: as the writer of episodes.
     """
 
     def __init__(self, recorder: EpisodeWriter, *, one_by_one: bool = False) -> None:
@@ -336,5 +336,5 @@ class VectorSteps:
 
 
 def as_item(leaf: str, value: Any) -> Any:
-    """Return one lane's value as the recorder takes it: the bytes of a row, or a number."""
+    """Return one lane's value as the writer of episodes takes it: the bytes of a row, or a number."""
     return value.tobytes() if is_bytes(leaf, value.shape) else value

@@ -1,4 +1,4 @@
-"""Capacity: the oldest steps leave first, exactly in the index, as whole segments on disk."""
+"""Capacity: the oldest steps leave first, exactly for readers, as whole segments on disk."""
 
 import errno
 import threading
