@@ -232,7 +232,9 @@ class Population:
             new = self._take_over(self._restored, starting_runs(self._starts, ended, visible), visible)
             if len(new.first) and _is_large(len(self._restored.ended.first), len(self._restored.main.first)):
                 self._merge()
+            start = self._ended
             self._append(new)
+            self._block.sort(start, self._ended)
             return
         start, end = self._ended, self._write_starts(self._ended, snapshot, ended)
         if end == start:
@@ -265,7 +267,7 @@ class Population:
         return end
 
     def _take_over(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
-        """Fill the empty block in a given order; return what the order does not know, sorted by id."""
+        """Fill the empty block in a given order; return what the order does not know."""
         # What is hidden moves a run's start, never its end. One that is hidden whole since is not found, and leaves
         # later: until then it counts, as it does in the population that the order is of.
         there, known = _last_ids(found), [_last_ids(runs) for runs in order]
@@ -277,7 +279,7 @@ class Population:
         self._is_sorted = False
         self._append(ended)
         self._partly = np.stack(partly)
-        return _in_order(keep(found, ~np.isin(there, np.concatenate(known))))
+        return keep(found, ~np.isin(there, np.concatenate(known)))
 
     def _append(self, found: TimedRuns) -> None:
         if len(found.first):
@@ -495,13 +497,6 @@ class _Block:
 def _is_large(second: int, first: int) -> bool:
     """Tell whether the second region has outgrown what can be drawn of the first."""
     return second > max(SMALL, first // 4)
-
-
-def _in_order(runs: TimedRuns) -> TimedRuns:
-    if len(runs.first) < 2:
-        return runs
-    order = np.lexsort((runs.first, runs.time))
-    return TimedRuns(*(column[order] for column in runs))
 
 
 def _last_ids(runs: TimedRuns) -> Ints:
