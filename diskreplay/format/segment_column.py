@@ -116,11 +116,12 @@ class Column:
             # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
             if not self.by_position and chunk not in self.chunks:
                 self._map(chunk, fd)
-            for first, last in _merged(ranges):
-                if self._keeps:
-                    os.posix_fallocate(fd, first, last - first)
-                if upto == end and not self.by_position and self.rows * self.row_bytes <= PAGESIZE:
-                    # The next rows of these lanes need all of these pages.
+            # Where lanes have a page each, the next rows need all of these: one append waits for them, and not ten that
+            # leave the caches cold for whoever reads beside.
+            at_once = upto == end and not self.by_position and self.rows * self.row_bytes <= PAGESIZE
+            for first, last in _merged(ranges) if self._keeps else ():
+                os.posix_fallocate(fd, first, last - first)
+                if at_once:
                     self._mappings[chunk].populate(first, last)
         finally:
             if not self.by_position:

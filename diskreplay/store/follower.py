@@ -371,10 +371,10 @@ class Follower:
         live, span = self._live.segments[slot], self._span(slot)
         known = self._rows[rows.COMMITTED, span]
         committed, observed = live.read(known)
-        new, before = committed - known, live.checked_rows
-        self._live.set_checked(slot, check_chunks(self._root, live.info, before, int(committed.max())))
+        new, most, before = committed - known, int(committed.max()), live.checked_rows
+        self._live.set_checked(slot, check_chunks(self._root, live.info, before, most))
         if live.checked_rows > before:
-            self._tables.follow(slot, int(committed.max()) - 1)
+            self._tables.follow(slot, most - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._scan_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
