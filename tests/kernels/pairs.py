@@ -16,7 +16,7 @@ class Pairs(Mapping[str, tuple[Kernel, Kernel]]):
         if name in IN_PACKAGE:
             module = import_module(f"diskreplay.kernels.{IN_PACKAGE[name]}")
         else:
-            module = import_module(f"tests.kernels.plain.{'runs' if name == 'starts' else MODULES[name]}")
+            module = import_module(f"tests.kernels.plain.{MODULES[name]}")
         return chosen(name), getattr(module, f"{name}_plain")
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Plain twins of the kernels of `kernels.runs`."""
+"""Plain twins of the kernels of `kernels.starts`."""
 
 import numpy as np
 from numpy.typing import NDArray
