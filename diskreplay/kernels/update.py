@@ -19,24 +19,33 @@ _FINITE = np.finfo(np.float64).max
 
 @jit.kernel(
     "int", "ints", "floats", "float", "float", "int", "ints", "ints2", "ints32",
-    "ints", "out_floats", "out_floats", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2",
+    "ints", "out_floats", "out_floats", "out_floats", "out_floats", "out_floats", "ints2", "out_ints2", "out_floats2",
 )  # fmt: skip
 def update(
     ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, ints: Ints, floats: Floats,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, drawn: Ints,
+    ints: Ints, floats: Floats,
 ) -> int:  # fmt: skip
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
     The last error counts where an id is named twice; largest[0] becomes the largest raw priority if that is larger.
     Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
-    `ints` and `floats` are scratch memory, (2, n) and (3, n).
+    `drawn` are places and ids of a draw since which no page has changed, (2, any number): of these very ids, which most
+    updates are of, the places are known. `ints` and `floats` are scratch memory, (2, n) and (3, n).
     """
     for i in range(ids.size):
         if not abs(errors[i]) <= _FINITE:
             return -1 - i
     place, changed = ints[0], ints[1]
     values, numbers, masses = floats[0], floats[1], floats[2]
-    _locate(ids, origin, lanes, pages, slots, place)
+    others = np.int64(drawn.shape[1] != ids.size)
+    for i in range(min(drawn.shape[1], ids.size)):
+        others |= drawn[1, i] ^ ids[i]
+    if others:
+        _locate(ids, origin, lanes, pages, slots, place)
+    else:
+        for i in range(ids.size):
+            place[i] = drawn[0, i]
     found = np.int64(0)
     for i in range(ids.size):
         here, is_found = np.uint64(found), np.int64(place[i] >= 0)

@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 FIRST_PAGES = 16
 # Places that are shown or hidden at a time.
 _BLOCK = 4096
+_NOTHING_DRAWN = np.zeros((2, 0), np.int64)
 
 
 class _Followed(NamedTuple):
@@ -74,6 +75,7 @@ class PriorityTable:
         self._some = np.empty(sumtree.SOME)
         self._block = np.empty((2, _BLOCK), np.int64), np.empty((3, _BLOCK))
         self._batch = np.empty((2, 0), np.int64), np.empty((3, 0))
+        self._drawn = _NOTHING_DRAWN  # places and ids of the last draw, while they have these places
         self._population: Any = lambda: None  # a weak reference
         self._version = -1
         self._mark: Mark | None = None
@@ -138,6 +140,7 @@ class PriorityTable:
         if same and self._version == population.version:
             return
         changes = population.changes(self._mark if same else None)
+        self._drawn = _NOTHING_DRAWN
         self._mark = None  # until the rest is done: an error below starts afresh
         before = self._followed if not changes.reached.shape[1] else self._with_reached(changes.reached)
         runs = np.empty((4, changes.runs.shape[1]), np.int64)
@@ -214,8 +217,10 @@ class PriorityTable:
         first part again behind the last.
         """
         size, tree = len(fractions), self.tree
-        places, ids, chances = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size)
+        drawn, chances = np.empty((2, size), np.int64), np.empty(size)
+        places, ids = drawn
         self._draw(fractions, strata, tree.starts, tree.tree, tree.sums, self._pages, self._some, places, ids, chances)
+        self._drawn = drawn
         return ids, chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
@@ -227,7 +232,7 @@ class PriorityTable:
             self._batch = np.empty((2, len(ids)), np.int64), np.empty((3, len(ids)))
         skipped: int = chosen("update")(
             ids, errors, eps, self._alpha, *self._followed.segments, self._pages, self._slots, *self.tree.arrays,
-            self._raw, self._largest, *self._batch,
+            self._raw, self._largest, self._drawn, *self._batch,
         )  # fmt: skip
         return skipped
 

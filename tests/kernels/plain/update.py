@@ -11,9 +11,10 @@ from tests.kernels.plain.sumtree import sumtree_set_plain
 
 def update_plain(
     ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, ints: Ints, floats: Floats,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, drawn: Ints,
+    ints: Ints, floats: Floats,
 ) -> int:  # fmt: skip
-    """Do what `update` does."""
+    """Do what `update` does, and find each id anew, drawn or not."""
     values = np.abs(errors)
     if not np.isfinite(values).all():
         return -1 - int(np.flatnonzero(~np.isfinite(values))[0])
