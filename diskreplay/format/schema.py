@@ -89,7 +89,7 @@ class Schema:
         plans: dict[str, _Plan] = {}
         trees = {"obs": obs, "action": action, "reward": reward, "extra": names[0], "episode": names[1]}
         for part, tree in trees.items():
-            tree, plans[part] = ({}, {}) if tree == {} and part in ("extra", "episode") else _walk(tree, part, leaves)
+            tree, plans[part] = ({}, {}) if part in ("extra", "episode") and not tree else _walk(tree, part, leaves)
             object.__setattr__(self, part, tree)
         object.__setattr__(self, "leaves", leaves)
         steps = {path: leaf for path, leaf in leaves.items() if not path.startswith("episode/")}

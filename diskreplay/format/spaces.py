@@ -74,7 +74,7 @@ class Field:
         Raises
         ------
         SchemaError
-            If the shape differs, or the values cannot enter the dtype.
+            If the shape differs, or the values cannot enter the dtype: a finite one does not become infinite.
         """
         shape = leading + self.shape
         if type(value) is np.ndarray:
@@ -82,12 +82,12 @@ class Field:
                 return value
         elif not shape:
             kind = type(value)
-            if kind is float and self.dtype.kind == "f":
-                return np.array(value, self.dtype)
-            if kind is bool or (kind is int and self.dtype.kind != "b"):
+            is_number = kind in (int, float) if self.dtype.kind == "f" else kind is int and self.dtype.kind != "b"
+            if is_number or kind is bool:
                 try:
-                    return np.array(value, self.dtype)
-                except OverflowError:
+                    with np.errstate(over="raise"):
+                        return np.array(value, self.dtype)
+                except (OverflowError, FloatingPointError):
                     raise SchemaError(f"{name}: {value} does not fit {self.dtype}") from None
         array = _as_array(value, name, self, shape)
         if array.shape != shape:
@@ -104,8 +104,21 @@ class Field:
                 least, most = int(array.min()), int(array.max())
                 if least < low or most > high:
                     raise SchemaError(f"{name}: {least if least < low else most} does not fit {self.dtype}")
+            if needed == "f":
+                return _narrowed(array, self.dtype, name)
         # Not ascontiguousarray: it would give a scalar an axis.
         return array.astype(self.dtype, order="C", copy=False)
+
+
+def _narrowed(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """Return the numbers as floats of a dtype, or raise SchemaError where a finite one would become infinite."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype, order="C")
+    except FloatingPointError:
+        with np.errstate(over="ignore"):
+            lost = array[np.isinf(array.astype(dtype)) & np.isfinite(array)]
+        raise SchemaError(f"{name}: {lost[0]} does not fit {dtype}") from None
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:

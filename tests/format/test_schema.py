@@ -148,6 +148,28 @@ def test_integer_arrays_are_narrowed_only_when_every_value_fits():
             field.cast(np.array(bad), "obs")
 
 
+@pytest.mark.parametrize("wrap", [float, int, np.float64, np.array, lambda value: [value], lambda value: (0.0, value)])
+@pytest.mark.parametrize(("value", "dtype"), [(1e39, "float32"), (-1e39, "float32"), (70000.0, "float16")])
+def test_what_would_become_infinite_is_refused_with_its_value(wrap, value, dtype):
+    given = wrap(value)
+    with pytest.raises(SchemaError, match=r"^reward: -?(1e\+39|9+\d*|10{39}|70000(\.0)?) does not fit float"):
+        Field(np.shape(given), dtype).cast(given, "reward")
+
+
+def test_infinities_stay_what_they_are():
+    for wrap in (float, np.float64, np.array):
+        assert Field((), "float32").cast(wrap(-np.inf), "reward") == -np.inf
+    values = Field(3, "float32").cast(np.array([np.inf, -np.inf, np.finfo(np.float32).max]), "obs")
+    np.testing.assert_array_equal(values, np.array([np.inf, -np.inf, np.finfo(np.float32).max], np.float32))
+
+
+@pytest.mark.parametrize("part", ["obs", "action", "extra", "episode"])
+def test_a_schema_of_arrays_is_refused_by_the_name_of_the_part(part):
+    parts = {"obs": Field(3, "float32"), "action": Field((), "int64"), part: np.zeros(3)}
+    with pytest.raises(SchemaError, match=rf"^{part}: needs a .*, not ndarray$"):
+        Schema(**parts)
+
+
 @given(
     value=st.one_of(st.integers(-(2**70), 2**70), st.floats(width=32), st.booleans()),
     dtype=st.sampled_from(["bool", "int8", "uint16", "int64", "uint64", "float32", "float64"]),

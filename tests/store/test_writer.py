@@ -350,3 +350,23 @@ def test_a_writer_that_is_only_opened_stores_nothing(store):
 
     assert lengths(store) == []
     assert len(store) == 0
+
+
+@pytest.mark.parametrize("reward", [1e39, np.float64(-1e39), np.array(1e39)])
+def test_a_number_that_would_become_infinite_is_refused_and_the_episode_goes_on(store, reward):
+    with store.writer() as writer, store.writer(num_envs=2) as vector:
+        writer.append(obs(0), 0, 1.0, False, serial=0)
+        with pytest.raises(dr.SchemaError, match=r"^reward: -?1e\+39 does not fit float32$"):
+            writer.append(obs(1), 0, reward, False, serial=1)
+        with pytest.raises(dr.SchemaError, match=r"^obs: 1e\+39 does not fit float32$"):
+            writer.append(np.full(3, 1e39), 0, 1.0, False, serial=1)
+        writer.append(obs(1), 0, 1.0, True, next_obs=obs(2), serial=1)
+        with pytest.raises(dr.SchemaError, match=r"^reward: -?1e\+39 does not fit float32$"):
+            writer.append_episode(
+                np.zeros((3, 3), np.float32), [0, 0], [0.0, float(reward)], terminated=True, serial=[2, 3]
+            )
+        with pytest.raises(dr.SchemaError, match=r"^reward: -?1e\+39 does not fit float32$"):
+            vector.append(np.zeros((2, 3), np.float32), [0, 0], [0.0, float(reward)], [False, False], serial=[4, 5])
+        vector.append(np.zeros((2, 3), np.float32), [0, 0], [0.0, 1.0], [False, False], serial=[4, 5])
+
+    assert lengths(store) == [2, 1, 1]
