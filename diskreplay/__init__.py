@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from diskreplay.buffers.replay import Experience as Experience, ReplayBuffer as ReplayBuffer
     from diskreplay.buffers.rollout import RolloutBuffer as RolloutBuffer
     from diskreplay.errors import (
+        BufferFull as BufferFull,
         DamagedSegmentWarning as DamagedSegmentWarning,
         FormatError as FormatError,
         InvalidIndex as InvalidIndex,
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 # name -> module that defines it; the imports above say the same to type checkers, a test compares the two
 _MODULES = {
     "Batch": "diskreplay.loading.batch",
+    "BufferFull": "diskreplay.errors",
     "DamagedSegmentWarning": "diskreplay.errors",
     "DistillationBuffer": "diskreplay.buffers.distillation",
     "Episode": "diskreplay.store.episodes",

@@ -11,6 +11,7 @@ ReplayError
 ├── NotEnoughData   BufferError        fewer steps than the request needs
 ├── WriterClosed    ValueError         an append after close, or from a forked child
 ├── RateLimited     TimeoutError       a limiter did not let the call through in time
+├── BufferFull      BufferError        a step for a rollout buffer that has all its steps
 ├── SegmentGone     LookupError        evicted or set aside since the snapshot was taken
 └── InvalidIndex    IndexError         an id that never existed
 
@@ -65,6 +66,10 @@ class WriterClosed(ReplayError, ValueError):
 
 class RateLimited(ReplayError, TimeoutError):
     """A rate limiter did not let the call through before its timeout."""
+
+
+class BufferFull(ReplayError, BufferError):
+    """A rollout buffer has all its steps; `clear` it before the next."""
 
 
 class SegmentGone(ReplayError, LookupError):

@@ -12,6 +12,7 @@ import pytest
 import diskreplay
 
 ERRORS = {
+    "BufferFull": BufferError,
     "FormatError": ValueError,
     "InvalidIndex": IndexError,
     "NotEnoughData": BufferError,

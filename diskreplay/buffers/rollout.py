@@ -9,7 +9,7 @@ from diskreplay.buffers.backing import Backed
 from diskreplay.buffers.names import mapped, with_aliases
 from diskreplay.buffers.rollout_reading import RolloutReading
 from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis, plain
-from diskreplay.errors import NotEnoughData, ReplayError, SchemaError
+from diskreplay.errors import BufferFull, NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.arguments import int_argument
@@ -26,10 +26,6 @@ LEAST_SEGMENT_STEPS = 1024
 
 SCALARS = ("value", "log_prob")
 PRIVILEGED = "privileged_obs"
-
-
-class BufferFull(ReplayError, BufferError):
-    """A rollout buffer that is full was given a step."""
 
 
 class RolloutBuffer(Backed):

@@ -10,7 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from diskreplay import ReplayError
-from diskreplay.interop.step_values import StepValues, as_numpy
+from diskreplay.interop.step_values import StepValues, as_numpy, store_argument
 
 if TYPE_CHECKING:
     from diskreplay import Store, VectorWriter, Writer
@@ -47,6 +47,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     ------
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
+    ValueError
+        If ``store`` is none, such as a path.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         durability: str | float = 5.0,
     ) -> None:
         super().__init__(env)
+        self._store, self._durability = store_argument(store), durability
         self._values = StepValues(store.schema, info_fields)
-        self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = False  # the next step only resets
@@ -191,7 +193,7 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If the metadata name an autoreset mode that gymnasium does not know.
+        If ``store`` is none, such as a path, or the metadata name an autoreset mode that gymnasium does not know.
     """
 
     def __init__(
@@ -204,8 +206,8 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._store, self._durability = store_argument(store), durability
         self._values = StepValues(store.schema, info_fields, (env.num_envs,))
-        self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
         self._writer: VectorWriter | None = None

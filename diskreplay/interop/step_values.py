@@ -5,12 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diskreplay import SchemaError
+from diskreplay import SchemaError, Store
 
 if TYPE_CHECKING:
     from diskreplay import Schema
 
 Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to read in it
+
+
+def store_argument(store: Any) -> Store:
+    """Return a store, or raise ValueError."""
+    if not isinstance(store, Store):
+        raise ValueError(f"store must be a Store, from diskreplay.open or diskreplay.create, not {store!r:.80}")
+    return store
 
 
 class StepValues:

@@ -687,3 +687,11 @@ def test_plain_observations_and_actions_of_a_vector(plain):
         assert [episode.obs.tolist() for episode in store.episodes] == [[-2, -1, 0, 1]] * 2
         assert sorted(episode.reward.tolist() for episode in store.episodes) == [[1, 1, 1], [2, 2, 2]]
         assert all(episode.terminated for episode in store.episodes)
+
+
+@pytest.mark.parametrize("store", ["a/path", None, dr.Store])
+def test_what_is_no_store_is_refused_by_name(store: Any) -> None:
+    with pytest.raises(ValueError, match=r"^store must be a Store, .*, not "):
+        dr.RecordEpisodes(Toy(), store)
+    with pytest.raises(ValueError, match=r"^store must be a Store, .*, not "):
+        dr.RecordVectorEpisodes(SyncVectorEnv([Toy]), store)
