@@ -23,6 +23,7 @@ WITH_TORCHRL = {
     "pixels": "TorchRL ReplayBuffer, uniform",
     "sequences": "TorchRL SliceSampler",
 }
+MANY_SECONDS = ("open", "compile", "durability", "busy", "cold", "online")
 ONLY_BESIDE_OTHERS = ("append", "uniform", "cold")  # their targets: beside peers, or fio
 
 
@@ -30,7 +31,9 @@ def module_of(name):
     return importlib.import_module(f"tools.bench.{command.BENCHES[name]}")
 
 
-@pytest.mark.parametrize("name", command.BENCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY_SECONDS)) for name in command.BENCHES]
+)
 def test_a_bench_runs_and_says_how_its_page_was_made(name, tmp_path):
     if name == "before" and not (ROOT / ".git").exists():
         pytest.skip("this is no checkout of a repository")

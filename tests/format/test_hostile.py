@@ -25,6 +25,7 @@ from diskreplay.store.verify import verify
 from tests.conftest import own_threads
 from tests.format.hostile import BYTES, apply, changes, write_document
 from tests.testing.support import digest, scratch, serial_schema
+from tests.tiers import whole_or_part
 
 SCHEMA = serial_schema(
     obs={"a": dr.Field((3,), "float32"), "b": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
@@ -134,7 +135,7 @@ def test_mutated_stores_are_read_or_refused_in_one_line(original, data):
 
 
 @pytest.mark.slow
-@settings(max_examples=120, suppress_health_check=HEALTH)
+@settings(max_examples=whole_or_part(120, 30), suppress_health_check=HEALTH)
 @given(st.data())
 def test_many_mutated_stores_are_read_or_refused_in_one_line(original, data):
     check_mutated(original, data.draw(changes(original)))

@@ -20,6 +20,7 @@ from diskreplay.store.parse_episodes import LaneSlice, scan
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import KINDS, verify
 from tests.testing.support import append_numbered, digest, open_descriptors, serial_schema
+from tests.tiers import whole_or_part
 
 SCHEMA = serial_schema(
     obs={"image": dr.Field((2, 3), "uint8"), "on": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
@@ -549,7 +550,7 @@ def flips(path, step, seed):
         at += len(data)
 
 
-@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [41, pytest.param(whole_or_part(1, 5), marks=pytest.mark.slow)])
 def test_a_flipped_bit_anywhere_is_found(tmp_store, step):
     with dr.create(tmp_store, SCHEMA, chunk_bytes=4096, segment_steps=12) as store, store.writer() as writer:
         write(writer, 6)

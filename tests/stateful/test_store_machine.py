@@ -22,6 +22,7 @@ from diskreplay.testing.nested import flat, pick
 from diskreplay.testing.scripts import EpisodePlan, random_rewards, random_values, script
 from diskreplay.testing.strategies import schemas
 from tests.testing.support import check_views, quiet, scratch
+from tests.tiers import whole_or_part
 
 MOST_WRITERS = 4
 masks = st.none() | st.integers(0, 2**16 - 1)
@@ -300,6 +301,9 @@ def test_store_machine_for_longer():
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=whole_or_part(120, 60),
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -11,11 +11,12 @@ import diskreplay as dr
 from diskreplay.format import layout, verify_root, verify_segment
 from diskreplay.store.repair import repair
 from diskreplay.store.verify import verify
+from tests.tiers import whole_or_part
 
 # How many bytes lie between two that are damaged. 1 damages each of them in turn: of the tiny store in half an hour,
 # of the others in hours.
 STRIDE = int(os.environ.get("DISKREPLAY_DAMAGE_STRIDE", 0))
-FAST, SLOW = 20, 400  # bytes that are damaged of each store by default
+FAST, SLOW = 20, whole_or_part(400, 80)  # bytes that are damaged of each store by default
 
 
 class Kind(NamedTuple):
