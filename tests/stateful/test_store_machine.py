@@ -163,6 +163,10 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.writers))
     @rule(index=st.integers(0, 3), mask=masks, values=st.booleans(), given=st.booleans())
     def end_episode(self, index, mask, values, given):
+        if self.rolls:
+            # A lane that others left behind in a full segment was cut there, and what is said of its episode now is too
+            # late, as the writer warns. The model learns of such cuts when the two are compared.
+            self.refresh_and_compare()
         pair = self.writers[index % len(self.writers)]
         width = pair[0].num_envs
         leading = () if width is None else (width,)
@@ -257,7 +261,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.ids = {serial: number for serial, number in self.ids.items() if serial in shown}
         segments = self.store.info()["segments"]
         unsealed = sum(info["bytes"] for info in segments if info["state"] != "sealed")
-        assert sum(info["bytes"] for info in segments) <= max(self.most_bytes, unsealed)
+        # All fitted when one was last made or sealed, or no sealed one was left; those being written have grown since.
+        assert sum(info["bytes"] for info in segments) <= self.most_bytes + unsealed
 
     @rule(
         n_step=st.none() | st.integers(1, 20),
