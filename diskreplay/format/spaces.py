@@ -81,9 +81,8 @@ class Field:
             if value.dtype == self.dtype and value.shape == shape and value.flags.c_contiguous:
                 return value
         elif not shape:
-            kind = type(value)
-            is_number = kind in (int, float) if self.dtype.kind == "f" else kind is int and self.dtype.kind != "b"
-            if is_number or kind is bool:
+            kind, needed = type(value), self.dtype.kind
+            if kind is bool or (kind is int and needed != "b") or (kind is float and needed == "f"):
                 try:
                     with np.errstate(over="raise"):
                         return np.array(value, self.dtype)
@@ -99,18 +98,18 @@ class Field:
             came, needed = array.dtype.kind, self.dtype.kind
             if came not in "biuf" or (came == "f" and needed != "f"):
                 raise SchemaError(_mismatch(array, name, self, shape))
-            if came in "iu" and needed in "biu" and not np.can_cast(array.dtype, self.dtype, "safe"):
+            if not np.can_cast(array.dtype, self.dtype, "safe"):
+                if needed == "f":
+                    return _as_floats(array, self.dtype, name)
                 low, high = (0, 1) if needed == "b" else _integer_range(self.dtype)
                 least, most = int(array.min()), int(array.max())
                 if least < low or most > high:
                     raise SchemaError(f"{name}: {least if least < low else most} does not fit {self.dtype}")
-            if needed == "f":
-                return _narrowed(array, self.dtype, name)
         # Not ascontiguousarray: it would give a scalar an axis.
         return array.astype(self.dtype, order="C", copy=False)
 
 
-def _narrowed(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+def _as_floats(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     """Return the numbers as floats of a dtype, or raise SchemaError where a finite one would become infinite."""
     try:
         with np.errstate(over="raise"):
