@@ -10,7 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from diskreplay import ReplayError
-from diskreplay.interop.step_values import StepValues, as_numpy, store_argument
+from diskreplay.interop.step_values import StepValues, as_numpy
 
 if TYPE_CHECKING:
     from diskreplay import Store, VectorWriter, Writer
@@ -60,8 +60,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         durability: str | float = 5.0,
     ) -> None:
         super().__init__(env)
-        self._store, self._durability = store_argument(store), durability
-        self._values = StepValues(store.schema, info_fields)
+        self._values = StepValues(store, info_fields)
+        self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = False  # the next step only resets
@@ -206,8 +206,8 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self._store, self._durability = store_argument(store), durability
-        self._values = StepValues(store.schema, info_fields, (env.num_envs,))
+        self._values = StepValues(store, info_fields, (env.num_envs,))
+        self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
         self._writer: VectorWriter | None = None

@@ -1,23 +1,13 @@
 """What the gymnasium wrappers append beside the environment's own values, and copies that no environment can change."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from diskreplay import SchemaError, Store
 
-if TYPE_CHECKING:
-    from diskreplay import Schema
-
 Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to read in it
-
-
-def store_argument(store: Any) -> Store:
-    """Return a store, or raise ValueError."""
-    if not isinstance(store, Store):
-        raise ValueError(f"store must be a Store, from diskreplay.open or diskreplay.create, not {store!r:.80}")
-    return store
 
 
 class StepValues:
@@ -27,8 +17,8 @@ class StepValues:
 
     Parameters
     ----------
-    schema : Schema
-        The store's.
+    store : Store
+        Where they go.
     info_fields : iterable of str
         Names to copy from info: of extra fields at every step, of episode fields at the step that ends an episode.
     leading : tuple of int
@@ -38,9 +28,14 @@ class StepValues:
     ------
     SchemaError
         If the schema has no extra or episode field of such a name.
+    ValueError
+        If ``store`` is none, such as a path.
     """
 
-    def __init__(self, schema: "Schema", info_fields: Iterable[str], leading: tuple[int, ...] = ()) -> None:
+    def __init__(self, store: Store, info_fields: Iterable[str], leading: tuple[int, ...] = ()) -> None:
+        if not isinstance(store, Store):
+            raise ValueError(f"store must be a Store, from diskreplay.open or diskreplay.create, not {store!r:.80}")
+        schema = store.schema
         names = (info_fields,) if isinstance(info_fields, str) else tuple(info_fields)
         for name in names:
             if name not in schema.extra and name not in schema.episode:
