@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -123,6 +124,7 @@ def imports_in(source: str) -> list[Import]:
     return found
 
 
+@cache
 def imports_of(module: str) -> list[Import]:
     return imports_in(MODULES[module].read_text())
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -152,7 +153,8 @@ def test_integer_arrays_are_narrowed_only_when_every_value_fits():
 @pytest.mark.parametrize(("value", "dtype"), [(1e39, "float32"), (-1e39, "float32"), (70000.0, "float16")])
 def test_what_would_become_infinite_is_refused_with_its_value(wrap, value, dtype):
     given = wrap(value)
-    with pytest.raises(SchemaError, match=r"^reward: -?(1e\+39|9+\d*|10{39}|70000(\.0)?) does not fit float"):
+    named = int(value) if wrap is int else value
+    with pytest.raises(SchemaError, match=rf"^reward: {re.escape(str(named))} does not fit {dtype}$"):
         Field(np.shape(given), dtype).cast(given, "reward")
 
 

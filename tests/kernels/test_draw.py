@@ -76,20 +76,21 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(
         fractions = rng.random(int(rng.integers(1, 180)))
         strata = len(fractions) if rng.random() < 0.5 else 1
         ids = rng.choice([*everything(population), -1, 1 << 50, store.frontier - 1], int(rng.integers(0, 40)))
-        exponent, bad = 10.0 ** rng.integers(-5, 5), rng.random() < 0.1
-        # The ids that were drawn, all but one of these, or any.
-        sort, other_one = rng.integers(3), rng.integers(len(fractions))
+        # Updated are the ids that were drawn, all but one of these, or any.
+        sort, other = rng.choice(("drawn", "all but one", "any")), rng.integers(len(fractions))
+        count = len(ids) if sort == "any" else len(fractions)
+        errors = rng.standard_normal(count) * 10.0 ** rng.integers(-5, 5)
+        if count and rng.random() < 0.1:
+            errors[rng.integers(count)] = rng.choice((np.nan, np.inf, -np.inf))
         found = []
         for kind, table in enumerate(tables):
             with kernels(kind):
                 table.follow(population)
                 drawn, chances = table.draw(fractions, strata)
-                if sort < 2:
+                if sort != "any":
                     ids = drawn.copy()
-                    ids[other_one] = ids[other_one] if sort else -1
-                errors = np.cos(np.arange(len(ids))) * exponent
-                if len(ids) and bad:
-                    errors[len(ids) // 2] = np.nan if sort else -np.inf
+                if sort == "all but one":
+                    ids[other] = -1
                 updates = [table.update(ids, errors * factor, 1e-6) for factor in (1.0, 0.5)]
                 found.append((drawn, chances, updates, arrays(table)))
         fast, plain = found

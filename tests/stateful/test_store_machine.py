@@ -163,12 +163,12 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.writers))
     @rule(index=st.integers(0, 3), mask=masks, values=st.booleans(), given=st.booleans())
     def end_episode(self, index, mask, values, given):
-        if self.rolls:
+        pair = self.writers[index % len(self.writers)]
+        width = pair[0].num_envs
+        if self.rolls and width is not None and (values or given):
             # A lane that others left behind in a full segment was cut there, and what is said of its episode now is too
             # late, as the writer warns. The model learns of such cuts when the two are compared.
             self.refresh_and_compare()
-        pair = self.writers[index % len(self.writers)]
-        width = pair[0].num_envs
         leading = () if width is None else (width,)
         kwargs = {"episode": random_values(self.schema.episode, self.rng, leading) if values else None}
         if width is not None:
@@ -230,6 +230,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def refresh_and_compare(self):
         self.store._sealer.drain()  # what leaves then shall not leave while it is compared
+        if self.most_bytes is not None:
+            self.check_bytes()
         before = len(self.reader)
         arrived = self.reader.refresh()
         if self.most_bytes is not None:
@@ -238,6 +240,20 @@ class StoreMachine(RuleBasedStateMachine):
         ids = check_store(self.reader, self.model, length_cuts=self.rolls)
         assert self.ids.items() <= ids.items(), "an id changed"
         self.ids = ids
+
+    def check_bytes(self):
+        """Check that the sealed segments fit, and that all do at the moment at which the capacity is kept."""
+        used, unsealed = self.used_bytes()
+        assert used <= self.most_bytes + unsealed, "what is written may have grown since then, and nothing else"
+        self.store._retention.enforce()
+        used, unsealed = self.used_bytes()
+        assert used <= max(self.most_bytes, unsealed)
+
+    def used_bytes(self):
+        """Return the bytes of all segments, and of those that are not sealed."""
+        segments = self.store.info()["segments"]
+        unsealed = sum(info["bytes"] for info in segments if info["state"] != "sealed")
+        return sum(info["bytes"] for info in segments), unsealed
 
     def follow_capacity(self):
         """Let the model lose what left with its segment: in each lane the oldest steps."""
@@ -259,10 +275,6 @@ class StoreMachine(RuleBasedStateMachine):
             lane.episodes = followed
             assert there == sorted(there), "a step left before an older one of its lane"
         self.ids = {serial: number for serial, number in self.ids.items() if serial in shown}
-        segments = self.store.info()["segments"]
-        unsealed = sum(info["bytes"] for info in segments if info["state"] != "sealed")
-        # All fitted when one was last made or sealed, or no sealed one was left; those being written have grown since.
-        assert sum(info["bytes"] for info in segments) <= self.most_bytes + unsealed
 
     @rule(
         n_step=st.none() | st.integers(1, 20),
