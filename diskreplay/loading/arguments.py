@@ -14,6 +14,8 @@ from diskreplay.sampling.uniform import Uniform
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import View
 
+_INT64 = np.dtype(np.int64)
+
 
 @runtime_checkable
 class Sampled(Protocol):
@@ -90,32 +92,31 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def ids_argument(ids: Any) -> NDArray[np.int64]:
-    """Return ids with one axis, or raise InvalidIndex."""
-    if isinstance(ids, torch.Tensor):
-        ids = _array(ids)
-    given = np.asarray(ids)
-    if given.dtype == np.int64 and given.ndim == 1:
-        return np.ascontiguousarray(given)
+    """Return ids with one axis, in one piece of memory, or raise InvalidIndex."""
+    given = np.asarray(_array(ids) if isinstance(ids, torch.Tensor) else ids, order="C")
+    if given.dtype == _INT64 and given.ndim == 1:
+        return given
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise InvalidIndex(f"ids must be integers with one axis, not {given.dtype}{list(given.shape)}")
     if given.dtype.kind == "u" and given.size and int(given.max()) > np.iinfo(np.int64).max:
         raise InvalidIndex(f"id {given.max()} never existed")
-    return np.ascontiguousarray(given, np.int64)
+    return given.astype(np.int64)
 
 
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
-    """Return errors as float64, (count,) or (count, length): numpy, or a tensor with or without a gradient.
+    """Return errors as float64 in one piece of memory, (count,) or (count, length).
+
+    They are given as numpy has them, or as a tensor with or without a gradient.
 
     Raises
     ------
     ValueError
-        Another shape, or a value that is not finite.
+        Another shape.
     """
-    if isinstance(td_error, torch.Tensor):
-        td_error = _array(td_error)
-    errors = np.asarray(td_error, np.float64)
+    given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
+    errors = np.asarray(given, np.float64, order="C")
     if errors.ndim == 2 and errors.shape[1] == 1:
-        errors = errors[:, 0]
+        errors = errors.reshape(-1)
     if errors.ndim not in (1, 2) or len(errors) != count:
         raise ValueError(f"td_error must have one row for each of {count} ids, not shape {list(errors.shape)}")
     return errors

@@ -159,7 +159,7 @@ class Distribution(ABC):
         """Count as drawn what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""
         return bool(population.contains(draw.ids).all())
 
-    def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
+    def update(self, population: Population, ids: Ints, errors: Floats) -> int:
         """Set priorities of ids from their errors; return how many ids cannot be drawn. See `Prioritized.update`.
 
         Raises

@@ -11,6 +11,7 @@ from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule, number
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class Mixture(Distribution):
@@ -105,11 +106,9 @@ class Mixture(Distribution):
                 return part.weigh(draw, beta, batches)
         return None
 
-    def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
+    def update(self, population: Population, ids: Ints, errors: Floats) -> int:
         """Update all that are prioritized; see `Prioritized.update`."""
-        return max(
-            (part.update(population, ids, td_error, loss_mask) for part in self._parts if part.weighted), default=0
-        )
+        return max((part.update(population, ids, errors) for part in self._parts if part.weighted), default=0)
 
     def claim(self, owner: object) -> None:
         """Belong to this owner with all that have state; see `Owned.claim`."""

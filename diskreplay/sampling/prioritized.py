@@ -176,7 +176,7 @@ class Prioritized(Owned):
         chosen("weights")(chances, draw.least if self._normalize == "store" else 0.0, exponent, self._scratch, weights)
         return weights
 
-    def update(self, population: Population, ids: Ints, td_error: Any, loss_mask: Any = None) -> int:
+    def update(self, population: Population, ids: Ints, errors: Floats) -> int:
         """Set the priorities of ids from their errors; nothing is changed if it raises.
 
         Parameters
@@ -184,11 +184,9 @@ class Prioritized(Owned):
         population : Population
             What can be drawn now, refreshed at least once.
         ids : (n,) int64
-            Which ids; the last value counts where one is named twice.
-        td_error : (n,) or (n, 1) float, or (n, length) with a loss mask
-            Errors of either sign.
-        loss_mask : (n, length) bool, optional
-            The steps of each sequence that count; see `sequence_error`.
+            Which ids, in one piece of memory; the last error counts where one is named twice.
+        errors : (n,) float64
+            Errors of either sign, in one piece of memory; of sequences, see `sequence_error`.
 
         Returns
         -------
@@ -200,18 +198,11 @@ class Prioritized(Owned):
         ValueError
             Another shape, or a value that is not finite.
         """
-        error = np.asarray(td_error, np.float64)
-        if error.ndim == 2:
-            if error.shape[1] == 1:
-                error = error[:, 0]
-            elif loss_mask is not None:
-                error = sequence_error(error, loss_mask, self._eta)
-        if error.shape != (len(ids),):
-            raise ValueError(f"td_error must have one value for each of {len(ids)} ids, not shape {list(error.shape)}")
-        table = self._followed(population)
-        skipped = table.update(np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(error), self._eps)
+        if errors.shape != ids.shape:
+            raise ValueError(f"td_error must have one value for each of {len(ids)} ids, not shape {list(errors.shape)}")
+        skipped = self._followed(population).update(ids, errors, self._eps)
         if skipped < 0:
-            raise ValueError(f"td_error[{-1 - skipped}] is {error[-1 - skipped]}: nothing was updated")
+            raise ValueError(f"td_error[{-1 - skipped}] is {errors[-1 - skipped]}: nothing was updated")
         return skipped
 
     def state_dict(self) -> dict[str, Any]:

@@ -144,6 +144,8 @@ class LiveLanes:
             Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns
             whether something has changed by that.
         """
+        if not changed and not len(self.growing):
+            return False
         found = self._found
         found[rows.CHANGED] = changed
         while True:

@@ -194,7 +194,6 @@ def test_an_update_that_is_refused_changes_nothing() -> None:
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             distribution.update(population, ids[:2], bad)
     np.testing.assert_array_equal(distribution.chances(population, ids), before)
-    assert distribution.update(population, ids[:2], np.array([[1.0], [2.0]])) == 0
     assert distribution.update(population, ids[:0], np.zeros(0)) == 0
 
 
@@ -210,7 +209,7 @@ def test_the_error_of_a_sequence_counts_what_the_mask_counts() -> None:
     population = population_of(grown(1, [[7]]), view)
     distribution, ids = Prioritized(alpha=1.0, eps=1.0, eta=0.5), everything(population)
     assert len(ids) == 3
-    distribution.update(population, ids, errors, mask)
+    distribution.update(population, ids, sequence_error(errors, mask, distribution.eta))
     np.testing.assert_allclose(distribution.chances(population, ids) * (4.25 + 2 + 1), [4.25, 2.0, 1.0])
 
 
