@@ -76,6 +76,12 @@ def leaked(before: dict[str, set], folder: str) -> dict[str, set]:
     return {kind: new for kind, now in look(folder).items() if (new := now - before[kind])}
 
 
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of the searches for cycles that `no_leaks` makes: 20 ms each, not 200."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Remember whether the test failed: its traceback keeps its variables alive, which would look like a leak."""
