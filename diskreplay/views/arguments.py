@@ -70,13 +70,7 @@ def reward_argument(value: Any) -> dict[str, float] | None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return the depth of each observation leaf that is named, of all for an int; the leaves are keyed by path.
-
-    Raises
-    ------
-    ValueError
-        A name is none of the store's observation leaves.
-    """
+    """Return the depth of each observation leaf that is named, of all for an int; the leaves are keyed by path."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}

@@ -66,29 +66,14 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
 
 
 class Reader:
-    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
+    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory."""
 
-    Attributes
-    ----------
-    leaves : sequence of Leaf
-        What is gathered; where that depends on the ids of a batch, for one of one-step items.
-    paths : sequence of tuple of str
-        The fields of a batch, in order.
-    shows_leaves : bool
-        Whether the fields are the leaves as they are; if not, `present` makes them.
-    depends_on_ids : bool
-        Whether `leaves_for` must be asked for the leaves of each batch.
-    helper : Executor or None
-        A thread that does half of what is large.
-    evaluate : callable or None
-        What the view calls with observations, nested arrays (n, ...), to get their values, (n,) or (n, 1).
-    """
-
-    leaves: Sequence[Leaf]
-    paths: Sequence[Path]
-    shows_leaves = True
-    depends_on_ids = False
-    helper: Executor | None = None
+    leaves: Sequence[Leaf]  # what is gathered; where that depends on the ids of a batch, for one of one-step items
+    paths: Sequence[Path]  # the fields of a batch, in order
+    shows_leaves = True  # whether the fields are the leaves as they are; if not, `present` makes them
+    depends_on_ids = False  # whether `leaves_for` must be asked for the leaves of each batch
+    helper: Executor | None = None  # a thread that does half of what is large
+    # What the view calls with observations, nested arrays (n, ...), to get their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
@@ -99,7 +84,10 @@ class Reader:
         """Say what the next `fill`, and no later one, draws from, where the view draws something itself."""
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the items of these ids into a block of `leaves_for`; all weights are 1."""
+        """Gather the items of these ids into a block of `leaves_for`; all weights are 1.
+
+        Raises InvalidIndex where an id is none of the view's.
+        """
         raise NotImplementedError
 
     def present(self, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -157,7 +145,13 @@ class View(Protocol):
         return None
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all."""
+        """Bind the view to a schema; `fields` names what a batch holds, None all.
+
+        Raises
+        ------
+        ValueError
+            The view or `fields` names something that the schema has not, or the view needs what it has not.
+        """
 
 
 def select(
@@ -168,12 +162,7 @@ def select(
 ) -> list[Leaf]:
     """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone; None: all that are given.
 
-    Those of `on_request` are there only where they are named.
-
-    Raises
-    ------
-    ValueError
-        A name is none of the batch's.
+    Those of `on_request` are there only where they are named. Raises ValueError where a name is none of the batch's.
     """
     if fields is None:
         return leaves

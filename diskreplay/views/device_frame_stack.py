@@ -67,13 +67,7 @@ class DeviceFrameStack(Reader):
         return self._view.n_step
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids into the block.
-
-        Raises
-        ------
-        InvalidIndex
-            An id is not sampleable.
-        """
+        """Gather the transitions of these ids into the block."""
         self._rest.helper = self.helper
         self._rest.fill(snapshot, ids, block)
         windows = self._rest.windows

@@ -55,13 +55,7 @@ class Episodes(View):
         return Starts(last=FIRST_ONLY)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all.
-
-        Raises
-        ------
-        ValueError
-            `fields` names something that a batch has not.
-        """
+        """Bind the view to a schema; `fields` names what a batch holds, None all."""
         # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
         from diskreplay.views.sequences_reader import EpisodesReader
 

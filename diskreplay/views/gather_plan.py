@@ -36,20 +36,10 @@ class GatherPlan:
     The record that the kernel reads is made once, and changed in place. What it has addresses of is kept alive here.
     Whatever interrupts a change, the next call makes it again: what tells that it was made is set last.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        What is copied.
-    view : View or None
-        Whose windows these are, for messages.
-    bounds : Bounds or None
-        Which windows `gather` finds; None for a plan that only copies rows of windows that are given.
-    summands : sequence of (str, dtype, float)
-        Scalar fields, and the weight of each in the sum.
-    gamma : float
-        The discount of the sum.
-    computed : dict of str to int
-        The arrays of a block for what `kernels.gather.COMPUTED` names; -1 or absent where it has none.
+    `view`, for messages, is that whose windows these are, and `bounds` says which of them `gather` finds: None for a
+    plan that only copies rows of windows that are given. `summands` are path, dtype and weight of scalar fields, whose
+    sum is discounted by `gamma`. `computed` has the arrays of a block for what `kernels.gather.COMPUTED` names; -1 or
+    absent where it has none.
     """
 
     def __init__(
@@ -91,14 +81,8 @@ class GatherPlan:
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, helper: Executor | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
 
-        With a helper, it does half of a large block.
-
-        Raises
-        ------
-        InvalidIndex
-            An id has no window.
-        FormatError
-            A chunk is missing.
+        With a helper, it does half of a large block. Raises InvalidIndex where an id has no window, FormatError where
+        a chunk is missing.
         """
         if self._snapshot is None or snapshot.segments is not self._snapshot.segments:
             self._snapshot = None
@@ -123,13 +107,7 @@ class GatherPlan:
         raise self._missing(snapshot, bad)
 
     def copy(self, snapshot: Snapshot, windows: Windows, block: Block, helper: Executor | None = None) -> None:
-        """Copy rows of windows that are given into the arrays of a block, which may have more items.
-
-        Raises
-        ------
-        FormatError
-            A chunk is missing.
-        """
+        """Copy rows of windows that are given, as `gather` does, into a block, which may have more items."""
         self._use(windows)
         self.gather(snapshot, _NO_IDS, block, helper)
 

@@ -73,10 +73,7 @@ class Hindsight:
     def rewards(self, achieved: NDArray[Any], desired: NDArray[Any]) -> NDArray[np.float64]:
         """Return the rewards (M,) of steps that achieved (M, *goal_shape) while that was desired.
 
-        Raises
-        ------
-        ValueError
-            `reward_fn` returns something else than M finite numbers.
+        Raises ValueError where `reward_fn` returns something else than M finite numbers.
         """
         assert self.reward_fn is not None  # for the type checker: __post_init__ refuses it
         count = len(achieved)

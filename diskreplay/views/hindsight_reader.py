@@ -61,15 +61,7 @@ class HindsightReader(Reader):
         self._entropy = entropy
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids into the block.
-
-        Raises
-        ------
-        InvalidIndex
-            An id is not sampleable.
-        ValueError
-            The reward function returns something else than finite numbers.
-        """
+        """Gather the transitions of these ids; ValueError where the reward function returns no finite numbers."""
         entropy, self._entropy = self._entropy, None
         self._plain.helper = self.helper
         self._plain.fill(snapshot, ids, block)

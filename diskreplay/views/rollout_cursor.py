@@ -40,12 +40,7 @@ class RolloutCursor(Owned):
     delivered is planned again. A rank's share are the lanes for which writer + lane, modulo the number of ranks, is
     the rank: that does not change when writers come and go.
 
-    Parameters
-    ----------
-    view : Rollouts
-        How many steps, and what they are bootstrapped with.
-    admission : EpisodeFilter or None
-        Which episodes count; None is all.
+    `view` says how many steps, and what they are bootstrapped with; `admission` which episodes count, None is all.
     """
 
     sized = False
@@ -81,15 +76,9 @@ class RolloutCursor(Owned):
     ) -> Draw:
         """Draw the next steps of a rank's lanes, (num_steps * columns,), one row of steps after the other.
 
-        Neither `size` nor `rng` counts.
-
-        Raises
-        ------
-        NotEnoughData
-            A lane of a writer that is not closed has too few steps, or no lane has enough; nothing changed.
-        LookAgain
-            A lane seems to have left. A writer that closed a segment may have begun the next just after this snapshot
-            was taken.
+        Neither `size` nor `rng` counts. Raises NotEnoughData, and changes nothing, where a lane of a writer that is
+        not closed has too few steps, or no lane has enough. Raises LookAgain where a lane seems to have left: a writer
+        that closed a segment may have begun the next just after this snapshot was taken.
         """
         if (rank, world_size) != self._share:
             self._share = rank, world_size
@@ -143,13 +132,7 @@ class RolloutCursor(Owned):
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; what was planned is forgotten.
-
-        Raises
-        ------
-        ValueError
-            This is no such state; nothing is changed.
-        """
+        """Go on from a state; what was planned is forgotten. Raises ValueError, and changes nothing, if it is none."""
         try:
             keys, after = (np.array(state[name], np.int64) for name in ("lanes", "next_ids"))
             if keys.ndim != 1 or keys.shape != after.shape or (np.diff(keys) <= 0).any():

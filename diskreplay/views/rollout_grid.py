@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 class Positions:
     """How far each lane was given: all its ids below `after`. Immutable; a lane that is not in it is at its start.
 
-    Parameters
-    ----------
-    keys : array of int64
-        Lanes, in order; see `LaneMap`.
-    after : array of int64
-        The lowest id of each lane that may be given next.
+    `keys` are lanes, in order, as of `LaneMap`; `after` is the lowest id of each that may be given next.
     """
 
     def __init__(self, keys: Any = (), after: Any = ()) -> None:

@@ -110,13 +110,7 @@ class Rollouts(View):
         return RolloutCursor(self, admission)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all.
-
-        Raises
-        ------
-        ValueError
-            The view or `fields` names something that the schema has not.
-        """
+        """Bind the view to a schema; `fields` names what a batch holds, None all."""
         # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
         from diskreplay.views.rollouts_reader import RolloutsReader
 

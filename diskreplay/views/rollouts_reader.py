@@ -94,12 +94,8 @@ class RolloutsReader(Reader):
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
 
-        Raises
-        ------
-        InvalidIndex
-            An id is no step's, or they are no grid.
-        ReplayError
-            A step that was truncated, or the last of a column, has nothing to bootstrap from.
+        Raises InvalidIndex where an id is no step's, or they are no grid; ReplayError where a step that was truncated,
+        or the last of a column, has nothing to bootstrap from.
         """
         steps = self._find(snapshot, ids)
         following = self._successors.follow(snapshot, ids, steps)

@@ -97,13 +97,7 @@ class Sequences(View):
         return Starts(self.length, self.stride, PADDED if self.pad else MOVED_BACK, open_rows=self.length + 1)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all.
-
-        Raises
-        ------
-        ValueError
-            The view or `fields` names something that the schema has not.
-        """
+        """Bind the view to a schema; `fields` names what a batch holds, None all."""
         # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
         from diskreplay.views.sequences_reader import SequencesReader
 

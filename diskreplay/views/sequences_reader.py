@@ -48,11 +48,6 @@ class SequencesReader(Reader):
         """Gather the windows that begin at these ids into the block.
 
         Whether they are starts of the view is left to `check`: it would have to look back to the episode's first step.
-
-        Raises
-        ------
-        InvalidIndex
-            No such window begins at an id.
         """
         self._windows.fill(snapshot, ids, block, self._view.burn_in, self.helper)
 
@@ -107,13 +102,7 @@ class EpisodesReader(CountingReader):
         return int(_found(snapshot, ids, self._steps, self._view).k.sum())
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
-        """Return the leaves of the batch of these ids, as long as its longest episode.
-
-        Raises
-        ------
-        InvalidIndex
-            An id is not sampleable.
-        """
+        """Return the leaves of the batch of these ids, as long as its longest episode; InvalidIndex as of `fill`."""
         return self._layout.leaves(int(_found(snapshot, ids, self._steps, self._view).k.max(initial=1)))
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
@@ -121,15 +110,7 @@ class EpisodesReader(CountingReader):
         return self._layout.present(tensors)
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the episodes that begin at these ids into a block of `leaves_for`.
-
-        Whether episodes begin there and have ended is left to `check`.
-
-        Raises
-        ------
-        InvalidIndex
-            An id is not sampleable.
-        """
+        """Gather the steps from these ids on; whether episodes begin there and have ended is left to `check`."""
         self._windows.fill(snapshot, ids, block, 0, self.helper)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:

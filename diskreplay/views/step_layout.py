@@ -45,21 +45,8 @@ class _Kind(NamedTuple):
 class StepLayout:
     """The leaves and fields of batches of windows of one schema and choice of fields. Not thread-safe: it caches.
 
-    Parameters
-    ----------
-    schema : Schema
-        What the store holds.
-    fields : sequence of str or None
-        What a batch holds.
-    frame_stack : int or dict
-        Frames of each observation; see `Sequences`.
-    start_only : sequence of str
-        Extra fields of which only the first step's value is read.
-
-    Raises
-    ------
-    ValueError
-        An argument names something that the schema has not.
+    `fields` is what a batch holds; `frame_stack` and `start_only` are those of `Sequences`. Raises ValueError where one
+    of them names something that the schema has not.
     """
 
     def __init__(

@@ -55,10 +55,7 @@ class Successors:
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
         """Return windows of one row, that of the step of each id; `floor` is right for stacks of frames.
 
-        Raises
-        ------
-        InvalidIndex
-            `refuse` says it, of the first id that is no visible step's.
+        Raises what `refuse` returns of the first id that is no visible step's.
         """
         slot = (ids >> POSITION_BITS) - snapshot.origin
         good = (slot >= 0) & (slot < len(snapshot.lanes))

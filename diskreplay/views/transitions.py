@@ -86,14 +86,7 @@ class Transitions(View):
         return self.relabel is not None
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all.
-
-        Raises
-        ------
-        ValueError
-            The view or `fields` names something that the schema has not, or `relabel` is set and the observations
-            are not goal-conditioned.
-        """
+        """Bind the view to a schema; with `relabel`, one of goal-conditioned observations."""
         # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
         from diskreplay.views.hindsight_reader import HindsightReader
         from diskreplay.views.transitions_reader import TransitionsReader

@@ -54,13 +54,7 @@ class TransitionsReader(Reader):
         return self._plan.windows
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids into the block.
-
-        Raises
-        ------
-        InvalidIndex
-            An id is not sampleable.
-        """
+        """Gather the transitions of these ids into the block."""
         self._plan.gather(snapshot, ids, block, self.helper)
         if self._time >= 0:
             times.to_seconds(snapshot, ids, block.arrays[self._time])
