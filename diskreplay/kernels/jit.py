@@ -26,202 +26,143 @@ from diskreplay.kernels.cache import compile_kernel
 
 STREAM_BLOCK = 128  # bytes: two cache lines
 
-_BYTE_POINTER = ir.IntType(8).as_pointer()
+_BYTE, _INT32, _INT, _FLOAT, _DOUBLE = *map(ir.IntType, (8, 32, 64)), ir.FloatType(), ir.DoubleType()
 
 
-def _load_byte(typing_context: Any, address: Any) -> Any:
-    """Read the byte at an address."""
+def _typed(result: Any, kinds: Any, generate: Any) -> Any:
+    """Return an instruction of these types that `generate` makes."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], _BYTE_POINTER))
+    def call(typing_context: Any, *arguments: Any) -> Any:
+        return result(*kinds), generate
 
-    return types.uint8(types.int64), generate
-
-
-def _copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-    """Copy `count` bytes from one address to another; the ranges do not overlap."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, origin = (builder.inttoptr(a, _BYTE_POINTER) for a in args[:2])
-        cgutils.raw_memcpy(builder, to, origin, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    names = ["typing_context", *(f"argument{i}" for i in range(len(kinds)))]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # numba counts them
+    return intrinsic(call)
 
 
-def _load_int(typing_context: Any, address: Any) -> Any:
-    """Read the int64 at an address."""
+def _instruction(result: Any, *kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make an instruction of these types of a function that writes it with a builder; None is no value."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+    def decorate(build: Callable[..., Any]) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            found = build(builder, *args)
+            return context.get_dummy_value() if found is None else found
 
-    return types.int64(types.int64), generate
+        return _typed(result, kinds, generate)
 
-
-def _load_shared(typing_context: Any, address: Any) -> Any:
-    """Read the int64 at an address that another process stores to, before anything that is read after it."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.load_atomic(pointer, "acquire", 8)
-
-    return types.int64(types.int64), generate
+    return decorate
 
 
-def _load_float32(typing_context: Any, address: Any) -> Any:
-    """Read the float32 at an address."""
+def _loading(kind: Any, llvm_type: Any) -> Any:
+    """Return an instruction that reads the number at an address."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()))
+    def load(builder: Any, address: Any) -> Any:
+        return builder.load(builder.inttoptr(address, llvm_type.as_pointer()))
 
-    return types.float32(types.int64), generate
-
-
-def _load_float64(typing_context: Any, address: Any) -> Any:
-    """Read the float64 at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
-
-    return types.float64(types.int64), generate
+    return _instruction(kind, types.int64)(load)
 
 
 def _storing(kind: Any, llvm_type: Any) -> Any:
-    """Return the generator of an instruction that writes a number to an address."""
+    """Return an instruction that writes a number to an address."""
 
-    def store(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            builder.store(args[1], builder.inttoptr(args[0], llvm_type.as_pointer()))
-            return context.get_dummy_value()
+    def store(builder: Any, address: Any, value: Any) -> None:
+        builder.store(value, builder.inttoptr(address, llvm_type.as_pointer()))
 
-        return types.void(types.int64, kind), generate
-
-    return store
-
-
-def _lowest_bit(typing_context: Any, x: Any) -> Any:
-    """Count the zeros below the lowest bit that is set; one must be."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.int64), generate
-
-
-def _zero_bytes(typing_context: Any, target: Any, count: Any) -> Any:
-    """Set `count` bytes from an address on to zero."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(args[0], _BYTE_POINTER), args[1], 0)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Start to load the cache line of an address; it need not be mapped."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number = ir.IntType(32)
-        signature = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE_POINTER], signature)
-        for_reading, keep_in_all_caches, data = number(0), number(3), number(1)
-        builder.call(prefetch, [builder.inttoptr(args[0], _BYTE_POINTER), for_reading, keep_in_all_caches, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-def _madvise(typing_context: Any, address: Any, count: Any, advice: Any) -> Any:
-    """Call the C library's madvise; 0 is success."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        long, number = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(number, [long, long, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "madvise")
-        return builder.sext(builder.call(function, [*args[:2], builder.trunc(args[2], number)]), long)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
-
-
-def _stream_block(typing_context: Any, target: Any, source: Any) -> Any:
-    """Copy `STREAM_BLOCK` bytes, and leave the target's lines out of the caches; it lies at a multiple of 32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(64), 4)
-        offsets = [ir.IntType(64)(at) for at in range(0, STREAM_BLOCK, 32)]
-        to, origin = ([builder.inttoptr(builder.add(a, at), vector.as_pointer()) for at in offsets] for a in args)
-        loaded = [builder.load(pointer, align=1) for pointer in origin]
-        for value, pointer in zip(loaded, to, strict=True):
-            kept_out = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-            builder.store(value, pointer, align=32).set_metadata("nontemporal", kept_out)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-def _fence(typing_context: Any) -> Any:
-    """Make streamed stores visible to other threads before any later one."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    return _instruction(types.void, types.int64, kind)(store)
 
 
 def _reading_as(kind: Any, llvm_type: Any, given: Any) -> Any:
-    """Return the generator of an instruction that takes the bits of a number for another one."""
-
-    def read_as(typing_context: Any, x: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], llvm_type)
-
-        return kind(given), generate
-
-    return read_as
+    """Return an instruction that takes the bits of a number for another one."""
+    return _instruction(kind, given)(lambda builder, x: builder.bitcast(x, llvm_type))
 
 
 def _array_at(kind: Any) -> Any:
-    """Return the generator of an instruction that makes an array of the memory at an address, which it borrows."""
+    """Return an instruction that makes an array of the memory at an address, which it borrows."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         item = context.get_data_type(kind.dtype)
-        width = ir.Constant(ir.IntType(64), context.get_abi_sizeof(item))
+        width = ir.Constant(_INT, context.get_abi_sizeof(item))
         array, data = context.make_array(kind)(context, builder), builder.inttoptr(args[0], item.as_pointer())
         strides = [*(builder.mul(count, width) for count in args[2:]), width]
         populate_array(array, data=data, shape=args[1:], strides=strides, itemsize=width, meminfo=None)
         return array._getvalue()
 
-    def vector_at(typing_context: Any, address: Any, count: Any) -> Any:
-        return kind(types.int64, types.int64), generate
-
-    def matrix_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
-        return kind(types.int64, types.int64, types.int64), generate
-
-    return vector_at if kind.ndim == 1 else matrix_at
+    return _typed(kind, [types.int64] * (1 + kind.ndim), generate)
 
 
-# Typed by hand: the declared type of an intrinsic is that of its generator, not of the instruction.
-ints_at: Any = intrinsic(_array_at(types.Array(types.int64, 1, "C")))
-ints2_at: Any = intrinsic(_array_at(types.Array(types.int64, 2, "C")))
-bytes_at: Any = intrinsic(_array_at(types.Array(types.uint8, 1, "C")))
-load_byte: Any = intrinsic(_load_byte)
-load_int: Any = intrinsic(_load_int)
-load_shared: Any = intrinsic(_load_shared)
-load_float32: Any = intrinsic(_load_float32)
-load_float64: Any = intrinsic(_load_float64)
-copy_bytes: Any = intrinsic(_copy_bytes)
-store_byte: Any = intrinsic(_storing(types.uint8, ir.IntType(8)))
-store_float32: Any = intrinsic(_storing(types.float32, ir.FloatType()))
-bits_of: Any = intrinsic(_reading_as(types.int64, ir.IntType(64), types.float64))
-number_of: Any = intrinsic(_reading_as(types.float64, ir.DoubleType(), types.int64))
-lowest_bit: Any = intrinsic(_lowest_bit)
-zero_bytes: Any = intrinsic(_zero_bytes)
-prefetch: Any = intrinsic(_prefetch)
-madvise: Any = intrinsic(_madvise)
-stream_block: Any = intrinsic(_stream_block)
-fence: Any = intrinsic(_fence)
+ints_at = _array_at(types.Array(types.int64, 1, "C"))
+ints2_at = _array_at(types.Array(types.int64, 2, "C"))
+bytes_at = _array_at(types.Array(types.uint8, 1, "C"))
+load_byte = _loading(types.uint8, _BYTE)
+load_int = _loading(types.int64, _INT)
+load_float32 = _loading(types.float32, _FLOAT)
+load_float64 = _loading(types.float64, _DOUBLE)
+store_byte = _storing(types.uint8, _BYTE)
+store_float32 = _storing(types.float32, _FLOAT)
+bits_of = _reading_as(types.int64, _INT, types.float64)
+number_of = _reading_as(types.float64, _DOUBLE, types.int64)
+
+
+@_instruction(types.int64, types.int64)
+def load_shared(builder: Any, address: Any) -> Any:
+    """Read the int64 at an address that another process stores to, before anything that is read after it."""
+    return builder.load_atomic(builder.inttoptr(address, _INT.as_pointer()), "acquire", 8)
+
+
+@_instruction(types.void, types.int64, types.int64, types.int64)
+def copy_bytes(builder: Any, target: Any, source: Any, count: Any) -> None:
+    """Copy `count` bytes from one address to another; the ranges do not overlap."""
+    to, origin = (builder.inttoptr(a, _BYTE.as_pointer()) for a in (target, source))
+    cgutils.raw_memcpy(builder, to, origin, count, 1)
+
+
+@_instruction(types.int64, types.int64)
+def lowest_bit(builder: Any, x: Any) -> Any:
+    """Count the zeros below the lowest bit that is set; one must be."""
+    return builder.cttz(x, ir.Constant(ir.IntType(1), 1))
+
+
+@_instruction(types.void, types.int64, types.int64)
+def zero_bytes(builder: Any, target: Any, count: Any) -> None:
+    """Set `count` bytes from an address on to zero."""
+    cgutils.memset(builder, builder.inttoptr(target, _BYTE.as_pointer()), count, 0)
+
+
+@_instruction(types.void, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
+    """Start to load the cache line of an address; it need not be mapped."""
+    pointer = _BYTE.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    for_reading, keep_in_all_caches, data = _INT32(0), _INT32(3), _INT32(1)
+    builder.call(function, [builder.inttoptr(address, pointer), for_reading, keep_in_all_caches, data])
+
+
+@_instruction(types.int64, types.int64, types.int64, types.int64)
+def madvise(builder: Any, address: Any, count: Any, advice: Any) -> Any:
+    """Call the C library's madvise; 0 is success."""
+    kind = ir.FunctionType(_INT32, [_INT, _INT, _INT32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "madvise")
+    return builder.sext(builder.call(function, [address, count, builder.trunc(advice, _INT32)]), _INT)
+
+
+@_instruction(types.void, types.int64, types.int64)
+def stream_block(builder: Any, target: Any, source: Any) -> None:
+    """Copy `STREAM_BLOCK` bytes, and leave the target's lines out of the caches; it lies at a multiple of 32."""
+    pointer, offsets = ir.VectorType(_INT, 4).as_pointer(), [_INT(at) for at in range(0, STREAM_BLOCK, 32)]
+    to, origin = ([builder.inttoptr(builder.add(a, at), pointer) for at in offsets] for a in (target, source))
+    loaded = [builder.load(place, align=1) for place in origin]
+    for value, place in zip(loaded, to, strict=True):
+        kept_out = builder.module.add_metadata([ir.Constant(_INT32, 1)])
+        builder.store(value, place, align=32).set_metadata("nontemporal", kept_out)
+
+
+@_instruction(types.void)
+def fence(builder: Any) -> None:
+    """Make streamed stores visible to other threads before any later one."""
+    builder.fence("seq_cst")
+
 
 # Inputs are typed read-only, which accepts writable arrays too: one compiled version serves both.
 _TYPES: dict[str, Any] = {
@@ -301,19 +242,13 @@ def apart(called: Any) -> Any:
     address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     llvmlite.binding.add_symbol(symbol, address)
 
-    def call(typing_context: Any, *arguments: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            convention = context.call_conv
-            kind = convention.get_function_type(result, kinds)
-            function = cgutils.get_or_insert_function(builder.module, kind, symbol)
-            status, found = convention.call_function(builder, function, result, kinds, args)
-            with cgutils.if_unlikely(builder, status.is_error):
-                convention.return_status_propagate(builder, status)
-            return found
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        convention = context.call_conv
+        kind = convention.get_function_type(result, kinds)
+        function = cgutils.get_or_insert_function(builder.module, kind, symbol)
+        status, found = convention.call_function(builder, function, result, kinds, args)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return found
 
-        return result(*kinds), generate
-
-    names = ["typing_context", *inspect.signature(called.py_func).parameters]
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # numba counts them
-    return intrinsic(call)
+    return _typed(result, kinds, generate)
