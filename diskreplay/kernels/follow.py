@@ -6,54 +6,10 @@ here. All that is new of a lane is looked at once, one byte a row.
 
 import numpy as np
 
-from diskreplay.ids import (
-    CONTINUES,
-    CUT,
-    END,
-    EPISODE_VALUES,
-    FIRST,
-    FIRST_ID,
-    KNOWN_FLAGS,
-    NO_STEP,
-    OBS_ROWS,
-    OBSERVATION_ONLY,
-    OPEN,
-    POSITION_BITS,
-    STEPS,
-    STRIDE,
-    TIME,
-    TRUNCATED,
-)
-from diskreplay.kernels import jit
+from diskreplay import ids
+from diskreplay.kernels import following as live, jit
 from diskreplay.kernels.find_windows import WORD
-from diskreplay.kernels.following import (
-    BEHIND_LAST,
-    CHANGED,
-    CHECKED,
-    CLOCK,
-    COMMITTED,
-    COMMITTED_AT,
-    DAMAGED,
-    DONE,
-    ENDED,
-    ENDED_STEPS,
-    ENDS,
-    FULL,
-    LANES,
-    LAST_STEP,
-    LEFT,
-    OBSERVED,
-    OBSERVED_AT,
-    OPEN_END,
-    OPEN_START,
-    OPEN_STEPS,
-    OPEN_TIME,
-    PLACE,
-    SLOT,
-    UNCHECKED,
-    Ints,
-)
-from diskreplay.kernels.jit import load_byte, load_int, load_shared, prefetch
+from diskreplay.kernels.following import Ints
 
 AHEAD = 32  # lanes
 
@@ -63,17 +19,17 @@ def _emit(
     ended: Ints, found: Ints, segment: int, width: int, start: int, steps: int, final: int, end: int, time: int
 ) -> None:
     """Write an ended episode; one that nothing ended was cut by its writer."""
-    if end & ENDS == 0:
-        end |= TRUNCATED | CUT
-    at = found[ENDED]
-    ended[at, FIRST_ID] = segment + start * width
-    ended[at, STRIDE] = width
-    ended[at, STEPS] = steps
-    ended[at, OBS_ROWS] = steps + final
-    ended[at, END] = end
-    ended[at, TIME] = time
-    found[ENDED] = at + 1
-    found[ENDED_STEPS] += steps
+    if end & live.ENDS == 0:
+        end |= ids.TRUNCATED | ids.CUT
+    at = found[live.ENDED]
+    ended[at, ids.FIRST_ID] = segment + start * width
+    ended[at, ids.STRIDE] = width
+    ended[at, ids.STEPS] = steps
+    ended[at, ids.OBS_ROWS] = steps + final
+    ended[at, ids.END] = end
+    ended[at, ids.TIME] = time
+    found[live.ENDED] = at + 1
+    found[live.ENDED_STEPS] += steps
 
 
 @jit.kernel("int", "int", "int", "int", *["ints"] * 4, inner=True)
@@ -96,86 +52,87 @@ def _follow_segment(
     """Take in what the lanes of a segment have published."""
     # Unsigned indices, because numba tests a signed one for being negative.
     line = np.uint64(which)
-    slot, width, clock = np.uint64(growing[line, SLOT]), growing[line, LANES], growing[line, CLOCK]
+    slot, width, clock = np.uint64(growing[line, live.SLOT]), growing[line, live.LANES], growing[line, live.CLOCK]
     bits, first = shift[slot], first_chunk[slot]
     mask = (1 << bits) - 1
     for lane in range(width - 1, -1, -1):
         # Flags of lanes lie in pages of their own: those of the lane after the next ones are on their way by then.
         ahead = lane - AHEAD
         if ahead >= 0:
-            row = lanes[COMMITTED, np.uint64(growing[line, PLACE] + ahead)]
+            row = lanes[live.COMMITTED, np.uint64(growing[line, live.PLACE] + ahead)]
             if row >> bits < chunks[slot]:
-                prefetch(bases[np.uint64(first + (row >> bits))] + (ahead << bits) + (row & mask))
-        at = np.uint64(growing[line, PLACE] + lane)
-        observed = load_shared(growing[line, OBSERVED_AT] + 8 * lane)
-        stop = load_shared(growing[line, COMMITTED_AT] + 8 * lane)
-        row, over, steps_over = lanes[COMMITTED, at], found[ENDED], found[ENDED_STEPS]
+                jit.prefetch(bases[np.uint64(first + (row >> bits))] + (ahead << bits) + (row & mask))
+        at = np.uint64(growing[line, live.PLACE] + lane)
+        observed = jit.load_shared(growing[line, live.OBSERVED_AT] + 8 * lane)
+        stop = jit.load_shared(growing[line, live.COMMITTED_AT] + 8 * lane)
+        row, over, steps_over = lanes[live.COMMITTED, at], found[live.ENDED], found[live.ENDED_STEPS]
         if stop < row or observed > stop + 1:
-            return DAMAGED
+            return live.DAMAGED
         observed = max(observed, stop)
         if stop == row:
-            if observed != lanes[OBSERVED, at]:
-                lanes[OBSERVED, at], found[CHANGED] = observed, 1
+            if observed != lanes[live.OBSERVED, at]:
+                lanes[live.OBSERVED, at], found[live.CHANGED] = observed, 1
             continue
-        if stop > growing[line, CHECKED]:
-            return UNCHECKED
+        if stop > growing[line, live.CHECKED]:
+            return live.UNCHECKED
         if over + stop - row >= ended.shape[0]:
-            return FULL
+            return live.FULL
         if not _are_mapped(slot, row, stop - 1, first_chunk, chunks, shift, bases):
-            return UNCHECKED
+            return live.UNCHECKED
         if times.size and not _are_mapped(slot, row, stop - 1, first_times, time_chunks, time_shift, times):
-            return UNCHECKED
-        goes_on = stop == row + 1 and lanes[OPEN_START, at] >= 0 and lanes[OPEN_END, at] & EPISODE_VALUES == 0
-        if goes_on and load_byte(bases[np.uint64(first + (row >> bits))] + (lane << bits) + (row & mask)) == 0:
+            return live.UNCHECKED
+        start, so_far = lanes[live.OPEN_START, at], lanes[live.OPEN_END, at]
+        goes_on = stop == row + 1 and start >= 0 and so_far & ids.EPISODE_VALUES == 0
+        if goes_on and jit.load_byte(bases[np.uint64(first + (row >> bits))] + (lane << bits) + (row & mask)) == 0:
             # A step in the middle of an episode: nearly always.
-            lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
-            found[OPEN_STEPS] += 1
+            lanes[live.COMMITTED, at], lanes[live.OBSERVED, at], found[live.CHANGED] = stop, observed, 1
+            found[live.OPEN_STEPS] += 1
             continue
-        segment = ((np.int64(slot) + origin) << POSITION_BITS) + lane
-        start, before = lanes[OPEN_START, at], lanes[OPEN_END, at] & CONTINUES
-        previous, time = lanes[OPEN_END, at] & EPISODE_VALUES, lanes[OPEN_TIME, at]  # flags of the row before
+        segment = ((np.int64(slot) + origin) << ids.POSITION_BITS) + lane
+        before, time = so_far & ids.CONTINUES, lanes[live.OPEN_TIME, at]
+        previous = so_far & ids.EPISODE_VALUES  # flags of the row before
         while row < stop:
             address = bases[np.uint64(first + (row >> bits))] + (lane << bits) + (row & mask)
-            inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD and (row & mask) + WORD <= mask + 1
-            if inside and load_int(address) == 0:  # the middle of an episode
+            inside = start >= 0 and previous & live.ENDS == 0 and stop - row >= WORD and (row & mask) + WORD <= mask + 1
+            if inside and jit.load_int(address) == 0:  # the middle of an episode
                 row, previous = row + WORD, 0
                 continue
-            flags = np.int64(load_byte(address))
-            if flags & ~KNOWN_FLAGS:
-                found[ENDED], found[ENDED_STEPS] = over, steps_over
-                return DAMAGED
-            if start >= 0 and flags & NO_STEP:
-                end = previous & LAST_STEP | flags & BEHIND_LAST | before
-                final = 1 if flags & OBSERVATION_ONLY else 0
+            flags = np.int64(jit.load_byte(address))
+            if flags & ~ids.KNOWN_FLAGS:
+                found[live.ENDED], found[live.ENDED_STEPS] = over, steps_over
+                return live.DAMAGED
+            if start >= 0 and flags & ids.NO_STEP:
+                end = previous & live.LAST_STEP | flags & live.BEHIND_LAST | before
+                final = 1 if flags & ids.OBSERVATION_ONLY else 0
                 _emit(ended, found, segment, width, start, row - start, final, end, time)
                 start = -1
             else:
-                if start >= 0 and (flags & FIRST or previous & ENDS):
-                    _emit(ended, found, segment, width, start, row - start, 0, previous & LAST_STEP | before, time)
+                if start >= 0 and (flags & ids.FIRST or previous & live.ENDS):
+                    _emit(ended, found, segment, width, start, row - start, 0, previous & live.LAST_STEP | before, time)
                     start = -1
                 if start < 0:
-                    if flags & (FIRST | NO_STEP) != FIRST:
-                        found[ENDED], found[ENDED_STEPS] = over, steps_over
-                        return DAMAGED
-                    start, before = row, CONTINUES if flags & CUT else 0
+                    if flags & (ids.FIRST | ids.NO_STEP) != ids.FIRST:
+                        found[live.ENDED], found[live.ENDED_STEPS] = over, steps_over
+                        return live.DAMAGED
+                    start, before = row, ids.CONTINUES if flags & ids.CUT else 0
                     if times.size:
                         bits_of_times = time_shift[slot]
                         block = times[np.uint64(first_times[slot] + (row >> bits_of_times))]
                         inside_block = (lane << bits_of_times) + (row & ((1 << bits_of_times) - 1))
-                        time = load_int(block + 8 * inside_block) + clock
+                        time = jit.load_int(block + 8 * inside_block) + clock
                 previous = flags
             row += 1
-        if start >= 0 and previous & ENDS:
-            _emit(ended, found, segment, width, start, stop - start, 0, previous & LAST_STEP | before, time)
+        if start >= 0 and previous & live.ENDS:
+            _emit(ended, found, segment, width, start, stop - start, 0, previous & live.LAST_STEP | before, time)
             start = -1
-        if lanes[OPEN_START, at] >= 0:
-            found[OPEN_STEPS] -= lanes[COMMITTED, at] - lanes[OPEN_START, at]
-        lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
+        if lanes[live.OPEN_START, at] >= 0:
+            found[live.OPEN_STEPS] -= lanes[live.COMMITTED, at] - lanes[live.OPEN_START, at]
+        lanes[live.OPEN_START, at], lanes[live.OPEN_END, at], lanes[live.OPEN_TIME, at] = start, ids.OPEN, time
         if start >= 0:
-            found[OPEN_STEPS] += stop - start
-            lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
-        lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
-    return DONE
+            found[live.OPEN_STEPS] += stop - start
+            lanes[live.OPEN_END, at] |= before | previous & ids.EPISODE_VALUES
+        lanes[live.COMMITTED, at], lanes[live.OBSERVED, at], found[live.CHANGED] = stop, observed, 1
+    return live.DONE
 
 
 @jit.kernel("int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints")
@@ -196,7 +153,7 @@ def follow(
             which, growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin,
             lanes, ended, found,
         )  # fmt: skip
-        if status != DONE:
-            found[LEFT] = which
+        if status != live.DONE:
+            found[live.LEFT] = which
             return status
-    return DONE
+    return live.DONE

@@ -17,31 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import frozen, jit
-from diskreplay.kernels.find_windows import (
-    FLOOR,
-    LANE,
-    ROW,
-    SLOT,
-    WINDOW_ROWS,
-    K,
-    find_windows,
-)
-from diskreplay.kernels.jit import (
-    bytes_at,
-    copy_bytes,
-    fence,
-    ints2_at,
-    ints_at,
-    load_byte,
-    load_float32,
-    load_float64,
-    load_int,
-    number_of,
-    prefetch,
-    store_byte,
-    store_float32,
-    zero_bytes,
-)
+from diskreplay.kernels.find_windows import FLOOR, LANE, ROW, SLOT, WINDOW_ROWS, K, find_windows
 from diskreplay.kernels.stream import WIDE, stream_apart
 
 _find_windows = jit.apart(find_windows)
@@ -93,7 +69,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
     found = 0
     for i in range(count):
         s = windows[SLOT, _at(i)]
-        bits = load_int(shifts + 8 * s)
+        bits = jit.load_int(shifts + 8 * s)
         r = windows[_at(row_window), _at(i)] + offset
         c = r >> bits
         sources[_at(leaf), _at(i)] = 0
@@ -103,19 +79,19 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         whole = (
             r >= windows[FLOOR, _at(i)] and r + run <= windows[_at(stop_window), _at(i)] and inside + run <= 1 << bits
         )
-        if not whole or c >= load_int(chunk_counts + 8 * s):
+        if not whole or c >= jit.load_int(chunk_counts + 8 * s):
             continue
-        c += load_int(first_chunks + 8 * s)
+        c += jit.load_int(first_chunks + 8 * s)
         if c >= bases_size:
             continue
-        base = load_int(bases + 8 * c)
+        base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
         source = base + ((windows[LANE, _at(i)] << bits) + inside) * row_bytes
-        prefetch(source)
+        jit.prefetch(source)
         last = source + run * row_bytes - 1
         if (source ^ last) >> 6 != 0:  # of another cache line
-            prefetch(last)
+            jit.prefetch(last)
         sources[_at(leaf), _at(i)] = source
         found += 1
     return count - found
@@ -134,21 +110,21 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
     is_step, found = leaf < copied, 0
     for i in range(count):
         s, r = windows[SLOT, _at(i)], windows[row_window, _at(i)]
-        bits = load_int(shifts + 8 * s)
+        bits = jit.load_int(shifts + 8 * s)
         c = r >> bits
         inside = r & ((1 << bits) - 1)
         sources[_at(leaf), _at(i)] = 0
         whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[K, _at(i)] <= 1 << bits
-        if not whole or c >= load_int(chunk_counts + 8 * s):
+        if not whole or c >= jit.load_int(chunk_counts + 8 * s):
             continue
-        c += load_int(first_chunks + 8 * s)
+        c += jit.load_int(first_chunks + 8 * s)
         if c >= bases_size:
             continue
-        base = load_int(bases + 8 * c)
+        base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
         source = base + ((windows[LANE, _at(i)] << bits) + inside) * row_bytes
-        prefetch(source)
+        jit.prefetch(source)
         sources[_at(leaf), _at(i)] = source
         found += 1
     return count - found
@@ -158,14 +134,14 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
     """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
     s = windows[SLOT, _at(i)]
-    bits = load_int(plan[leaf, SHIFT] + 8 * s)
+    bits = jit.load_int(plan[leaf, SHIFT] + 8 * s)
     c = r >> bits
-    if r < 0 or c >= load_int(plan[leaf, CHUNKS] + 8 * s):
+    if r < 0 or c >= jit.load_int(plan[leaf, CHUNKS] + 8 * s):
         return 0
-    c += load_int(plan[leaf, FIRST_CHUNK] + 8 * s)
+    c += jit.load_int(plan[leaf, FIRST_CHUNK] + 8 * s)
     if c < 0 or c >= plan[leaf, BASES_SIZE]:
         return 0
-    base = load_int(plan[leaf, BASES] + 8 * c)
+    base = jit.load_int(plan[leaf, BASES] + 8 * c)
     if base == 0:
         return 0
     inside = r & ((1 << bits) - 1)
@@ -187,7 +163,7 @@ def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, count
         while done < length:
             r = max(row + done, floor)
             if r >= stop:
-                zero_bytes(target + done * row_bytes, (length - done) * row_bytes)
+                jit.zero_bytes(target + done * row_bytes, (length - done) * row_bytes)
                 break
             run = _run(windows, plan, leaf, i, r, sources)
             if run == 0:
@@ -196,7 +172,7 @@ def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, count
             if streamed and run * row_bytes >= WIDE:
                 stream_apart(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
             else:
-                copy_bytes(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
+                jit.copy_bytes(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
             done += run
     return -1
 
@@ -208,15 +184,15 @@ def _copy(out: int, nbytes: int, streamed: int, count: int, sources: Ints, leaf:
     if nbytes == 16:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
-                copy_bytes(out + i * 16, sources[_at(leaf), _at(i)], 16)
+                jit.copy_bytes(out + i * 16, sources[_at(leaf), _at(i)], 16)
     elif nbytes == 8:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
-                copy_bytes(out + i * 8, sources[_at(leaf), _at(i)], 8)
+                jit.copy_bytes(out + i * 8, sources[_at(leaf), _at(i)], 8)
     elif nbytes == 4:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
-                copy_bytes(out + i * 4, sources[_at(leaf), _at(i)], 4)
+                jit.copy_bytes(out + i * 4, sources[_at(leaf), _at(i)], 4)
     elif streamed and nbytes >= WIDE:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
@@ -224,19 +200,19 @@ def _copy(out: int, nbytes: int, streamed: int, count: int, sources: Ints, leaf:
     else:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
-                copy_bytes(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
+                jit.copy_bytes(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
 
 
 @jit.kernel("float", "int", "int", "int", inner=True)
 def _number(address: int, kind: int, width: int) -> float:
     """Read a number of one of `KINDS`."""
     if kind == 0 and width == 4:
-        return np.float64(load_float32(address))
+        return np.float64(jit.load_float32(address))
     if kind == 0 and width == 8:
-        return load_float64(address)
+        return jit.load_float64(address)
     bits = np.int64(0)
     for at in range(width):
-        bits |= np.int64(load_byte(address + at)) << (8 * at)
+        bits |= np.int64(jit.load_byte(address + at)) << (8 * at)
     if kind == 1:
         return np.float64((bits << (64 - 8 * width)) >> (64 - 8 * width))
     if kind == 2:
@@ -244,11 +220,11 @@ def _number(address: int, kind: int, width: int) -> float:
     exponent, mantissa = bits >> 10 & 31, bits & 1023
     # Of a float16: the bits of a float64 with its exponent, or a multiple of the least there is.
     if exponent == 31:
-        size = number_of(2047 << 52 | mantissa << 42)
+        size = jit.number_of(2047 << 52 | mantissa << 42)
     elif exponent == 0:
         size = mantissa * 2.0**-24
     else:
-        size = number_of((exponent + 1008) << 52 | mantissa << 42)
+        size = jit.number_of((exponent + 1008) << 52 | mantissa << 42)
     return -size if bits >> 15 else size
 
 
@@ -265,13 +241,13 @@ def _store(
 ) -> None:
     """Write what follows from the sum of an item, whose window ended that way."""
     if rewards != 0:
-        store_float32(rewards + 4 * i, np.float32(total))
+        jit.store_float32(rewards + 4 * i, np.float32(total))
     if discounts != 0:
-        store_float32(discounts + 4 * i, np.float32(0.0 if end & 1 else power))
+        jit.store_float32(discounts + 4 * i, np.float32(0.0 if end & 1 else power))
     if terminals != 0:
-        store_byte(terminals + i, np.uint8(end & 1))
+        jit.store_byte(terminals + i, np.uint8(end & 1))
     if truncations != 0:
-        store_byte(truncations + i, np.uint8(end >> 1 & 1))
+        jit.store_byte(truncations + i, np.uint8(end >> 1 & 1))
 
 
 @jit.kernel("none", "ints2", "bytes", "ints2", "ints", "ints", "int", "int", "ints2", inner=True)
@@ -286,15 +262,15 @@ def _sum_runs(
     sources: Ints,
 ) -> None:
     """Do what `nstep` does with one summand of float32, all of whose windows `_locate` found: nearly always."""
-    leaf, gamma = record[COPIED], number_of(record[GAMMA])
-    factor = number_of(plan[leaf, FACTOR])
+    leaf, gamma = record[COPIED], jit.number_of(record[GAMMA])
+    factor = jit.number_of(plan[leaf, FACTOR])
     rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
     terminals = _target(TERMINATED, 1, begin, record, addresses)
     truncations = _target(TRUNCATED, 1, begin, record, addresses)
     for i in range(count):
         source, total, power = sources[_at(leaf), _at(i)], 0.0, 1.0
         for j in range(windows[K, _at(i)]):
-            total += power * (np.float64(load_float32(source + 4 * j)) * factor)
+            total += power * (np.float64(jit.load_float32(source + 4 * j)) * factor)
             power *= gamma
         _store(i, total, power, ends[_at(i)], rewards, discounts, terminals, truncations)
 
@@ -311,7 +287,7 @@ def _sum(
     sources: Ints,
 ) -> int:
     """Do what `nstep` does, with the summands where they are; return the first item with an unmapped row, or -1."""
-    copied, gamma = record[COPIED], number_of(record[GAMMA])
+    copied, gamma = record[COPIED], jit.number_of(record[GAMMA])
     rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
     terminals = _target(TERMINATED, 1, begin, record, addresses)
     truncations = _target(TRUNCATED, 1, begin, record, addresses)
@@ -329,7 +305,7 @@ def _sum(
                 for leaf in range(copied, plan.shape[0]):
                     width = plan[leaf, ROW_BYTES]
                     x = _number(sources[_at(leaf), _at(i)] + j * width, plan[leaf, KIND], width)
-                    r += x * number_of(plan[leaf, FACTOR])
+                    r += x * jit.number_of(plan[leaf, FACTOR])
                 total += power * r
                 power *= gamma
             done += run
@@ -357,16 +333,16 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     """
     # Of the arrays of all items, what lies behind the first of these: an index that counts from 0 cannot be negative.
     items, count = record[ITEMS], until - begin
-    mine = ints_at(ids.ctypes.data + 8 * begin, count)
-    windows = ints2_at(record[WINDOWS] + 8 * begin, WINDOW_ROWS, items)
-    ends = bytes_at(record[WINDOWS] + 8 * WINDOW_ROWS * items + begin, count)
-    lanes = ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
+    mine = jit.ints_at(ids.ctypes.data + 8 * begin, count)
+    windows = jit.ints2_at(record[WINDOWS] + 8 * begin, WINDOW_ROWS, items)
+    ends = jit.bytes_at(record[WINDOWS] + 8 * WINDOW_ROWS * items + begin, count)
+    lanes = jit.ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
     if record[FINDS]:
         slots = record[FLAGS + SLOTS]
         bad = _find_windows(
             mine, record[N], record[STACK], record[WHOLE], snapshot,
-            ints_at(record[FLAGS + FIRST_CHUNK], slots), ints_at(record[FLAGS + CHUNKS], slots),
-            ints_at(record[FLAGS + SHIFT], slots), ints_at(record[FLAGS + BASES], record[FLAGS + BASES_SIZE]),
+            jit.ints_at(record[FLAGS + FIRST_CHUNK], slots), jit.ints_at(record[FLAGS + CHUNKS], slots),
+            jit.ints_at(record[FLAGS + SHIFT], slots), jit.ints_at(record[FLAGS + BASES], record[FLAGS + BASES_SIZE]),
             windows, ends,
         )  # fmt: skip
     else:
@@ -375,8 +351,8 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
         record[FAILED] = -1
         return begin + bad
     lines, copied, streamed = record[LINES], record[COPIED], record[STREAMED]
-    plan = ints2_at(record.ctypes.data + 8 * HEAD, lines, COLUMNS)
-    sources = ints2_at(record[SOURCES] + 8 * begin, lines, items)
+    plan = jit.ints2_at(record.ctypes.data + 8 * HEAD, lines, COLUMNS)
+    sources = jit.ints2_at(record[SOURCES] + 8 * begin, lines, items)
     left = missing = 0
     for leaf in range(lines):
         if plan[leaf, SLOTS] < lanes.size:
@@ -405,11 +381,11 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     index, steps = _target(INDEX, 8, begin, record, addresses), _target(N_STEPS, 8, begin, record, addresses)
     weights = _target(WEIGHT, 4, begin, record, addresses)
     if index != 0:
-        copy_bytes(index, mine.ctypes.data, 8 * count)
+        jit.copy_bytes(index, mine.ctypes.data, 8 * count)
     if steps != 0:
-        copy_bytes(steps, record[WINDOWS] + 8 * (K * items + begin), 8 * count)
+        jit.copy_bytes(steps, record[WINDOWS] + 8 * (K * items + begin), 8 * count)
     for i in range(count if weights != 0 else 0):
-        store_float32(weights + 4 * i, np.float32(1.0))
+        jit.store_float32(weights + 4 * i, np.float32(1.0))
     if streamed:
-        fence()
+        jit.fence()
     return -1

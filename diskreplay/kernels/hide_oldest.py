@@ -7,29 +7,8 @@ the tables of episodes know it.
 """
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
-from diskreplay.kernels import following as live, jit
-from diskreplay.kernels.hiding import (
-    COUNT,
-    DONE,
-    HIDDEN,
-    ID,
-    LAST,
-    LINE,
-    LISTED,
-    NEEDED,
-    NEVER,
-    OLDEST,
-    PLACE,
-    ROW,
-    SEEN,
-    SIZE,
-    TAIL,
-    UNMAPPED,
-    UNTIL,
-    WHEN,
-    Ints,
-)
-from diskreplay.kernels.jit import load_int
+from diskreplay.kernels import following as live, hiding, jit
+from diskreplay.kernels.hiding import Ints
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
 _SLOT, _LANES, _PLACE = live.SLOT, live.LANES, live.PLACE
@@ -38,9 +17,9 @@ _SLOT, _LANES, _PLACE = live.SLOT, live.LANES, live.PLACE
 @jit.kernel("int", "ints2", "int", "int", inner=True)
 def _before(heap: Ints, one: int, other: int) -> int:
     """Tell whether one entry comes before another."""
-    if heap[one, WHEN] != heap[other, WHEN]:
-        return heap[one, WHEN] < heap[other, WHEN]
-    return heap[one, ID] < heap[other, ID]
+    if heap[one, hiding.WHEN] != heap[other, hiding.WHEN]:
+        return heap[one, hiding.WHEN] < heap[other, hiding.WHEN]
+    return heap[one, hiding.ID] < heap[other, hiding.ID]
 
 
 @jit.kernel("none", "out_ints2", "int", "int", inner=True)
@@ -85,9 +64,9 @@ def _time_of(
     chunk = row >> bits
     base = times[first_times[slot] + chunk] if chunk < time_chunks[slot] else 0
     if base == 0:
-        found[NEEDED] = step_id
+        found[hiding.NEEDED] = step_id
         return -1
-    return load_int(base + 8 * ((lane << bits) + (row & ((1 << bits) - 1)))) + clocks[slot]
+    return jit.load_int(base + 8 * ((lane << bits) + (row & ((1 << bits) - 1)))) + clocks[slot]
 
 
 @jit.kernel(
@@ -98,7 +77,7 @@ def _set_entry(
     first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Make entry `at` that of a lane's oldest step; 1: done, 0: it has none, -1: its time is not mapped."""
-    line, kept = by_place[LINE, place], by_place[OLDEST, place]
+    line, kept = by_place[hiding.LINE, place], by_place[hiding.OLDEST, place]
     if line >= 0:
         begin, when = (lines[line, FIRST_ID] & POSITION_MASK) // width, lines[line, TIME]
     else:
@@ -110,7 +89,8 @@ def _set_entry(
         when = _time_of(base + row * width, row, slot, lane, clocks, first_times, time_chunks, time_shift, times, found)
         if when < 0:
             return -1
-    heap[at, WHEN], heap[at, ID], heap[at, ROW], heap[at, PLACE] = when, base + row * width, row, place
+    heap[at, hiding.WHEN], heap[at, hiding.ID] = when, base + row * width
+    heap[at, hiding.ROW], heap[at, hiding.PLACE] = row, place
     return 1
 
 
@@ -122,14 +102,14 @@ def _list(
     first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Put a lane into the heap, if it has a step; -1: its time is not mapped."""
-    at = found[SIZE]
+    at = found[hiding.SIZE]
     status = _set_entry(
         at, place, base, slot, lane, width, lines, rows, clocks, first_times, time_chunks, time_shift, times, heap,
         by_place, found,
     )  # fmt: skip
     if status > 0:
-        by_place[LISTED, place] = 1
-        found[SIZE] = at + 1
+        by_place[hiding.LISTED, place] = 1
+        found[hiding.SIZE] = at + 1
         _rise(heap, at)
     return status
 
@@ -146,68 +126,68 @@ def hide_oldest(
     `lines` are those of the log; those from found[SEEN] on are new. `growing` and `rows` are those of `follow`;
     `clocks` is added to the times of each segment. `following` says which line comes behind another in its lane.
     """
-    while found[SEEN] < lines.shape[0]:
-        line = found[SEEN]
+    while found[hiding.SEEN] < lines.shape[0]:
+        line = found[hiding.SEEN]
         first, width = lines[line, FIRST_ID], lines[line, STRIDE]
         slot, position = (first >> POSITION_BITS) - origin, first & POSITION_MASK
         if lanes[slot] > 0:
             row = position // width
             lane = position - row * width
             place = lane_base[slot] + lane
-            if row + lines[line, STEPS] > by_place[OLDEST, place]:
-                oldest, newest = by_place[LINE, place], by_place[TAIL, place]
+            if row + lines[line, STEPS] > by_place[hiding.OLDEST, place]:
+                oldest, newest = by_place[hiding.LINE, place], by_place[hiding.TAIL, place]
                 following[line] = -1
                 if oldest < 0:
-                    by_place[LINE, place] = line
+                    by_place[hiding.LINE, place] = line
                 else:
                     following[newest] = line
-                by_place[TAIL, place] = line
-                if by_place[LISTED, place] == 0:
+                by_place[hiding.TAIL, place] = line
+                if by_place[hiding.LISTED, place] == 0:
                     status = _list(
                         place, first - position + lane, slot, lane, width, lines, rows, clocks, first_times,
                         time_chunks, time_shift, times, heap, by_place, found,
                     )  # fmt: skip
                     if status < 0:
-                        by_place[LINE, place], by_place[TAIL, place] = oldest, newest
-                        return UNMAPPED
-        found[SEEN] = line + 1
+                        by_place[hiding.LINE, place], by_place[hiding.TAIL, place] = oldest, newest
+                        return hiding.UNMAPPED
+        found[hiding.SEEN] = line + 1
     for which in range(growing.shape[0]):
         slot, width = growing[which, _SLOT], growing[which, _LANES]
         for lane in range(width):
             place = growing[which, _PLACE] + lane
-            if by_place[LISTED, place] == 0 and rows[_OPEN_START, place] >= 0:
+            if by_place[hiding.LISTED, place] == 0 and rows[_OPEN_START, place] >= 0:
                 status = _list(
                     place, ((slot + origin) << POSITION_BITS) + lane, slot, lane, width, lines, rows,
                     clocks, first_times, time_chunks, time_shift, times, heap, by_place, found,
                 )  # fmt: skip
                 if status < 0:
-                    return UNMAPPED
-    while found[SIZE] > 0:
-        when, step_id, row, place = heap[0, WHEN], heap[0, ID], heap[0, ROW], heap[0, PLACE]
+                    return hiding.UNMAPPED
+    while found[hiding.SIZE] > 0:
+        when, step_id, row, place = heap[0, hiding.WHEN], heap[0, hiding.ID], heap[0, hiding.ROW], heap[0, hiding.PLACE]
         status = 0
-        kept, line = by_place[OLDEST, place], by_place[LINE, place]
-        if kept < NEVER:
-            if found[COUNT] <= 0 and when >= found[UNTIL]:
+        kept, line = by_place[hiding.OLDEST, place], by_place[hiding.LINE, place]
+        if kept < hiding.NEVER:
+            if found[hiding.COUNT] <= 0 and when >= found[hiding.UNTIL]:
                 break
             slot = (step_id >> POSITION_BITS) - origin
             width = lanes[slot]
-            by_place[OLDEST, place] = row + 1
+            by_place[hiding.OLDEST, place] = row + 1
             if line >= 0 and step_id >= lines[line, FIRST_ID] + (lines[line, STEPS] - 1) * width:
-                by_place[LINE, place] = following[line]
+                by_place[hiding.LINE, place] = following[line]
             base = step_id - row * width
             status = _set_entry(
                 0, place, base, slot, base & POSITION_MASK, width, lines, rows, clocks, first_times, time_chunks,
                 time_shift, times, heap, by_place, found,
             )  # fmt: skip
             if status < 0:
-                by_place[OLDEST, place], by_place[LINE, place] = kept, line
-                return UNMAPPED
-            found[COUNT] -= 1
-            found[HIDDEN] += 1
-            found[LAST] = max(found[LAST], when)
+                by_place[hiding.OLDEST, place], by_place[hiding.LINE, place] = kept, line
+                return hiding.UNMAPPED
+            found[hiding.COUNT] -= 1
+            found[hiding.HIDDEN] += 1
+            found[hiding.LAST] = max(found[hiding.LAST], when)
         if status == 0:
-            by_place[LISTED, place] = 0
-            found[SIZE] -= 1
-            _swap(heap, 0, found[SIZE])
-        _sink(heap, found[SIZE])
-    return DONE
+            by_place[hiding.LISTED, place] = 0
+            found[hiding.SIZE] -= 1
+            _swap(heap, 0, found[hiding.SIZE])
+        _sink(heap, found[hiding.SIZE])
+    return hiding.DONE

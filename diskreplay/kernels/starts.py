@@ -2,29 +2,10 @@
 
 import numpy as np
 
-from diskreplay.ids import (
-    END,
-    FIRST_ID,
-    OBS_ROWS,
-    OBSERVATION_ONLY,
-    OPEN,
-    POSITION_BITS,
-    POSITION_MASK,
-    STEPS,
-    STRIDE,
-    TERMINATED,
-    TIME,
-    Ints,
-)
+from diskreplay import ids
+from diskreplay.ids import Ints
 from diskreplay.kernels import frozen, jit, runs
 from diskreplay.kernels.following import COMMITTED, LANE_ROWS, OBSERVED, OPEN_START, OPEN_TIME
-from diskreplay.kernels.jit import ints2_at, load_int
-from diskreplay.kernels.runs import (
-    ALL_STEPS,
-    FIRST_ONLY,
-    MOVED_BACK,
-    NEVER,
-)
 
 _FIRST, _STRIDE, _COUNT, _TIME, _BEFORE = runs.FIRST, runs.STRIDE, runs.COUNT, runs.TIME, runs.BEFORE
 
@@ -40,13 +21,13 @@ def _append(block: Ints, at: int, first: int, stride: int, count: int, time: int
 @jit.kernel("int", "int", "ints", inner=True)
 def _least_id(step_id: int, snapshot: Ints) -> int:
     """Return the least id of a step's lane that is not hidden."""
-    slot, position = (step_id >> POSITION_BITS) - snapshot[frozen.ORIGIN], step_id & POSITION_MASK
-    width = load_int(snapshot[frozen.LANES] + 8 * slot) if 0 <= slot < snapshot[frozen.SLOTS] else 0
+    slot, position = (step_id >> ids.POSITION_BITS) - snapshot[frozen.ORIGIN], step_id & ids.POSITION_MASK
+    width = jit.load_int(snapshot[frozen.LANES] + 8 * slot) if 0 <= slot < snapshot[frozen.SLOTS] else 0
     if width <= 0:
-        return NEVER
+        return runs.NEVER
     row = position // width
-    place = load_int(snapshot[frozen.LANE_BASE] + 8 * slot) + position - row * width
-    return step_id + (load_int(snapshot[frozen.OLDEST] + 8 * place) - row) * width
+    place = jit.load_int(snapshot[frozen.LANE_BASE] + 8 * slot) + position - row * width
+    return step_id + (jit.load_int(snapshot[frozen.OLDEST] + 8 * place) - row) * width
 
 
 @jit.kernel("int", *["int"] * 6, "ints", "ints", "int", "out_ints2", inner=True, inlined=True)
@@ -56,34 +37,34 @@ def _starts_of(
 ) -> int:  # fmt: skip
     """Write the ids at which samples of an episode start."""
     length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
-    ids, back = 0, -1
-    if end & OPEN:
+    count, back = 0, -1
+    if end & ids.OPEN:
         beyond = (obs_rows if observed else steps) - open_rows
         if open_rows > 0 and beyond >= 0:
-            ids = (beyond if step == 1 else beyond // step) + 1
-    elif last == ALL_STEPS:
-        ids = steps
+            count = (beyond if step == 1 else beyond // step) + 1
+    elif last == runs.ALL_STEPS:
+        count = steps
     else:
-        total = steps if end & (TERMINATED | OBSERVATION_ONLY) else steps - 1
+        total = steps if end & (ids.TERMINATED | ids.OBSERVATION_ONLY) else steps - 1
         missing = total - length
         if total > 0:
-            ids = 1
-            if missing > 0 and last != FIRST_ONLY:
-                ids += missing // step
+            count = 1
+            if missing > 0 and last != runs.FIRST_ONLY:
+                count += missing // step
                 if missing % step:
-                    if last == MOVED_BACK:
+                    if last == runs.MOVED_BACK:
                         back = missing
                     else:
-                        ids += 1
+                        count += 1
     least = since
     if time < snapshot[frozen.REACHED]:
         least = max(least, _least_id(begin, snapshot))
     moved, stride = begin + back * apart, apart * step
     if begin < least:
-        hidden = min((least - begin + stride - 1) // stride, ids)
-        begin, ids = begin + hidden * stride, ids - hidden
-    if ids > 0:
-        at = _append(block, at, begin, stride, ids, time)
+        hidden = min((least - begin + stride - 1) // stride, count)
+        begin, count = begin + hidden * stride, count - hidden
+    if count > 0:
+        at = _append(block, at, begin, stride, count, time)
     if back >= 0 and moved >= least:
         at = _append(block, at, moved, apart, 1, time)
     return at
@@ -109,22 +90,22 @@ def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, a
             at = _append(block, at, partly[_FIRST, i], partly[_STRIDE, i], partly[_COUNT, i], partly[_TIME, i])
     for i in range(lines.shape[0]):
         at = _starts_of(
-            lines[i, FIRST_ID], lines[i, STRIDE], lines[i, STEPS], lines[i, OBS_ROWS], lines[i, END], lines[i, TIME],
-            rule, snapshot, at, block,
+            lines[i, ids.FIRST_ID], lines[i, ids.STRIDE], lines[i, ids.STEPS], lines[i, ids.OBS_ROWS],
+            lines[i, ids.END], lines[i, ids.TIME], rule, snapshot, at, block,
         )  # fmt: skip
     if opened:
-        growing = ints2_at(snapshot[frozen.GROWING], snapshot[frozen.GROWING_COUNT], frozen.GROWING_COLUMNS)
-        live = ints2_at(snapshot[frozen.LIVE], LANE_ROWS, snapshot[frozen.LIVE_LANES])
+        growing = jit.ints2_at(snapshot[frozen.GROWING], snapshot[frozen.GROWING_COUNT], frozen.GROWING_COLUMNS)
+        live = jit.ints2_at(snapshot[frozen.LIVE], LANE_ROWS, snapshot[frozen.LIVE_LANES])
         for which in range(growing.shape[0]):
             width, column = growing[which, 1], growing[which, 2]
-            base = (growing[which, 0] + snapshot[frozen.ORIGIN]) << POSITION_BITS
+            base = (growing[which, 0] + snapshot[frozen.ORIGIN]) << ids.POSITION_BITS
             for lane in range(width):
                 place = np.uint64(column + lane)
                 start = live[OPEN_START, place]
                 steps = live[COMMITTED, place] - start
                 if start >= 0 and steps > 0:
                     at = _starts_of(
-                        base + lane + start * width, width, steps, live[OBSERVED, place] - start, OPEN,
+                        base + lane + start * width, width, steps, live[OBSERVED, place] - start, ids.OPEN,
                         live[OPEN_TIME, place], rule, snapshot, at, block,
                     )  # fmt: skip
     return at
