@@ -261,7 +261,7 @@ def _sum_runs(
     count: int,
     sources: Ints,
 ) -> None:
-    """Do what `nstep` does with one summand of float32, all of whose windows `_locate` found: nearly always."""
+    """Do what `_sum` does with one summand of float32, all of whose windows `_locate` found: nearly always."""
     leaf, gamma = record[COPIED], jit.number_of(record[GAMMA])
     factor = jit.number_of(plan[leaf, FACTOR])
     rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
@@ -286,7 +286,7 @@ def _sum(
     count: int,
     sources: Ints,
 ) -> int:
-    """Do what `nstep` does, with the summands where they are; return the first item with an unmapped row, or -1."""
+    """Sum as `nstep` does, and say how windows end; return the first item with an unmapped row, or -1."""
     copied, gamma = record[COPIED], jit.number_of(record[GAMMA])
     rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
     terminals = _target(TERMINATED, 1, begin, record, addresses)

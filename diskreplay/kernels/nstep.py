@@ -9,37 +9,12 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@jit.kernel(
-    "none", "floats2", "int", "ints", "bytes", "float", "out_floats", "out_floats",
-    "out_floats32", "out_floats32", "out_bools", "out_bools",
-)  # fmt: skip
-def nstep(
-    r: Floats,
-    start: int,
-    k: Ints,
-    ends: NDArray[np.uint8],
-    gamma: float,
-    total: Floats,
-    scale: Floats,
-    reward: NDArray[np.float32],
-    discount: NDArray[np.float32],
-    terminated: NDArray[np.bool_],
-    truncated: NDArray[np.bool_],
-) -> None:
-    """Add the rewards `r` (items, width) of steps start, start + 1, ... to the returns of windows of `k` steps.
-
-    Windows longer than `width` take several calls; `total` and `scale` (gamma to the steps summed) carry between them,
-    and are set anew at start 0. The outputs are right after the last call. `ends` has bit 1 where a window reaches the
-    end of a terminated episode, bit 2 of a truncated one.
-    """
+@jit.kernel("none", "floats2", "ints", "float", "out_floats32")
+def nstep(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None:
+    """Write the return of the first `k` rewards of each line of `r`."""
     for i in range(k.size):
-        acc, power = (0.0, 1.0) if start == 0 else (total[i], scale[i])
-        for j in range(min(k[i] - start, r.shape[1])):
-            acc += power * r[i, j]
+        total, power = 0.0, 1.0
+        for j in range(min(k[i], r.shape[1])):
+            total += power * r[i, j]
             power *= gamma
-        total[i] = acc
-        scale[i] = power
-        reward[i] = acc
-        terminated[i] = ends[i] & 1 != 0
-        truncated[i] = ends[i] & 2 != 0
-        discount[i] = 0.0 if ends[i] & 1 else power
+        reward[i] = total

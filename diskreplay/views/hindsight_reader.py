@@ -139,8 +139,7 @@ class HindsightReader(Reader):
             else:
                 r += others.pop(0) * weight
         found = np.empty(size, np.float32)
-        unwanted = np.empty(size, np.float32), np.empty(size, np.bool_), np.empty(size, np.bool_)
-        chosen("nstep")(r, 0, k, windows.ends, self._view.gamma, np.empty(size), np.empty(size), found, *unwanted)
+        chosen("nstep")(r, k, self._view.gamma, found)
         return found
 
 

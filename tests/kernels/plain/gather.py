@@ -43,7 +43,7 @@ from diskreplay.kernels.gather import (
 )
 from tests.kernels.plain.find_windows import find_windows_plain, row_address
 from tests.kernels.plain.frozen import Frozen, array_at
-from tests.kernels.plain.nstep import nstep_plain
+from tests.kernels.plain.nstep import sum_windows
 
 
 def _table(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
@@ -102,7 +102,7 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
     ]
     if head[COPIED] < head[LINES]:
         gamma = float(np.int64(head[GAMMA]).view(np.float64))
-        nstep_plain(r, 0, windows[K, some], ends[some], gamma, np.empty(size), np.empty(size), *outs[:4])
+        sum_windows(r, windows[K, some], ends[some], gamma, *outs[:4])
     for out, place, values in zip(outs[4:], head[INDEX:], (ids[some], windows[K, some], 1.0), strict=False):
         if place >= 0:
             out[:] = values

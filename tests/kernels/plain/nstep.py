@@ -1,4 +1,4 @@
-"""Plain twins of the kernels of `kernels.nstep`."""
+"""The plain twin of `kernels.nstep`, and what `gather` sums, one column of all windows after the other."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,24 +6,25 @@ from numpy.typing import NDArray
 from diskreplay.kernels.nstep import Floats, Ints
 
 
-def nstep_plain(
+def nstep_plain(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None:
+    """Do what `nstep` does."""
+    sum_windows(r, k, np.zeros(len(k), np.uint8), gamma, reward, *(np.empty(len(k), t) for t in ("f4", "?", "?")))
+
+
+def sum_windows(
     r: Floats,
-    start: int,
     k: Ints,
     ends: NDArray[np.uint8],
     gamma: float,
-    total: Floats,
-    scale: Floats,
     reward: NDArray[np.float32],
     discount: NDArray[np.float32],
     terminated: NDArray[np.bool_],
     truncated: NDArray[np.bool_],
 ) -> None:
-    """Do what `nstep` does, one column of all windows after the other."""
-    if start == 0:
-        total[:], scale[:] = 0.0, 1.0
+    """Write the returns of the first `k` rewards of each line of `r`, and how the windows end."""
+    total, scale = np.zeros(len(k)), np.ones(len(k))
     for j in range(r.shape[1]):
-        inside = start + j < k
+        inside = j < k
         total[inside] += scale[inside] * r[inside, j]
         scale[inside] *= gamma
     with np.errstate(over="ignore"):
