@@ -177,6 +177,18 @@ def select(
     return [leaf for leaf in leaves if any(leaf.path[: len(path)] == path for path in chosen)]
 
 
+def step_parts(schema: Schema) -> dict[str, dict[Path, str]]:
+    """Return the step fields of a batch by name: of each its leaves, path to source."""
+    parts: dict[str, dict[Path, str]] = {}
+    for source in schema.leaves:
+        part = tuple(source.split("/"))
+        if part[0] != "episode":
+            # An extra field stands under its own name in a batch.
+            path = part[1:] if part[0] == "extra" else part
+            parts.setdefault(path[0], {})[path] = source
+    return parts
+
+
 def nested(paths: Sequence[Path], values: Sequence[Any]) -> dict[str, Any]:
     """Return the values as nested dicts by path."""
     tree: dict[str, Any] = {}

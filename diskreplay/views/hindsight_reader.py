@@ -74,7 +74,7 @@ class HindsightReader(Reader):
         k, last = self._bounds(windows)
         known = np.flatnonzero(windows.row + k <= last)
         if len(known) < len(items):
-            items, k, last, windows = items[known], k[known], last[known], _chosen(windows, known)
+            items, k, last, windows = items[known], k[known], last[known], windows.select(known)
         if len(items):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
@@ -141,12 +141,6 @@ class HindsightReader(Reader):
         found = np.empty(size, np.float32)
         chosen("nstep")(r, k, self._view.gamma, found)
         return found
-
-
-def _chosen(windows: Windows, which: Ints) -> Windows:
-    kept = Windows(len(which))
-    kept.table[:], kept.ends[:] = windows.table[:, which], windows.ends[which]
-    return kept
 
 
 def _check_goals(schema: Schema) -> None:

@@ -15,13 +15,12 @@ from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.gae import STOPS, TERMINATED
 from diskreplay.kernels.table import chosen
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
-from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select
+from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select, step_parts
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages, wide_pages
-from diskreplay.views.successors import NONE, Bools, Following, Successors, place, take
-from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
+from diskreplay.views.successors import NONE, Bools, Following, Successors, place
+from diskreplay.views.windows import TIME, TIME_SOURCE, Copy, Windows, refuse, refuse_evicted, to_seconds
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts
@@ -68,8 +67,8 @@ class RolloutsReader(Reader):
         self._next_value = None if view.next_value is None else _scalar_field(schema, "next_value", view.next_value)
         sources = _sources(view, schema)
         self._obs = [source for source in sources if source.path[0] == "obs"]
-        shown = select(_leaves(sources), fields, always=("index",), on_request=[times.LEAF])
-        sources.append(_Source(times.PATH, times.SOURCE, times.LEAF.dtype, ()))
+        shown = select(_leaves(sources), fields, always=("index",), on_request=[TIME])
+        sources.append(_Source(TIME.path, TIME_SOURCE, TIME.dtype, ()))
         self.paths = [leaf.path for leaf in shown]
         self.leaves: Sequence[Leaf] = tuple(shown)
         self._place = {leaf.path: number for number, leaf in enumerate(self.leaves)}
@@ -119,8 +118,8 @@ class RolloutsReader(Reader):
             bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)
             made |= self._estimate(grid.shape, rewards, values, bootstraps, ends.astype(np.uint8))
         self._plan.copy(snapshot, steps, block, self.helper)
-        if times.PATH in self._place:
-            times.to_seconds(snapshot, ids, block.arrays[self._place[times.PATH]])
+        if TIME.path in self._place:
+            to_seconds(snapshot, ids, block.arrays[self._place[TIME.path]])
         with np.errstate(over="ignore"):
             for name, array in made.items():
                 if (name,) in self._place:
@@ -173,7 +172,7 @@ class RolloutsReader(Reader):
         if self.evaluate is not None and len(left):
             seen = left[following.has_obs[left]]
             if len(seen):
-                found[seen] = self._evaluated(snapshot, take(following.obs, seen))
+                found[seen] = self._evaluated(snapshot, following.obs.select(seen))
             left = left[~following.has_obs[left]]
         if next_values is None and len(left):
             unknown = left[following.successor[left] == NONE]
@@ -226,13 +225,8 @@ def _scalar_field(schema: Schema, argument: str, name: str) -> str:
 
 def _sources(view: "Rollouts", schema: Schema) -> list[_Source]:
     """Return the leaves that are copied, in the order of the schema; that of the values is named "value"."""
-    parts: dict[str, dict[Path, str]] = {"obs": {}, "action": {}, "value": {("value",): f"extra/{view.value}"}}
-    for source in schema.leaves:
-        part = tuple(source.split("/"))
-        # An extra field stands under its own name in a batch.
-        path = part[1:] if part[0] == "extra" else part
-        if part[0] not in ("episode", "reward") and path[0] != "value":
-            parts.setdefault(path[0], {})[path] = source
+    parts = step_parts(schema) | {"value": {("value",): f"extra/{view.value}"}}
+    del parts["reward"]  # which is summed
     depths = frame_stack_depths(view.frame_stack, parts["obs"])
     fields = schema.leaves
     return [

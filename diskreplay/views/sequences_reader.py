@@ -12,12 +12,11 @@ from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.views import times
 from diskreplay.views.base import Block, CountingReader, Ints, Leaf, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
-from diskreplay.views.windows import ATTEMPTS, Bounds, Windows, refuse, refuse_evicted
+from diskreplay.views.windows import ATTEMPTS, TIME, Bounds, Windows, refuse, refuse_evicted, to_seconds
 
 if TYPE_CHECKING:
     from diskreplay.views.episodes import Episodes
@@ -136,7 +135,7 @@ class _WindowsOfSteps:
         computed = {name: layout.place[name,] for name in ("index", "weight")}
         self._length = 1
         self._plan = GatherPlan(layout.copies(self._length), view, self._bounds, computed=computed)
-        self._time = layout.place.get(times.PATH, -1)
+        self._time = layout.place.get(TIME.path, -1)
         self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, burn_in: int, helper: Executor | None) -> None:
@@ -148,7 +147,7 @@ class _WindowsOfSteps:
             self._length = length
         self._plan.gather(snapshot, ids, block, helper)
         if self._time >= 0:
-            times.to_seconds(snapshot, ids, block.arrays[self._time])
+            to_seconds(snapshot, ids, block.arrays[self._time])
         if self._wanted:
             self._mark(block, length, burn_in)
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
-from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths
-from diskreplay.views.base import Leaf, Path, select
-from diskreplay.views.windows import Copy
+from diskreplay.views.base import Leaf, Path, select, step_parts
+from diskreplay.views.windows import TIME, TIME_SOURCE, Copy
 
 BOOL = np.dtype("bool")
 FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
@@ -56,13 +55,13 @@ class StepLayout:
         frame_stack: int | Mapping[str, int] = 1,
         start_only: Sequence[str] = (),
     ) -> None:
-        parts = _parts(schema)
+        parts = step_parts(schema)
         _check_start_only(start_only, parts)
         depths = frame_stack_depths(frame_stack, parts["obs"])
         self._sources: dict[int, str] = {}  # by the leaves that are copied from them
         self._kinds: list[_Kind] = []
         every = [Leaf(path, BOOL) for path in _paths(parts)]
-        wanted = {leaf.path for leaf in select(every, fields, on_request=[times.LEAF])}
+        wanted = {leaf.path for leaf in select(every, fields, on_request=[TIME])}
 
         def add(kind: _Kind, source: str | None = None) -> int:
             if source is not None:
@@ -87,12 +86,12 @@ class StepLayout:
         for name in FLAGS:
             if (name,) in wanted:
                 shown[name,] = _Shown((name,), add(_Kind((name,), BOOL, (), True)))
-        if times.PATH in wanted:
-            kind = _Kind(times.PATH, times.LEAF.dtype, (), True)
-            shown[times.PATH] = _Shown(times.PATH, add(kind, times.SOURCE))
+        if TIME.path in wanted:
+            kind = _Kind(TIME.path, TIME.dtype, (), True)
+            shown[TIME.path] = _Shown(TIME.path, add(kind, TIME_SOURCE))
         for name, dtype in (("index", "int64"), ("weight", "float32")):
             shown[name,] = _Shown((name,), add(_Kind((name,), np.dtype(dtype), (), False)))
-        self._shown = [shown[path] for path in (*_paths(parts), times.PATH) if path in wanted]
+        self._shown = [shown[path] for path in (*_paths(parts), TIME.path) if path in wanted]
         self.place = {kind.path: number for number, kind in enumerate(self._kinds)}
         self.stack = max((kind.stack for kind in self._kinds), default=1) or 1
         self._layouts: dict[int, tuple[Leaf, ...]] = {}
@@ -146,18 +145,6 @@ def _show(tensor: Any, shown: _Shown) -> Any:
     if shown.stack == 1:
         return frames
     return frames.unfold(1, shown.stack, 1).movedim(-1, 2)
-
-
-def _parts(schema: Schema) -> dict[str, dict[Path, str]]:
-    """Return the step fields of a batch by name: of each its leaves, path to source."""
-    parts: dict[str, dict[Path, str]] = {}
-    for source in schema.leaves:
-        part = tuple(source.split("/"))
-        if part[0] != "episode":
-            # An extra field stands under its own name in a batch.
-            path = part[1:] if part[0] == "extra" else part
-            parts.setdefault(path[0], {})[path] = source
-    return parts
 
 
 def _paths(parts: Mapping[str, Mapping[Path, str]]) -> list[Path]:

@@ -103,7 +103,7 @@ class Successors:
         still_open = ~flagged & newest & ~snapshot.sealed[steps.slot] & ~moved_on
         has_obs = going_on | (behind & OBSERVATION_ONLY != 0) | (still_open & (steps.row + 1 < observed))
         cut = ~flagged & ~going_on & ~still_open & (successor == NONE)
-        obs = _copy(steps)
+        obs = steps.select(np.arange(steps.size))
         obs.row += 1
         elsewhere = np.flatnonzero(~has_obs & (successor != NONE))
         if len(elsewhere):
@@ -157,14 +157,3 @@ def oldest(snapshot: Snapshot, windows: Windows) -> Ints:
     """Return the first row that is not hidden of each window's lane."""
     found: Ints = snapshot.oldest[snapshot.lane_base[windows.slot] + windows.lane]
     return found
-
-
-def take(windows: Windows, at: Ints) -> Windows:
-    """Return some of the windows."""
-    chosen = Windows(len(at))
-    chosen.table[:] = windows.table[:, at]
-    return chosen
-
-
-def _copy(windows: Windows) -> Windows:
-    return take(windows, np.arange(windows.table.shape[1]))

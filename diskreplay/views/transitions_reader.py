@@ -1,19 +1,18 @@
 """How n-step transitions are gathered: find the windows, copy the leaves, sum the rewards."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.views import times
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
-from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, select
+from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, select, step_parts
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.windows import Bounds, Copy, Windows, refuse, refuse_evicted
+from diskreplay.views.windows import TIME, TIME_SOURCE, Bounds, Copy, Windows, refuse, refuse_evicted, to_seconds
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
@@ -32,11 +31,11 @@ class TransitionsReader(Reader):
         self._view = view
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
-        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=[times.LEAF]))
+        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=[TIME]))
         self.paths = [leaf.path for leaf in self.leaves]
         place = {path: i for i, path in enumerate(self.paths)}
         self.copies = [copy._replace(target=place[path]) for path, copy in sources.items() if path in place]
-        self._time = place.get(times.PATH, -1)
+        self._time = place.get(TIME.path, -1)
         self._computed = {path[0]: i for path, i in place.items()}
         self._summands = self.weights if place.keys() & {(name,) for name in SCALARS} else []
         self.plan()
@@ -57,7 +56,7 @@ class TransitionsReader(Reader):
         """Gather the transitions of these ids into the block."""
         self._plan.gather(snapshot, ids, block, self.helper)
         if self._time >= 0:
-            times.to_seconds(snapshot, ids, block.arrays[self._time])
+            to_seconds(snapshot, ids, block.arrays[self._time])
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
@@ -76,30 +75,25 @@ class TransitionsReader(Reader):
 
 def _plan(view: "Transitions", schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
     """Return what is copied for each leaf, and all leaves of a batch in order."""
-    steps = {path: field for path, field in schema.leaves.items() if not path.startswith("episode/")}
-    parts: dict[str, dict[tuple[str, ...], Any]] = {}
-    for source in steps:
-        part = tuple(source.split("/"))
-        # An extra field stands under its own name in a batch.
-        name = part[1:] if part[0] == "extra" else part
-        parts.setdefault(name[0], {})[name] = source
+    parts = step_parts(schema)
     unknown = [name for name in view.next_fields if name not in parts]
     if unknown:
         known = ", ".join(name for name in parts if name != "obs")
         raise ValueError(f"next_fields names {unknown[0]!r}; the step fields of this store are {known}")
     stacks = frame_stack_depths(view.frame_stack, parts["obs"])
-    copies = {times.PATH: Copy(times.SOURCE, rows.ROW, rows.AFTER, 0, 1, -1)}
+    copies = {TIME.path: Copy(TIME_SOURCE, rows.ROW, rows.AFTER, 0, 1, -1)}
     leaves: list[Leaf] = []
 
     def add(name: str, following: bool) -> None:
         stop_behind = rows.OBS_STOP if name == "obs" else rows.STEP_STOP
         for path, source in parts[name].items():
             stack = stacks.get(path, 1)
-            shape = (stack, *steps[source].shape) if stack > 1 else steps[source].shape
+            field = schema.leaves[source]
+            shape = (stack, *field.shape) if stack > 1 else field.shape
             target = (f"next_{path[0]}", *path[1:]) if following else path
             begin, stop = (rows.AFTER, stop_behind) if following else (rows.ROW, rows.AFTER)
             copies[target] = Copy(source, begin, stop, 1 - stack, stack, -1)
-            leaves.append(Leaf(target, steps[source].dtype, tuple(shape)))
+            leaves.append(Leaf(target, field.dtype, tuple(shape)))
 
     add("obs", False)
     add("action", False)

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
@@ -10,11 +11,15 @@ from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.store.chunk_table import ChunkTable
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.views.base import Ints
+from diskreplay.views.base import Ints, Leaf
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the
 # system refuses more.
 ATTEMPTS = 8
+
+
+# The field of batches that says when each step was published, which is there on request, and what it is made of.
+TIME, TIME_SOURCE = Leaf(("time",), np.dtype("float64")), "time"
 
 
 class Bounds(NamedTuple):
@@ -72,6 +77,12 @@ class Windows:
         )
         return place
 
+    def select(self, which: Ints) -> "Windows":
+        """Return the windows at these places, copied."""
+        kept = Windows(len(which))
+        kept.table[:], kept.ends[:] = self.table[:, which], self.ends[which]
+        return kept
+
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:
         """Return slot, lane, and first and last row of each window that has any rows that are copied."""
         begin, stop = self.table[copy.begin] + copy.offset, self.table[copy.stop]
@@ -92,6 +103,16 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
         return False
     snapshot.leaf("done").ensure(slot, np.maximum(row - stack + 1, 0), last if n < 0 else np.minimum(row + n, last))
     return True
+
+
+def to_seconds(snapshot: Snapshot, ids: Ints, times: NDArray[np.float64]) -> None:
+    """Make seconds since the epoch of the rows of `TIME_SOURCE` that were copied there, (n,) or (n, length).
+
+    Zeros, which stand for padding, stay zeros. `ids` are those of the items, (n,).
+    """
+    raw = times.view(np.int64)
+    wall = snapshot.clocks[(ids >> POSITION_BITS) - snapshot.origin].reshape(-1, *[1] * (times.ndim - 1))
+    times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
 
 def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
