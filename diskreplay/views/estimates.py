@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.gae import TERMINATED
+from diskreplay.kernels.gae import TERMINATED, Floats
 from diskreplay.kernels.table import chosen
 from diskreplay.views.arguments import fraction
 
@@ -46,6 +46,13 @@ def advantages(
     r, v = np.array(rewards, np.float64), np.array(values, np.float64)
     following = np.concatenate([v[1:], np.asarray(last_values, np.float64)[None]])
     ends = np.where(np.asarray(dones) != 0, TERMINATED, 0).astype(np.uint8)
-    advantage, ret = np.empty(r.shape, np.float32), np.empty(r.shape, np.float32)
-    _gae(r, v, following, ends, gamma, gae_lambda, np.empty(r.shape[1]), advantage, ret)
+    return estimates(gamma, gae_lambda, r, v, following, ends)
+
+
+def estimates(
+    gamma: float, gae_lambda: float, rewards: Floats, values: Floats, following: Floats, ends: NDArray[np.uint8]
+) -> tuple[Floats32, Floats32]:
+    """Return advantages and returns of columns of steps, given what follows each: see `kernels.gae`."""
+    advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
+    _gae(rewards, values, following, ends, gamma, gae_lambda, np.empty(rewards.shape[1]), advantage, ret)
     return advantage, ret

@@ -13,10 +13,10 @@ from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.gae import STOPS, TERMINATED
-from diskreplay.kernels.table import chosen
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select, step_parts
+from diskreplay.views.estimates import estimates
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages, wide_pages
 from diskreplay.views.successors import NONE, Bools, Following, Successors, place
@@ -24,8 +24,6 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, Copy, Windows, refuse, r
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts
-
-_gae = chosen("gae")
 
 Floats = NDArray[np.float64]
 
@@ -116,14 +114,16 @@ class RolloutsReader(Reader):
             known = [array[:, 0].astype(np.float64) for array in numbers[len(self._rewards) :]]
             values = known[0]
             bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)
-            made |= self._estimate(grid.shape, rewards, values, bootstraps, ends.astype(np.uint8))
+            inputs: Any = (array.reshape(grid.shape) for array in (rewards, values, bootstraps, ends.astype(np.uint8)))
+            found = estimates(self._view.gamma, self._view.gae_lambda, *inputs)
+            made |= dict(zip(ESTIMATES, found, strict=True))
         self._plan.copy(snapshot, steps, block, self.helper)
         if TIME.path in self._place:
             to_seconds(snapshot, ids, block.arrays[self._place[TIME.path]])
         with np.errstate(over="ignore"):
             for name, array in made.items():
                 if (name,) in self._place:
-                    block.arrays[self._place[name,]][:] = array
+                    block.arrays[self._place[name,]][:] = array.ravel()
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""
@@ -147,14 +147,6 @@ class RolloutsReader(Reader):
         for (_, _, weight), array in zip(self._rewards, numbers, strict=False):
             total += array[:, 0].astype(np.float64) * weight
         return total
-
-    def _estimate(
-        self, shape: tuple[int, ...], rewards: Floats, values: Floats, following: Floats, ends: NDArray[np.uint8]
-    ) -> dict[str, Any]:
-        advantage, ret = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        inputs = (array.reshape(shape) for array in (rewards, values, following, ends))
-        _gae(*inputs, self._view.gamma, self._view.gae_lambda, np.empty(shape[1]), advantage, ret)
-        return {"advantage": advantage.ravel(), "ret": ret.ravel()}
 
     def _next_values(
         self,

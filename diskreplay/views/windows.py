@@ -115,6 +115,15 @@ def to_seconds(snapshot: Snapshot, ids: Ints, times: NDArray[np.float64]) -> Non
     times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
 
+def found(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:
+    """Return the windows of these ids, or raise why the first that has none is none of the view's."""
+    windows = Windows(len(ids))
+    bad = windows.find(snapshot, ids, *bounds)
+    if bad >= 0:
+        raise refuse(snapshot, int(ids[bad]), view)
+    return windows
+
+
 def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
     """Raise InvalidIndex, naming the first of these ids of rows that was evicted by hand, if one was."""
     evicted = snapshot.evicted(ids)
