@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.views.rollout_grid import Positions
+from diskreplay.views.rollout_cursor import Positions
 from diskreplay.views.rollouts import Rollouts
 from tests.views.fakes import Columns, runs_of, without
 
