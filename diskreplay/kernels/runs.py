@@ -55,33 +55,24 @@ class Visible(NamedTuple):
 
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
-        return least_ids(ids, *self[1:]) if self.reached else np.zeros(len(ids), np.int64)
+        if not self.reached:
+            return np.zeros(len(ids), np.int64)
+        slot, position = (ids >> POSITION_BITS) - self.origin, ids & POSITION_MASK
+        known = (slot >= 0) & (slot < len(self.lanes))
+        if not known.any():
+            return np.full(len(ids), NEVER)
+        slot = np.where(known, slot, 0)
+        width = np.maximum(self.lanes[slot], 1)
+        known &= self.lanes[slot] > 0
+        row, lane = np.divmod(position, width)
+        place = np.where(known, self.lane_base[slot] + lane, 0)
+        return np.where(known, ids + (np.where(known, self.oldest[place], 0) - row) * width, NEVER)
 
 
 NEVER = 1 << 62
 """An id that there is none above, a time after all others, and a row behind those of any lane."""
 
 ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
-
-
-def least_ids(
-    ids: NDArray[np.int64],
-    origin: int,
-    lanes: NDArray[np.int64],
-    lane_base: NDArray[np.int64],
-    oldest: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
-    slot, position = (ids >> POSITION_BITS) - origin, ids & POSITION_MASK
-    known = (slot >= 0) & (slot < len(lanes))
-    if not known.any():
-        return np.full(len(ids), NEVER)
-    slot = np.where(known, slot, 0)
-    width = np.maximum(lanes[slot], 1)
-    known &= lanes[slot] > 0
-    row, lane = np.divmod(position, width)
-    place = np.where(known, lane_base[slot] + lane, 0)
-    return np.where(known, ids + (np.where(known, oldest[place], 0) - row) * width, NEVER)
 
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
@@ -182,6 +173,6 @@ def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL
     moved = TimedRuns(first + missing * stride, stride, back.astype(np.int64), time)
     # The one behind the other, episode by episode.
     both = TimedRuns(*(np.stack(columns, axis=1).reshape(-1) for columns in zip(regular, moved, strict=True)))
-    least = np.where(both.time < visible.reached, least_ids(both.first, *visible[1:]), starts.since)
+    least = np.where(both.time < visible.reached, visible.least_ids(both.first), starts.since)
     runs = without_hidden(both, np.maximum(least, starts.since))
     return keep(runs, runs.count > 0)

@@ -10,7 +10,7 @@ from diskreplay.buffers.replay import Since
 from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, TIME, TimedRuns, least_ids, without_hidden
+from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, TIME, TimedRuns, without_hidden
 from diskreplay.views.episodes import Episodes
 from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.sequences import Sequences
@@ -49,7 +49,7 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
     visible = without(frontier, 0, np.full(5, 3))
     # Runs of which some is hidden come first.
     partly = np.array([(a << 33 | b, 3, c + 1, 0) for a, b, c in left], np.int64).reshape(-1, 4).T.copy()
-    clipped = without_hidden(TimedRuns(*partly), least_ids(partly[0], *visible[1:]))
+    clipped = without_hidden(TimedRuns(*partly), visible._replace(reached=1).least_ids(partly[0]))
     wanted = [run for run in zip(*(column.tolist() for column in clipped[:3]), strict=True) if run[2]]
     wanted += list(zip(*(column.tolist() for column in runs_of(view, table, visible)), strict=True))
     assert all(count > 0 for _, _, count in wanted)

@@ -8,7 +8,6 @@ import numpy as np
 
 from diskreplay.ids import POSITION_MASK
 from diskreplay.kernels import following
-from diskreplay.kernels.runs import least_ids
 from diskreplay.sampling.population import Population
 from diskreplay.views.transitions import Transitions
 from tests.views.fakes import Columns, frozen_of, without
@@ -39,7 +38,7 @@ class FakeStore:
             self._visible = without(self.frontier, 0, np.array(self._widths, np.int64))._replace(lanes=lanes)
         snapshot.visible, snapshot.oldest = self._visible, self._visible.oldest
         snapshot.reached = self._visible.reached
-        snapshot.least_ids = lambda ids: least_ids(ids, *snapshot.visible[1:])
+        snapshot.least_ids = lambda ids: snapshot.visible._replace(reached=1).least_ids(ids)
         snapshot.times = lambda ids: ids
         snapshot.origin, snapshot.lanes, snapshot.generation = 0, lanes, self.generation
         snapshot.segments = object()

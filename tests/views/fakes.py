@@ -13,7 +13,7 @@ import diskreplay as dr
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.runs import IdRuns, Visible, least_ids, open_episodes, starting_runs
+from diskreplay.kernels.runs import IdRuns, Visible, open_episodes, starting_runs
 from diskreplay.store.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 
@@ -182,7 +182,7 @@ class Snapshot:
         return step_id < self.least_ids(np.array([step_id])).item()
 
     def least_ids(self, ids: np.ndarray) -> np.ndarray:
-        return least_ids(ids, *self.visible[1:])
+        return self.visible._replace(reached=1).least_ids(ids)
 
     def __len__(self) -> int:
         return self.steps

@@ -11,7 +11,6 @@ from diskreplay.kernels.runs import (
     Visible,
     joined,
     keep,
-    least_ids,
     open_episodes,
     starting_runs,
     without_hidden,
@@ -31,7 +30,7 @@ def starts_plain(
     """Do what the kernel `starts` does."""
     starts, seen = Starts(*rule.tolist()), Frozen.of(snapshot)
     visible = Visible(seen.reached, seen.origin, seen.lanes, seen.lane_base, seen.oldest)
-    left = without_hidden(TimedRuns(*partly), least_ids(partly[0], *visible[1:]))
+    left = without_hidden(TimedRuns(*partly), visible._replace(reached=1).least_ids(partly[0]))
     partly[:] = np.stack(left)
     episodes = [EpisodeTable(lines), *([open_episodes(seen.origin, seen.growing, seen.live)] if opened else [])]
     runs = joined([keep(left, left.count > 0), starting_runs(starts, EpisodeTable.concatenate(episodes), visible)])
