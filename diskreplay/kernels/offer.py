@@ -4,21 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import jit
-from diskreplay.kernels.jit import lowest_bit
-from diskreplay.kernels.pages import (
-    FIRST,
-    KNOWN,
-    LAST_ROW,
-    PAGE,
-    PAGE_BITS,
-    SHOWN,
-    STRIDE,
-    TOUCHED,
-    WANTED,
-    find_page,
-    slot_of,
-)
+from diskreplay.kernels import jit, pages as paging
 from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
 from diskreplay.kernels.sumtree import FAN_OUT_BITS, sumtree_set
 
@@ -46,19 +32,19 @@ def _add_page(first: int, stride: int, pages: Ints, slots: Ints32, stacks: Ints,
         return -1
     heights[UNUSED] -= 1
     page = stacks[UNUSED, heights[UNUSED]]
-    at = slot_of(first, slots.size)
+    at = paging.slot_of(first, slots.size)
     while slots[at] > 0:
         at = (at + 1) & (slots.size - 1)
     slots[at] = page + 1
-    pages[page, FIRST], pages[page, STRIDE] = first, stride
+    pages[page, paging.FIRST], pages[page, paging.STRIDE] = first, stride
     return int(page)
 
 
 @jit.kernel("none", "int", "out_ints2", "out_ints2", "out_ints", inner=True, inlined=True)
 def _touch(page: int, pages: Ints, stacks: Ints, heights: Ints) -> None:
     """Note that a page changes."""
-    if pages[page, TOUCHED] == 0:
-        pages[page, TOUCHED] = 1
+    if pages[page, paging.TOUCHED] == 0:
+        pages[page, paging.TOUCHED] = 1
         stacks[CHANGED, heights[CHANGED]] = page
         heights[CHANGED] += 1
 
@@ -67,7 +53,7 @@ def _touch(page: int, pages: Ints, stacks: Ints, heights: Ints) -> None:
 def _mask(begin: int, count: int, step: int) -> int:
     """Set so many bits from one on, each `step` behind the one before."""
     if step == 1:
-        return int(np.int64((_at(0) - _at(1)) >> _at(PAGE - count)) << begin)
+        return int(np.int64((_at(0) - _at(1)) >> _at(paging.PAGE - count)) << begin)
     bits = np.int64(0)
     for i in range(count):
         bits |= np.int64(1) << (begin + i * step)
@@ -92,21 +78,21 @@ def _want(
     step = 1 if stride == width else stride // width  # most often a division less
     row_0 = first - row * width
     while count > 0:
-        begin = row & LAST_ROW
-        some: int = min(count, PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1)
+        begin = row & paging.LAST_ROW
+        some: int = min(count, paging.PAGE - begin if step == 1 else (paging.LAST_ROW - begin) // step + 1)
         rows = _mask(begin, some, step)
         page_first = row_0 + (row - begin) * width
         page = runs[PAGE_ROW, i]
-        if not 0 <= page < pages.shape[0] or pages[page, FIRST] != page_first or pages[page, STRIDE] != width:
-            page = find_page(page_first, pages, slots)
+        if not 0 <= page < len(pages) or pages[page, paging.FIRST] != page_first or pages[page, paging.STRIDE] != width:
+            page = paging.find_page(page_first, pages, slots)
         if page < 0 and wanted:
             page = _add_page(page_first, width, pages, slots, stacks, heights)
             lacking += 1 if page < 0 else 0
         if page >= 0:
-            before = pages[page, WANTED]
+            before = pages[page, paging.WANTED]
             after = before | rows if wanted else before & ~rows
             if after != before:
-                pages[page, WANTED] = after
+                pages[page, paging.WANTED] = after
                 _touch(page, pages, stacks, heights)
         runs[PAGE_ROW, i] = page
         row += some * step
@@ -122,7 +108,7 @@ def _look_ahead(runs: Ints, i: int, origin: int, lanes: Ints, pages: Ints, slots
     width = lanes[slot] if 0 <= slot < lanes.size else 0
     if width > 0:
         row = int(np.int64(_at(last & POSITION_MASK) // _at(width)))
-        at = slot_of(last - (row & LAST_ROW) * width, slots.size)
+        at = paging.slot_of(last - (row & paging.LAST_ROW) * width, slots.size)
         if found:
             jit.prefetch(pages.ctypes.data + 8 * (max(np.int64(slots[_at(at)]) - 1, 0) * pages.shape[1]))
         else:
@@ -195,24 +181,25 @@ def _show(
     done, count = 0, heights[CHANGED]
     while done < count:
         used, known_again = np.int64(0), np.int64(0)
-        while done < count and used + PAGE <= places.size:
+        while done < count and used + paging.PAGE <= places.size:
             page = stacks[CHANGED, done]
             if done + AHEAD < count:
                 ahead = stacks[CHANGED, done + AHEAD]
-                changed_rows = pages[ahead, SHOWN] ^ pages[ahead, WANTED]
+                changed_rows = pages[ahead, paging.SHOWN] ^ pages[ahead, paging.WANTED]
                 if changed_rows != 0:
-                    place = (ahead << PAGE_BITS) + lowest_bit(changed_rows)
+                    place = (ahead << paging.PAGE_BITS) + jit.lowest_bit(changed_rows)
                     jit.prefetch(raw.ctypes.data + 8 * place)
                     jit.prefetch(tree.ctypes.data + 8 * place)
                     jit.prefetch(tree.ctypes.data + 8 * (starts[1] + (place >> FAN_OUT_BITS)))
-            wanted, known = pages[page, WANTED], pages[page, KNOWN]
-            rows = pages[page, SHOWN] ^ wanted
-            pages[page, SHOWN], pages[page, KNOWN], pages[page, TOUCHED] = wanted, known | wanted, 0
+            wanted, known = pages[page, paging.WANTED], pages[page, paging.KNOWN]
+            rows = pages[page, paging.SHOWN] ^ wanted
+            pages[page, paging.SHOWN], pages[page, paging.KNOWN] = wanted, known | wanted
+            pages[page, paging.TOUCHED] = 0
             known_again |= rows & wanted & known
             while rows != 0:
-                row = lowest_bit(rows)
+                row = jit.lowest_bit(rows)
                 rows &= rows - 1
-                place = (page << PAGE_BITS) + row
+                place = (page << paging.PAGE_BITS) + row
                 value = 0.0
                 if (wanted >> row) & 1:
                     if (known >> row) & 1:
@@ -255,8 +242,8 @@ def offer(
     """
     if whole:
         for page in range(pages.shape[0]):
-            if pages[page, SHOWN] | pages[page, WANTED]:
-                pages[page, WANTED] = 0
+            if pages[page, paging.SHOWN] | pages[page, paging.WANTED]:
+                pages[page, paging.WANTED] = 0
                 _touch(page, pages, stacks, heights)
     end, stop, old_end, old_stop = ended + left, new.shape[1], old_ended + old_left, old.shape[1]
     if whole:
