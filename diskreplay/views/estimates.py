@@ -19,28 +19,9 @@ def advantages(
 ) -> tuple[Floats32, Floats32]:
     """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
 
-    Nothing follows a step that is done; the last step of a column is bootstrapped with its last value.
-
-    Parameters
-    ----------
-    rewards, values : (num_steps, columns)
-        Of each step.
-    last_values : (columns,)
-        V of the observation behind each column.
-    dones : (num_steps, columns)
-        Whether each step ended its episode.
-    gamma, gae_lambda : float
-        Discount a step, and the exponent's base of the estimate, 0 to 1.
-
-    Returns
-    -------
-    (num_steps, columns) float32, twice
-        The advantages, and the returns: advantage + value.
-
-    Raises
-    ------
-    ValueError
-        `gamma` or `gae_lambda` is not from 0 to 1.
+    Arrays are (num_steps, columns); `last_values`, (columns,), is V of the observation behind each column, and
+    bootstraps its last step. Nothing follows a step that is done. Returns the advantages, and the returns: advantage +
+    value, float32. Raises ValueError where `gamma` or `gae_lambda` is not from 0 to 1.
     """
     gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
     r, v = np.array(rewards, np.float64), np.array(values, np.float64)
