@@ -21,15 +21,10 @@ from diskreplay.store.store import PathLike, Store
 
 
 class Backing:
-    """Opens the store at a path, or makes one when the first step comes.
+    """Opens the store at a path, or makes one when the first step comes; at None in a temporary folder.
 
-    A temporary folder is removed by `close`, when the buffer is garbage, or when the process exits; a process that is
-    killed leaves it. Not thread-safe.
-
-    Parameters
-    ----------
-    path : path or None
-        Where the store is, or shall be; None is a temporary folder.
+    That folder is removed by `close`, when the buffer is garbage, or when the process exits; a process that is killed
+    leaves it. Not thread-safe.
     """
 
     def __init__(self, path: PathLike | None) -> None:
@@ -75,12 +70,7 @@ class Backing:
     def check(self, store: Store, capacity: int, given: Given, extra: Collection[str] = ()) -> None:
         """Close a store that is not what a buffer would have made, and raise.
 
-        Raises
-        ------
-        ValueError
-            It has another capacity.
-        SchemaError
-            It has other fields.
+        ValueError where it has another capacity, SchemaError where it has other fields.
         """
         try:
             if store.capacity != capacity:

@@ -23,13 +23,8 @@ DERIVED = ("reward", "terminated", "index")
 class RolloutReading:
     """Gathers what was appended since the last `skip`, as often as it is asked to. Not thread-safe.
 
-    Parameters
-    ----------
-    store : Store
-        Where the steps are; those that are there already count as skipped. It gets one writer, whose lanes step
-        together.
-    device : torch.device
-        Where batches are delivered.
+    Steps that are in the store already count as skipped. It gets one writer, whose lanes step together. Batches are
+    delivered on the device.
     """
 
     def __init__(self, store: Store, device: torch.device) -> None:

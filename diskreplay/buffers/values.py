@@ -30,14 +30,8 @@ def plain(value: Any) -> NDArray[Any]:
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return values with the shapes of fields, where axes of length 1 are all that differs; others stay as they are.
 
-    Parameters
-    ----------
-    tree : Field, or dict of these
-        What the values are to fit.
-    value : array_like or Tensor, nested as the fields are
-        The values.
-    leading : tuple of int
-        Axes before each field's shape.
+    `tree` is a field, or a dict of these; the values are nested as it is. `leading` axes come before each field's
+    shape.
     """
     if not isinstance(tree, Field):
         if not (isinstance(tree, dict) and isinstance(value, Mapping)):
@@ -65,10 +59,7 @@ def cast(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -
 class Given:
     """What a buffer's user said of the shapes and dtypes of observations and actions; None is what comes first.
 
-    Raises
-    ------
-    SchemaError
-        One of them is no shape, or no dtype that can be stored.
+    SchemaError where one of them is no shape, or no dtype that can be stored.
     """
 
     obs_shape: Any = None
@@ -90,16 +81,9 @@ class Given:
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
-        """Return the field of a first value, or a dict of fields.
+        """Return the field of a first value, or a dict of fields; `part` is "obs" or "action".
 
-        Parameters
-        ----------
-        part : str
-            "obs" or "action".
-        value : array_like or Tensor, or dict of these
-            The value.
-        lanes : int or None
-            Length of the leading axis that is not the field's; None: there is none.
+        `lanes` is the length of the leading axis that is not the field's; None: there is none.
         """
         shape, dtype = self.of(part)
         if isinstance(value, Mapping):

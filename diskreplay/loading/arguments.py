@@ -104,14 +104,9 @@ def ids_argument(ids: Any) -> NDArray[np.int64]:
 
 
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
-    """Return errors as float64 in one piece of memory, (count,) or (count, length).
+    """Return errors as float64 in one piece of memory, (count,) or (count, length); ValueError for another shape.
 
     They are given as numpy has them, or as a tensor with or without a gradient.
-
-    Raises
-    ------
-    ValueError
-        Another shape.
     """
     given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
     errors = np.asarray(given, np.float64, order="C")

@@ -62,14 +62,8 @@ class Slot:
 class BufferPool:
     """Slots, as many as hold batches that are alive at once. Any thread may take one.
 
-    Parameters
-    ----------
-    allocate : callable
-        Returns uint8 memory of a size in bytes; pinned memory has the same form.
-    spare : int
-        Free slots are kept for so many batches.
-    debug : bool
-        Overwrite the memory of dead batches, so that a pointer that outlived its tensor reads NaN.
+    `allocate` returns uint8 memory of a size in bytes; pinned memory has the same form. Free slots are kept for `spare`
+    batches. `debug` overwrites the memory of dead batches, so that a pointer that outlived its tensor reads NaN.
     """
 
     def __init__(

@@ -29,16 +29,9 @@ class Gathered(NamedTuple):
 
 
 class Destination:
-    """Where batches go: a device, and the memory they are gathered in on the way there.
+    """Where batches go: a device, and the memory they are gathered in on the way there; see `BufferPool`.
 
-    Parameters
-    ----------
-    device : torch.device
-        CUDA devices have a `courier`; to others but the CPU a batch is copied when it is shown.
-    spare : int
-        Batches that memory is kept for while there are none.
-    debug : bool
-        See `BufferPool`.
+    CUDA devices have a `courier`; to others but the CPU a batch is copied when it is shown.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
@@ -50,15 +43,8 @@ class Destination:
 class Gatherer:
     """Makes batches of one view of a store's steps. One thread at a time gathers, and one shows.
 
-    Parameters
-    ----------
-    view, schema, fields
-        What is gathered; see `Sampler`.
-    destination : Destination
-        Where it goes.
-    helped : bool
-        Whether another thread copies half of what is large. Not for what is made beside the trainer, which has use for
-        the other processor meanwhile.
+    For view, schema and fields see `Sampler`. `helped`: whether another thread copies half of what is large. Not for
+    what is made beside the trainer, which has use for the other processor meanwhile.
     """
 
     def __init__(
@@ -110,13 +96,7 @@ class Gatherer:
         """Gather these ids; all weights are 1.
 
         `entropy` seeds what the view draws itself; `pages` is what the disk was asked for, None if it was not.
-
-        Raises
-        ------
-        InvalidIndex
-            An id is none of the view's.
-        SegmentGone
-            A segment has been evicted since the snapshot.
+        InvalidIndex where an id is none of the view's, SegmentGone where a segment has been evicted since the snapshot.
         """
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()

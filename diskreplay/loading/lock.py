@@ -15,13 +15,7 @@ class ForeignLock:
         self._words = words
 
     def __enter__(self) -> None:
-        """Refuse.
-
-        Raises
-        ------
-        ReplayError
-            Always.
-        """
+        """Refuse: always a ReplayError."""
         raise ReplayError(self._words)
 
     def __exit__(self, *_: object) -> None:

@@ -51,14 +51,8 @@ class Plan:
 class Planner:
     """Draws batches from a store. Not thread-safe: one sampler, under its lock.
 
-    Attributes
-    ----------
-    distribution : Distribution
-        What the sampler was given.
-    active : Distribution
-        What draws: the view's own distribution, where it has one.
-    queue : deque of Plan
-        What is drawn ahead.
+    `distribution` is what the sampler was given, `active` what draws: the view's own, where it has one; `queue` holds
+    the plans that are drawn ahead.
     """
 
     def __init__(
@@ -237,10 +231,7 @@ class Planner:
     def load_state_dict(self, state: Mapping[str, Any], refresh: bool) -> None:
         """Go on from a state; nothing is changed if it raises.
 
-        Raises
-        ------
-        ValueError
-            It is no state, or that of another distribution or kind of id.
+        ValueError where it is no state, or that of another distribution or kind of id.
         """
         saved = PlannerState.read(state)
         if (saved.distribution, saved.kind) != (type(self.distribution).__name__, self._kind):

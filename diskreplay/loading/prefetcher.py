@@ -21,12 +21,7 @@ class Prefetcher:
 
     They are made in the order of their plans, and no more of them are in memory than there are plans. There are two
     threads, which start with the first plan: one has the disk read what a plan needs as soon as there is the plan, the
-    other waits for that and copies.
-
-    Parameters
-    ----------
-    gatherer : Gatherer
-        What makes them. Nobody else uses it: it is not thread-safe.
+    other waits for that and copies. Nobody else uses the gatherer: it is not thread-safe.
     """
 
     def __init__(self, gatherer: Gatherer) -> None:

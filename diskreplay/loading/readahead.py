@@ -38,10 +38,7 @@ class Readahead:
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
         """Have the disk read what these ids need, if it is cold; return where that comes to lie.
 
-        Raises
-        ------
-        SegmentGone
-            A segment has been evicted since the snapshot.
+        SegmentGone where a segment has been evicted since the snapshot.
         """
         if not self.cold:
             return NO_PAGES

@@ -22,8 +22,8 @@ class PlannerState(NamedTuple):
     """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy.
 
     `refused` are those of other sizes than the sampler's that a limiter refused, by the size that was asked for;
-    `places` the states of views' own distributions, by their keys; `times` how often ids
-    were sampled, nothing where that was not counted.
+    `places` the states of views' own distributions, by their keys; `times` how often ids were sampled, nothing where
+    that was not counted.
     """
 
     generator: np.random.PCG64
@@ -40,13 +40,7 @@ class PlannerState(NamedTuple):
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
-        """Read what `Planner.state_dict` returned.
-
-        Raises
-        ------
-        ValueError
-            This is no such state.
-        """
+        """Read what `Planner.state_dict` returned; ValueError where this is no such state."""
         try:
             generator = np.random.PCG64()
             generator.state = json.loads(state["rng"])
@@ -70,10 +64,7 @@ class PlannerState(NamedTuple):
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
     """Return the counts in the state of a sampler with this batch size, of the store with this UUID.
 
-    Raises
-    ------
-    ValueError
-        It is none, one of a newer release or of another store, or holds batches of another size.
+    ValueError where it is none, one of a newer release or of another store, or holds batches of another size.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is no state of a sampler, but {type(state).__name__}")
@@ -98,13 +89,7 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
 
 
 def load_distribution(distribution: Distribution, state: Any) -> None:
-    """Give a distribution its state.
-
-    Raises
-    ------
-    ValueError
-        This is no such state; nothing is changed.
-    """
+    """Give a distribution its state; ValueError, and no change, where this is no such state."""
     before = distribution.state_dict()
     try:
         distribution.load_state_dict(state)

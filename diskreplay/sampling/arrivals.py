@@ -39,10 +39,7 @@ _FAR = 500.0
 class Arrivals:
     """The newest ids of one population, by when they came. Not thread-safe.
 
-    Parameters
-    ----------
-    half_life : float
-        Steps after which an id is half as probable.
+    `half_life`: steps after which an id is half as probable.
     """
 
     def __init__(self, half_life: float) -> None:
@@ -293,13 +290,7 @@ class Arrivals:
 
     @classmethod
     def loaded(cls, half_life: float, state: Mapping[str, Any]) -> "Arrivals":
-        """Return what goes on from a state.
-
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            It is none.
-        """
+        """Return what goes on from a state; a ValueError, KeyError or TypeError where it is none."""
         new = cls(half_life)
         pieces, new._starts = (np.array(state[name], np.int64) for name in ("pieces", "starts"))
         new._ranks, new._taken = np.array(state["ranks"], np.float64), np.array(state["taken"], np.int64)

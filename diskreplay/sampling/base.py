@@ -45,30 +45,21 @@ class Distribution(ABC):
     Only `draw` must be defined; the rest has defaults for a distribution without state or priorities. Drawing and
     weighing are apart because a batch may be drawn several batches before it is delivered, and a schedule for beta
     counts delivered ones.
-
-    Attributes
-    ----------
-    weighted : bool
-        Whether it has priorities: then `weigh` and `update` are called, and beta means something.
-    eta : float
-        The share of the largest error in the priority of a sequence; see `Prioritized`.
-    sized : bool
-        Whether a draw has as many ids as it is asked for, but at its end. If not, it decides itself.
-    least : int
-        Ids that a draw needs at the least.
-    gives_once : bool
-        Whether what was drawn does not come again by itself. Then what is left of a draw that lost ids stays in its
-        batch, and `delivered` is called.
-    key : str
-        Of a view's own distribution: tells apart those that draw different ids. One goes on from the state of another
-        with the same key.
     """
 
+    # Whether it has priorities: then `weigh` and `update` are called, and beta means something.
     weighted: bool = False
+    # The share of the largest error in the priority of a sequence; see `Prioritized`.
     eta: float = 1.0
+    # Whether a draw has as many ids as it is asked for, but at its end. If not, it decides itself.
     sized: bool = True
+    # Ids that a draw needs at the least.
     least: int = 1
+    # Whether what was drawn does not come again by itself. Then what is left of a draw that lost ids stays in its
+    # batch, and `delivered` is called.
     gives_once: bool = False
+    # Of a view's own distribution: tells apart those that draw different ids. One goes on from the state of another
+    # with the same key.
     key: str = ""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -82,10 +73,7 @@ class Distribution(ABC):
     ) -> Draw:
         """Draw `size` of the rank's ids, by rejection: among themselves they keep the probabilities they had.
 
-        Raises
-        ------
-        NotEnoughData
-            The population holds no id of the rank.
+        NotEnoughData where the population holds no id of the rank.
         """
         if world_size == 1:
             return self.draw(population, size, rng)
@@ -112,10 +100,7 @@ class Distribution(ABC):
     ) -> Draw:
         """Draw in place of a batch that lost ids before it was delivered; what is left stays where it comes but once.
 
-        Raises
-        ------
-        NotEnoughData
-            As `draw_share`.
+        NotEnoughData as in `draw_share`.
         """
         left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
         if not len(left):
@@ -162,10 +147,7 @@ class Distribution(ABC):
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
         """Set priorities of ids from their errors; return how many ids cannot be drawn. See `Prioritized.update`.
 
-        Raises
-        ------
-        ValueError
-            It has no priorities.
+        ValueError where it has no priorities.
         """
         raise ValueError(f"{self} has no priorities to update: draw with Prioritized(...)")
 
@@ -179,13 +161,7 @@ class Distribution(ABC):
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
-        """Go on from what `state_dict` returned.
-
-        Raises
-        ------
-        ValueError
-            This is no such state.
-        """
+        """Go on from what `state_dict` returned; ValueError where this is no such state."""
 
 
 class Owned(Distribution):
@@ -195,13 +171,7 @@ class Owned(Distribution):
         self._owner: Any = None
 
     def claim(self, owner: object) -> None:
-        """Belong to this owner; the same one may claim it again.
-
-        Raises
-        ------
-        ValueError
-            It belongs to another one.
-        """
+        """Belong to this owner; the same one may claim it again. ValueError where it belongs to another one."""
         if self._owner is not None and self._owner() is not owner:
             name = type(self).__name__
             raise ValueError(f"this {name} holds the state of another sampler: make a new {name} for each sampler")

@@ -15,13 +15,7 @@ class Distinct(Distribution):
         return "Distinct()"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` different ids.
-
-        Raises
-        ------
-        NotEnoughData
-            The population has fewer.
-        """
+        """Draw `size` different ids; NotEnoughData where the population has fewer."""
         check_enough(population, size)
         return Draw(population.take(rng.choice(population.size, size, replace=False)))
 
@@ -30,13 +24,7 @@ class PrioritizedOfEnough(Prioritized):
     """`Prioritized`, for batches of no more items than there are ids."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids.
-
-        Raises
-        ------
-        NotEnoughData
-            The population has fewer.
-        """
+        """Draw `size` ids; NotEnoughData where the population has fewer."""
         check_enough(population, size)
         return super().draw(population, size, rng)
 

@@ -14,12 +14,8 @@ class EpisodeFilter:
     """Asks about episodes: once about an ended one, once a snapshot about an open one.
 
     What it was told outlives the population: the ids of steps are stable, so a sampler keeps it when its view changes.
-
-    Parameters
-    ----------
-    ask : callable or None
-        Tells whether the episode that begins at an id counts: `ask(snapshot, first_id)`. None: all count, and ``asks``
-        is False.
+    `ask(snapshot, first_id)` tells whether the episode that begins at an id counts; None: all do, and ``asks`` is
+    False.
     """
 
     def __init__(self, ask: Callable[[Any, int], bool] | None = None) -> None:

@@ -121,13 +121,7 @@ class Mixture(Distribution):
         return {key: state for key, state in states.items() if state is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned.
-
-        Raises
-        ------
-        ValueError
-            It is another mixture's.
-        """
+        """Take over what `state_dict` returned; ValueError where it is another mixture's."""
         stateful = self.state_dict()
         if set(stateful) != set(state):
             raise ValueError(f"this is no state of {self}: it has {sorted(state)}, not {sorted(stateful)}")

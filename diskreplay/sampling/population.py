@@ -79,13 +79,7 @@ class Order(NamedTuple):
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Order":
-        """Return the order of a state.
-
-        Raises
-        ------
-        ValueError
-            It is none.
-        """
+        """Return the order of a state; ValueError where it is none."""
         runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
         good = min(main, ended, partly) >= 0 and runs.shape == (4, main + ended + partly)
         if not good or (runs[[0, 3]] < 0).any() or (runs[1:3] < 1).any():
@@ -126,23 +120,9 @@ class View(Protocol):
 class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
 
-    Parameters
-    ----------
-    view : View
-        Whose ids they are.
-    admission : EpisodeFilter or None
-        Which episodes count; None is all.
-
-    Attributes
-    ----------
-    snapshot : Snapshot or None
-        The snapshot that it follows, None before the first.
-    size : int
-        Ids that can be drawn.
-    epoch : int
-        Changes when positions of older ids change but by those that leave: after a sort or a fresh start.
-    version : int
-        Changes with every refresh that brings another snapshot.
+    Of its episodes those count that `admission` lets in; None is all. `snapshot` is the one that it follows, None
+    before the first; `size` counts the ids that can be drawn. `epoch` changes when positions of older ids change but by
+    those that leave: after a sort or a fresh start; `version` with every refresh that brings another snapshot.
     """
 
     def __init__(self, view: View, admission: EpisodeFilter | None = None) -> None:

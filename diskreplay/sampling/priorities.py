@@ -44,17 +44,8 @@ class _Followed(NamedTuple):
 class PriorityTable:
     """The priorities of one kind of id. Not thread-safe.
 
-    Parameters
-    ----------
-    alpha : float
-        Exponent of the priorities.
-    least : bool
-        Whether to know the smallest of them.
-
-    Attributes
-    ----------
-    tree : SumTree
-        The masses, by place.
+    `alpha` is the exponent of the priorities, `least` whether to know the smallest of them; `tree` holds the masses, by
+    place.
     """
 
     tree: SumTree
@@ -257,13 +248,7 @@ class PriorityTable:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
-        """Make a table from its state.
-
-        Raises
-        ------
-        ValueError
-            This is the state of no table.
-        """
+        """Make a table from its state; ValueError where this is the state of no table."""
         number, first, stride, known, values, count, largest = _checked(state)
         table = cls(alpha, least)
         columns = table._columns

@@ -212,10 +212,7 @@ class Prioritized(Owned):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned: ids that are gone are dropped, those not in it are new.
 
-        Raises
-        ------
-        ValueError
-            This is no such state; nothing is changed.
+        ValueError, and no change, where this is no such state.
         """
         least = self._normalize == "store"
         tables = {_kind(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
@@ -225,24 +222,9 @@ class Prioritized(Owned):
 def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
     """Return one error a sequence, eta · max |td| + (1 - eta) · mean |td| (Kapturowski et al. 2019, section 2.3).
 
-    Parameters
-    ----------
-    td_error : (batch, length) float
-        The error of each step.
-    loss_mask : (batch, length) bool
-        Which steps count.
-    eta : float
-        The share of the largest error.
-
-    Returns
-    -------
-    (batch,) float64
-        0 for a sequence of which no step counts.
-
-    Raises
-    ------
-    ValueError
-        The shapes differ, or an error that counts is not finite.
+    `td_error` is (batch, length) float; `loss_mask`, (batch, length) bool, tells which steps count. The result is
+    (batch,) float64, 0 for a sequence of which no step counts. ValueError where the shapes differ, or an error that
+    counts is not finite.
     """
     counts = np.asarray(loss_mask, bool)
     error = np.abs(np.asarray(td_error, np.float64))

@@ -67,10 +67,7 @@ class Recency(Owned):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the order of ids that `state_dict` returned; those that came since are the newest.
 
-        Raises
-        ------
-        ValueError
-            It is none.
+        ValueError where it is none.
         """
         self._arrivals = Arrivals.loaded(self._half_life, state)
         self._population = None

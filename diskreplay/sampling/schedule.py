@@ -50,13 +50,7 @@ class Linear:
 
 
 def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> float:
-    """Return a finite float within limits.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
+    """Return a finite float within limits; ValueError where it is none."""
     good = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     if good and least <= float(value) <= most and float(value) > above:
         return float(value)
@@ -72,10 +66,7 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
 def scheduled(name: str, value: Any, least: float = -math.inf, above: float = -math.inf) -> float | Schedule:
     """Return a number within limits as a float, or a schedule as it is; the ends of a `Linear` keep the limits too.
 
-    Raises
-    ------
-    ValueError
-        It is neither.
+    ValueError where it is neither.
     """
     if isinstance(value, Linear):
         number(f"{name}.start", value.start, least, above=above)

@@ -14,19 +14,9 @@ Floats = NDArray[np.float64]
 class SumTree:
     """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
 
-    Parameters
-    ----------
-    capacity : int
-        Leaves that there is room for.
-    least : bool
-        Whether to know the smallest mass that is not 0.
-    memory : (SumTree.room(capacity),) float64 or None
-        Zeros, which the tree is made of.
-
-    Attributes
-    ----------
-    starts, tree, sums, smallest
-        The arrays, as `kernels.sumtree` has them; to be changed by kernels alone.
+    `least` is whether to know the smallest mass that is not 0. `memory`, (SumTree.room(capacity),) float64 zeros, is
+    what the tree is made of, new if None. `starts`, `tree`, `sums` and `smallest` are the arrays as `kernels.sumtree`
+    has them, to be changed by kernels alone.
     """
 
     starts: Ints

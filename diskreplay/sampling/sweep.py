@@ -70,10 +70,7 @@ class Sweep(Owned):
     ) -> Draw:
         """Draw the next `size` of a rank's ids, as `draw` does.
 
-        Raises
-        ------
-        NotEnoughData
-            The passes have no end, and none of the ids is the rank's.
+        NotEnoughData where the passes have no end, and none of the ids is the rank's.
         """
         found, missing = [np.zeros(0, np.int64)], size
         fruitless = False
@@ -117,13 +114,7 @@ class Sweep(Owned):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned.
-
-        Raises
-        ------
-        ValueError
-            This is no such state; nothing is changed.
-        """
+        """Go on from what `state_dict` returned; ValueError, and no change, where this is no such state."""
         try:
             finished, loaded = int(state["finished"]), None
             if "first" in state:

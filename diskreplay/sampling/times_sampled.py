@@ -53,13 +53,7 @@ class Counts:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Counts":
-        """Return what `state_dict` was of.
-
-        Raises
-        ------
-        ValueError
-            It is of none.
-        """
+        """Return what `state_dict` was of; ValueError where it is of none."""
         try:
             ids, counts = (np.array(state[name], np.int64) for name in ("ids", "counts"))
         except (KeyError, OverflowError, TypeError, ValueError) as error:
@@ -70,13 +64,7 @@ class Counts:
 
 
 class TimesSampled:
-    """How often a sampler has drawn each id, for each kind of id apart. Not thread-safe.
-
-    Parameters
-    ----------
-    most : int
-        How often an id may be drawn.
-    """
+    """How often a sampler has drawn each id, for each kind of id apart; `most` is how often it may. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -93,13 +81,7 @@ class TimesSampled:
 
     @classmethod
     def loaded(cls, most: int, state: Mapping[str, Any]) -> "TimesSampled":
-        """Return what `state_dict` was of.
-
-        Raises
-        ------
-        ValueError
-            It is of none.
-        """
+        """Return what `state_dict` was of; ValueError where it is of none."""
         found = cls(most)
         try:
             found._counts = {tuple(json.loads(kind)): Counts.loaded(counts) for kind, counts in state.items()}
@@ -112,16 +94,9 @@ class AtMost(Distribution):
     """Draw from another distribution, but each id at most so many times. Not thread-safe: a sampler's own.
 
     Among the ids that are left, each keeps its probability in proportion to the others'. Draws count from when they are
-    drawn, until they are forgotten. A batch is full, or it is not drawn at all.
-
-    Parameters
-    ----------
-    distribution : Distribution
-        Which ids are drawn; one whose draws do not depend on what was drawn before.
-    times : TimesSampled
-        What was drawn so far, from this or another distribution.
-    kind : tuple
-        What ids are drawn: that of the population.
+    drawn, until they are forgotten. A batch is full, or it is not drawn at all. The draws of `distribution` must not
+    depend on what was drawn before; `times` counts what was drawn so far, from this or another one, and `kind` is that
+    of the population.
     """
 
     gives_once = True
@@ -147,13 +122,7 @@ class AtMost(Distribution):
     def draw_share(
         self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
     ) -> Draw:
-        """Draw `size` of a rank's ids.
-
-        Raises
-        ------
-        NotEnoughData
-            The rank's ids may be drawn fewer times than that; then none is.
-        """
+        """Draw `size` of a rank's ids; NotEnoughData where they may be drawn fewer times than that: then none is."""
         ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
         for overdraw in _OVERDRAWS:
             draw = self._distribution.draw_share(population, (size - len(ids)) * overdraw, rng, rank, world_size)
