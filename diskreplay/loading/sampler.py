@@ -2,13 +2,14 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Self, cast
 
 import torch
 
-from diskreplay.errors import RateLimited
+from diskreplay.errors import RateLimited, ReplayError
 from diskreplay.loading.arguments import (
     check_meaning,
     distribution_argument,
@@ -21,13 +22,13 @@ from diskreplay.loading.arguments import (
 )
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.gatherer import Destination, Gatherer
-from diskreplay.loading.lock import ForeignLock, lock_of_one_process
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.prefetcher import Prefetcher, is_large
 from diskreplay.loading.sampler_states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
 from diskreplay.store.episodes import Episode
+from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.saved_states import load_state, save_state
 from diskreplay.store.snapshot import SegmentGone
@@ -92,8 +93,6 @@ class Sampler:
         There is no store at the path.
     """
 
-    foreign = "this sampler belongs to another process, number {}: make one there, with a seed or rank of its own"
-
     def __init__(
         self,
         store: Store | str | os.PathLike[str],
@@ -136,7 +135,8 @@ class Sampler:
         self._store = store_argument(store) if self._own_store is None else self._own_store
         try:
             self._store.follow_compiled()
-            self._lock = lock_of_one_process(self)
+            _alive.add(self)
+            self._lock: Any = threading.RLock()
             self._limiter = None if limiter is None else limiter.attach(self._store)
             self._gatherer, self._prefetcher = self._made_for(view)
             self._item_steps = view.item_steps
@@ -243,8 +243,7 @@ class Sampler:
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
         with self._lock:
-            if self._closed:
-                raise _closed()
+            self._check_open()
             planner = self._planner
             if batch_size is not None or beta is not None:
                 check_meaning(planner.active, self._view, batch_size, beta)
@@ -495,7 +494,7 @@ class Sampler:
 
     def close(self) -> None:
         """End the threads and release memory. Batches stay valid; the store stays open, unless a path named it."""
-        if isinstance(self._lock, ForeignLock):
+        if isinstance(self._lock, _ForeignLock):
             return  # a forked child has none of it
         with self._lock:
             self._closed = True
@@ -515,8 +514,24 @@ class Sampler:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise _closed()
+            raise ValueError("this sampler is closed")
 
 
-def _closed() -> ValueError:
-    return ValueError("this sampler is closed")
+class _ForeignLock:
+    """In place of a sampler's lock in a forked child, where nobody would ever release one that another thread held."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+
+    def __enter__(self) -> None:
+        raise ReplayError(
+            f"this sampler belongs to another process, number {self._parent}: make one there, with a seed or rank of "
+            "its own"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        pass  # it was never taken
+
+
+# So taking the lock costs nothing more.
+_alive = told_of_forks(lambda sampler: setattr(sampler, "_lock", _ForeignLock()))
