@@ -2,7 +2,6 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +110,8 @@ class Distribution(ABC):
 
     def mixing_error(self) -> str | None:
         """Say why a `Mixture` cannot hold it; None: it can, since it tells the `chances` of its ids."""
-        return f"is {self}, which does not tell the chances of its ids"
+        tells = type(self).chances is not Distribution.chances
+        return None if tells else f"is {self}, which does not tell the chances of its ids"
 
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
@@ -167,8 +167,7 @@ class Distribution(ABC):
 class Owned(Distribution):
     """What belongs to one sampler, because it holds state of its own."""
 
-    def __init__(self) -> None:
-        self._owner: Any = None
+    _owner: Any = None  # a weak reference
 
     def claim(self, owner: object) -> None:
         """Belong to this owner; the same one may claim it again. ValueError where it belongs to another one."""
@@ -176,14 +175,6 @@ class Owned(Distribution):
             name = type(self).__name__
             raise ValueError(f"this {name} holds the state of another sampler: make a new {name} for each sampler")
         self._owner = weakref.ref(owner)
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return what later draws depend on."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_owner": None}

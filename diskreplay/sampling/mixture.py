@@ -51,21 +51,10 @@ class Mixture(Distribution):
             self._parts.append(distribution)
             shares.append(number(f"the share of parts[{i}]", share, above=0.0))
         self._shares = np.array(shares) / sum(shares)
-
-    @property
-    def weighted(self) -> bool:  # type: ignore[override]  # it cannot be set
-        """Whether beta means anything: one of them is prioritized."""
-        return any(part.weighted for part in self._parts)
-
-    @property
-    def gives_once(self) -> bool:  # type: ignore[override]  # it cannot be set
-        """Whether what is left of a draw that lost ids stays in its batch: one of them is a `Sweep`."""
-        return any(part.gives_once for part in self._parts)
-
-    @property
-    def eta(self) -> float:  # type: ignore[override]  # it cannot be set
-        """That of the first prioritized distribution, see there; 1 where there is none."""
-        return next((part.eta for part in self._parts if part.weighted), 1.0)
+        # eta is that of the first prioritized distribution.
+        self.weighted = any(part.weighted for part in self._parts)
+        self.gives_once = any(part.gives_once for part in self._parts)
+        self.eta = next((part.eta for part in self._parts if part.weighted), 1.0)
 
     def __repr__(self) -> str:
         return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
@@ -87,10 +76,6 @@ class Mixture(Distribution):
             if len(chosen):
                 ids[chosen] = part.draw_share(population, len(chosen), rng, rank, world_size).ids
         return Draw(ids, self.chances(population, ids) if self.weighted else None, population.size)
-
-    def mixing_error(self) -> str | None:
-        """Return None: a mixture of mixtures is one."""
-        return None
 
     def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""

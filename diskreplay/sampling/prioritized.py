@@ -63,7 +63,6 @@ class Prioritized(Owned):
         normalize: str = "batch",
         stratified: bool = True,
     ) -> None:
-        super().__init__()
         self._alpha = number("alpha", alpha, 0.0)
         self._beta = scheduled("beta", beta, 0.0)
         self._eps = number("eps", eps, above=0.0)

@@ -36,7 +36,6 @@ class Recency(Owned):
     """
 
     def __init__(self, half_life: float) -> None:
-        super().__init__()
         self._half_life = number("half_life", half_life, above=0.0)
         self._population: Population | None = None
         self._arrivals = Arrivals(self._half_life)
@@ -55,10 +54,6 @@ class Recency(Owned):
         if drawable.any():
             found[drawable] = self._followed(population).chances(ids[drawable])
         return found
-
-    def mixing_error(self) -> str | None:
-        """Return None: a `Mixture` can hold it."""
-        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order in which the newest ids came."""

@@ -46,7 +46,6 @@ class Sweep(Owned):
     gives_once = True
 
     def __init__(self, passes: int | None = None) -> None:
-        super().__init__()
         if passes is not None and (isinstance(passes, bool) or not isinstance(passes, Integral) or passes < 1):
             raise ValueError(f"passes must be an int of at least 1, or None for no end, not {passes!r}")
         self._passes = None if passes is None else int(passes)

@@ -20,7 +20,3 @@ class Uniform(Distribution):
     def chances(self, population: Population, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         return population.contains(ids) / max(population.size, 1)
-
-    def mixing_error(self) -> str | None:
-        """Return None: a `Mixture` can hold it."""
-        return None

@@ -157,7 +157,6 @@ class RolloutCursor(Owned):
     gives_once = True
 
     def __init__(self, view: "Rollouts", admission: EpisodeFilter | None = None) -> None:
-        super().__init__()
         self._view = view
         self._admission = admission or EpisodeFilter()
         self.least = view.num_steps
