@@ -11,7 +11,7 @@ from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
-from diskreplay.sampling.schedule import Schedule, number, scheduled
+from diskreplay.sampling.schedule import Schedule, beta_argument, number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -64,7 +64,7 @@ class Prioritized(Owned):
         stratified: bool = True,
     ) -> None:
         self._alpha = number("alpha", alpha, 0.0)
-        self._beta = scheduled("beta", beta, 0.0)
+        self._beta = beta_argument(beta)
         self._eps = number("eps", eps, above=0.0)
         self._eta = number("eta", eta, 0.0, 1.0)
         if normalize not in ("batch", "store"):
@@ -91,22 +91,12 @@ class Prioritized(Owned):
 
     @beta.setter
     def beta(self, beta: float | Schedule) -> None:
-        self._beta = scheduled("beta", beta, 0.0)
-
-    @property
-    def eps(self) -> float:
-        """What is added to each |td|."""
-        return self._eps
+        self._beta = beta_argument(beta)
 
     @property
     def eta(self) -> float:  # type: ignore[override]  # it cannot be set
         """The share of the largest error in the priority of a sequence."""
         return self._eta
-
-    @property
-    def normalize(self) -> str:
-        """Over what the largest weight is taken: "batch" or "store"."""
-        return self._normalize
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -163,7 +153,7 @@ class Prioritized(Owned):
         batches : int
             Batches delivered before this one, for a schedule.
         """
-        exponent = self._beta if beta is None else scheduled("beta", beta, 0.0)
+        exponent = self._beta if beta is None else beta_argument(beta)
         if callable(exponent):
             exponent = number("beta", exponent(batches), 0.0)
         assert draw.chances is not None

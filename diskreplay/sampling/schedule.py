@@ -63,16 +63,15 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     raise ValueError(f"{name} must be a finite number{limits}, not {value!r}")
 
 
-def scheduled(name: str, value: Any, least: float = -math.inf, above: float = -math.inf) -> float | Schedule:
-    """Return a number within limits as a float, or a schedule as it is; the ends of a `Linear` keep the limits too.
+def beta_argument(value: Any) -> float | Schedule:
+    """Return beta: a float of at least 0, or a schedule as it is; ValueError where it is neither.
 
-    ValueError where it is neither.
+    The ends of a `Linear` keep that limit too.
     """
     if isinstance(value, Linear):
-        number(f"{name}.start", value.start, least, above=above)
-        number(f"{name}.end", value.end, least, above=above)
-        return value
+        number("beta.start", value.start, 0.0)
+        number("beta.end", value.end, 0.0)
     if callable(value):
         schedule: Schedule = value
         return schedule
-    return number(name, value, least, above=above)
+    return number("beta", value, 0.0)
