@@ -14,7 +14,7 @@ import torch
 from diskreplay.buffers.values import Given
 from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
-from diskreplay.loading.arguments import int_argument
+from diskreplay.sampling.schedule import int_argument
 from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store

@@ -9,9 +9,9 @@ from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.values import Given, cast, fitted, leaves_of
 from diskreplay.errors import NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
-from diskreplay.loading.arguments import int_argument
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct
+from diskreplay.sampling.schedule import int_argument
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writer import Writer
 from diskreplay.views.transitions import Transitions
@@ -51,7 +51,7 @@ class DistillationBuffer(Backed):
         action_dtype: Any = None,
         seed: int | None = None,
     ) -> None:
-        self._capacity = int_argument("capacity", capacity, 1)
+        self._capacity = int_argument("capacity", capacity)
         self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._seed = seed_argument(seed)
         self._writer: Writer | None = None
@@ -113,7 +113,7 @@ class DistillationBuffer(Backed):
         NotEnoughData
             There are fewer than `batch_size` pairs.
         """
-        batch_size = int_argument("batch_size", batch_size, 1)
+        batch_size = int_argument("batch_size", batch_size)
         pairs = len(self)
         if pairs < batch_size:
             raise NotEnoughData(f"the buffer has {pairs} pairs, and a batch of {batch_size} needs {batch_size}")

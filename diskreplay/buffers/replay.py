@@ -13,11 +13,10 @@ from diskreplay.buffers.names import mapped, with_aliases
 from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis
 from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
-from diskreplay.loading.arguments import int_argument
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
-from diskreplay.sampling.schedule import Linear
+from diskreplay.sampling.schedule import Linear, int_argument
 from diskreplay.store.casting import as_flag
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writer import Writer
@@ -94,7 +93,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         action_dtype: Any = None,
         seed: int | None = None,
     ) -> None:
-        self._capacity = int_argument("capacity", capacity, 1)
+        self._capacity = int_argument("capacity", capacity)
         self._view = Transitions(n_step=n_step, gamma=gamma)
         self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._prioritized, self._seed = bool(prioritized), seed_argument(seed)
@@ -179,7 +178,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         NotEnoughData
             Fewer than `batch_size` steps can be sampled.
         """
-        batch_size = int_argument("batch_size", batch_size, 1)
+        batch_size = int_argument("batch_size", batch_size)
         steps = len(self)
         if steps < batch_size:
             raise NotEnoughData(f"the buffer has {steps} steps, and a batch of {batch_size} needs {batch_size}")

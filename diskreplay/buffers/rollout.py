@@ -12,8 +12,8 @@ from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_
 from diskreplay.errors import BufferFull, NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
-from diskreplay.loading.arguments import int_argument
 from diskreplay.loading.batch import Batch
+from diskreplay.sampling.schedule import int_argument
 from diskreplay.store.casting import as_flags
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.vector_writer import VectorWriter
@@ -76,7 +76,7 @@ class RolloutBuffer(Backed):
         path: PathLike | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self._num_envs = int_argument("num_envs", num_envs, 1)
+        self._num_envs = int_argument("num_envs", num_envs)
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
         self._given = Given(obs_shape, action_shape)
@@ -349,8 +349,8 @@ def _num_steps(num_envs: int, num_steps: Any, capacity: Any) -> int:
     if (num_steps is None) == (capacity is None):
         raise ValueError("give num_steps, the steps of each environment, or capacity, those of all together")
     if num_steps is not None:
-        return int_argument("num_steps", num_steps, 1)
-    steps, rest = divmod(int_argument("capacity", capacity, 1), num_envs)
+        return int_argument("num_steps", num_steps)
+    steps, rest = divmod(int_argument("capacity", capacity), num_envs)
     if rest:
         raise ValueError(f"capacity must be a multiple of num_envs, {num_envs}, not {capacity}")
     return steps

@@ -1,6 +1,5 @@
 """Arguments of samplers, in their plain form or refused."""
 
-from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.sampling.base import Distribution
+from diskreplay.sampling.schedule import int_argument
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import View
@@ -43,16 +43,9 @@ class Sampled(Protocol):
         """Follow what is written with compiled code from now on."""
 
 
-def int_argument(name: str, value: Any, least: int) -> int:
-    """Return an int of at least `least`, or raise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an int of at least {least}, not {value!r}")
-    return int(value)
-
-
 def share_arguments(rank: Any, world_size: Any) -> tuple[int, int]:
     """Return a rank and how many there are, or raise ValueError."""
-    world_size, rank = int_argument("world_size", world_size, 1), int_argument("rank", rank, 0)
+    world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
     return rank, world_size

@@ -1,19 +1,18 @@
 """Minibatches: the items of a batch in random order, some at a time."""
 
 from collections.abc import Iterator
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
+from diskreplay.sampling.schedule import int_argument
+
 
 def minibatches(batch: Any, size: int, epochs: int = 1, seed: int | None = None) -> Iterator[Any]:
     """Return an iterator over shuffled minibatches; see `Batch.minibatches`."""
-    for name, value in (("size", size), ("epochs", epochs)):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"{name} must be an int of at least 1, not {value!r}")
-    return _shuffled(batch, int(size), int(epochs), np.random.Generator(np.random.PCG64(seed)))
+    size, epochs = int_argument("size", size), int_argument("epochs", epochs)
+    return _shuffled(batch, size, epochs, np.random.Generator(np.random.PCG64(seed)))
 
 
 def _shuffled(batch: Any, size: int, epochs: int, rng: np.random.Generator) -> Iterator[Any]:

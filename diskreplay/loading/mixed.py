@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.loading.arguments import errors_argument, ids_argument, int_argument
+from diskreplay.loading.arguments import errors_argument, ids_argument
 from diskreplay.loading.batch import Batch, Tree
 from diskreplay.loading.sampler import Sampler
+from diskreplay.sampling.schedule import int_argument
 
 # Which sampler an index belongs to stands in the bits above an id's: more than 8 million segments would reach them.
 SOURCE_SHIFT = 58
@@ -45,7 +46,7 @@ class MixedSampler:
     ) -> None:
         self._samplers, shares = _checked(samplers)
         self._shares = shares / shares.sum()
-        self._batch_size = int_argument("batch_size", batch_size, 1)
+        self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
 
     def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
@@ -58,7 +59,7 @@ class MixedSampler:
         ValueError
             The samplers' batches differ in their fields.
         """
-        size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
+        size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
         parts = []
         for source, count in enumerate(self._counts(size)):
             if count:

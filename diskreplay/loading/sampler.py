@@ -15,7 +15,6 @@ from diskreplay.loading.arguments import (
     distribution_argument,
     errors_argument,
     ids_argument,
-    int_argument,
     share_arguments,
     store_argument,
     view_argument,
@@ -27,6 +26,7 @@ from diskreplay.loading.prefetcher import Prefetcher, is_large
 from diskreplay.loading.sampler_states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
+from diskreplay.sampling.schedule import int_argument
 from diskreplay.store.episodes import Episode
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import RateLimiter
@@ -112,11 +112,11 @@ class Sampler:
         debug: bool = False,
         max_times_sampled: int | None = None,
     ) -> None:
-        self._batch_size = int_argument("batch_size", batch_size, 1)
+        self._batch_size = int_argument("batch_size", batch_size)
         self._prefetch = int_argument("prefetch", prefetch, 0)
         rank, world_size = share_arguments(rank, world_size)
         if max_times_sampled is not None:
-            max_times_sampled = int_argument("max_times_sampled", max_times_sampled, 1)
+            max_times_sampled = int_argument("max_times_sampled", max_times_sampled)
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         self._view, distribution = view_argument(view), distribution_argument(distribution)
@@ -241,7 +241,7 @@ class Sampler:
             `batch_size` is no positive int; `beta` is given to a distribution without weights. Or the limiter has no
             timeout, and no room in `error_buffer` for the batch of `Episodes` that was drawn: it is dropped.
         """
-        size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size, 1)
+        size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
         with self._lock:
             self._check_open()
             planner = self._planner

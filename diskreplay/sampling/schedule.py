@@ -36,9 +36,7 @@ class Linear:
     def __post_init__(self) -> None:
         for name in ("start", "end"):
             object.__setattr__(self, name, number(name, getattr(self, name)))
-        if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 1:
-            raise ValueError(f"steps must be an int of at least 1, not {self.steps!r}")
-        object.__setattr__(self, "steps", int(self.steps))
+        object.__setattr__(self, "steps", int_argument("steps", self.steps))
 
     def __call__(self, batches: int) -> float:
         """Return the value after so many batches."""
@@ -61,6 +59,13 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     else:
         limits = f" of at least {least:g}" if least > -math.inf else ""
     raise ValueError(f"{name} must be a finite number{limits}, not {value!r}")
+
+
+def int_argument(name: str, value: Any, least: int = 1, otherwise: str = "") -> int:
+    """Return an int of at least `least`, or raise ValueError; `otherwise` says what else may be given."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an int of at least {least}{otherwise}, not {value!r}")
+    return int(value)
 
 
 def beta_argument(value: Any) -> float | Schedule:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from diskreplay.ids import mixed
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.schedule import int_argument
 from diskreplay.sampling.share import belongs
 
 Ints = NDArray[np.int64]
@@ -46,9 +46,7 @@ class Sweep(Owned):
     gives_once = True
 
     def __init__(self, passes: int | None = None) -> None:
-        if passes is not None and (isinstance(passes, bool) or not isinstance(passes, Integral) or passes < 1):
-            raise ValueError(f"passes must be an int of at least 1, or None for no end, not {passes!r}")
-        self._passes = None if passes is None else int(passes)
+        self._passes = None if passes is None else int_argument("passes", passes, otherwise=", or None for no end")
         self._finished = 0
         self._pass: _Pass | None = None
 
