@@ -15,7 +15,7 @@ from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
 from diskreplay.loading.torch_values import torch_values
 from diskreplay.store.snapshot import Snapshot
-from diskreplay.views.base import Reader, View, nested, offsets
+from diskreplay.views.base import Reader, View, nested
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.parallel_copy import helping_thread
 
@@ -65,7 +65,7 @@ class Gatherer:
             from diskreplay.views.device_frame_stack import DeviceFrameStack
 
             self.reader = DeviceFrameStack.of(view, schema, self.reader) or self.reader
-        self._device, self._ring, self._courier = device, destination.ring, destination.courier
+        self._device, self._ring, self.courier = device, destination.ring, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]
         self._paths = self.reader.paths
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
@@ -75,20 +75,6 @@ class Gatherer:
         self.disk = Readahead(self.reader, schema)
         self.reader.helper = self._helper = helping_thread() if helped else None
         self.seconds_gathering = self.seconds_copying = 0.0
-
-    @property
-    def depends_on_ids(self) -> bool:
-        """Whether the size of a batch depends on its ids."""
-        return self.reader.depends_on_ids
-
-    @property
-    def on_cuda(self) -> bool:
-        """Whether batches are sent to a CUDA device."""
-        return self._courier is not None
-
-    def nbytes(self, size: int) -> int:
-        """Return the bytes of a batch of so many items, where that does not depend on its ids."""
-        return offsets(self.reader.leaves, size)[1]
 
     def gather(
         self, snapshot: Snapshot, ids: NDArray[np.int64], entropy: int | None = None, pages: Pages | None = None
@@ -106,7 +92,7 @@ class Gatherer:
         if entropy is not None:
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
-        sent = None if self._courier is None else self._courier.send(slot)
+        sent = None if self.courier is None else self.courier.send(slot)
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:
             self.disk.end(begun)
@@ -132,8 +118,8 @@ class Gatherer:
         if weights is not None:
             arrays[self._weight][:] = weights
         values: Sequence[Any] = arrays
-        if sent is not None and self._courier is not None:
-            values = self._courier.receive(slot, sent, None if weights is None else self._weight)
+        if sent is not None and self.courier is not None:
+            values = self.courier.receive(slot, sent, None if weights is None else self._weight)
         elif self._device.type != "cpu":
             values = [self._copied(torch.from_numpy(array)) for array in arrays]
         elif not self.reader.shows_leaves:

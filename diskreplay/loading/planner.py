@@ -69,7 +69,9 @@ class Planner:
     ) -> None:
         self._store = store
         self.rng = np.random.Generator(np.random.PCG64(seed))
-        self._where = None if where is None else _asking(where)
+        self._where: Callable[[Snapshot, int], bool] | None = None
+        if where is not None:
+            self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
         self._rank, self._world_size = rank, world_size
         self.queue: deque[Plan] = deque()
         self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
@@ -335,12 +337,3 @@ def _own_distribution(view: View, admission: EpisodeFilter, places: Mapping[str,
     if own is not None and own.key in places:
         own.load_state_dict(places[own.key])
     return own
-
-
-def _asking(where: Callable[[Episode], bool]) -> Callable[[Snapshot, int], bool]:
-    """Turn a predicate over episodes into one over snapshots and the ids at which episodes begin."""
-
-    def ask(snapshot: Snapshot, first_id: int) -> bool:
-        return bool(where(Episode(snapshot, snapshot.find(first_id))))
-
-    return ask

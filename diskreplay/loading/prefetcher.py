@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
 from diskreplay.store.snapshot import Snapshot
+from diskreplay.views.base import offsets
 from diskreplay.views.page_ranges import Pages
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.
@@ -53,7 +54,10 @@ class Prefetcher:
 
 def is_large(gatherer: Gatherer, size: int) -> bool:
     """Whether it is worth it to have a thread make batches of so many items."""
-    return gatherer.depends_on_ids or gatherer.on_cuda or gatherer.nbytes(size) >= LEAST_FOR_A_THREAD
+    reader = gatherer.reader
+    if reader.depends_on_ids or gatherer.courier is not None:
+        return True
+    return offsets(reader.leaves, size)[1] >= LEAST_FOR_A_THREAD
 
 
 def _make(

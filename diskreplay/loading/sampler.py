@@ -248,8 +248,8 @@ class Sampler:
             if batch_size is not None or beta is not None:
                 check_meaning(planner.active, self._view, batch_size, beta)
             started = perf_counter()
-            if self._limiter is not None:
-                self._pay_before(size)
+            if self._limiter is not None and planner.active.sized and self._item_steps is not None:
+                self._pay(size * self._item_steps)
             if size == self._batch_size:
                 ahead = 0 if self._prefetcher is None else self._prefetch
                 return self._deliver(planner.next(size, ahead, self._refresh), size, None, beta, started)
@@ -265,7 +265,10 @@ class Sampler:
                 if not len(plan.draw.ids):
                     raise StopIteration(f"{active} has drawn every id")
                 ids, item_steps = plan.draw.ids, self._item_steps
-                steps = self._count_steps(plan) if item_steps is None else item_steps * len(ids)
+                if item_steps is None:
+                    steps = cast(CountingReader, self._gatherer.reader).count_steps(plan.snapshot, ids)
+                else:
+                    steps = item_steps * len(ids)
                 if self._limiter is not None:
                     self._pay_for(plan, steps, apart)
                 planned = perf_counter()
@@ -332,11 +335,6 @@ class Sampler:
                     self._store.refresh()  # which makes an evicted id an InvalidIndex
             raise SegmentGone("segments were evicted faster than they could be read")
 
-    def _pay_before(self, size: int) -> None:
-        """Pay for a batch that is not drawn yet, if it is known how many steps it has."""
-        if self._planner.active.sized and self._item_steps is not None:
-            self._pay(size * self._item_steps)
-
     def _pay(self, steps: int) -> None:
         """Wait until the limiter lets so many steps be drawn; what a failed call has paid for counts for the next."""
         if self._limiter is not None and steps > self._paid:
@@ -360,10 +358,6 @@ class Sampler:
                 ) from error
             self._planner.refused(plan, apart)
             raise
-
-    def _count_steps(self, plan: Plan) -> int:
-        """Return how many steps of the environment the batch of a plan has, where that depends on its items."""
-        return cast(CountingReader, self._gatherer.reader).count_steps(plan.snapshot, plan.draw.ids)
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
         """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.

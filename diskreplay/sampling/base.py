@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import NotEnoughData
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule
-from diskreplay.sampling.share import belongs, has_any
+from diskreplay.sampling.share import belongs, has_any, nothing_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -88,10 +87,7 @@ class Distribution(ABC):
             missing -= len(mine)
             fruitless = 0 if len(mine) else fruitless + 1
             if fruitless == FRUITLESS_DRAWS and not has_any(population, rank, world_size):
-                raise NotEnoughData(
-                    f"none of the {population.size} sampleable steps belongs to rank {rank} of {world_size}; "
-                    "1 is needed, append more"
-                )
+                raise nothing_of(population, rank, world_size)
         return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
 
     def redraw(

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.errors import NotEnoughData
 from diskreplay.ids import mixed
 from diskreplay.sampling.population import Population
 
@@ -23,3 +24,11 @@ def has_any(population: Population, rank: int, world_size: int, block: int = 1 <
         if belongs(population.take(positions), rank, world_size).any():
             return True
     return False
+
+
+def nothing_of(population: Population, rank: int, world_size: int) -> NotEnoughData:
+    """Return the error that none of the ids is the rank's."""
+    return NotEnoughData(
+        f"none of the {population.size} sampleable steps belongs to rank {rank} of {world_size}; 1 is needed, append "
+        "more"
+    )

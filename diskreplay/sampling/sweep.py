@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import NotEnoughData
 from diskreplay.ids import mixed
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import int_argument
-from diskreplay.sampling.share import belongs
+from diskreplay.sampling.share import belongs, nothing_of
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -78,10 +77,7 @@ class Sweep(Owned):
                 if self._passes is not None and self._finished >= self._passes:
                     break
                 if fruitless:
-                    raise NotEnoughData(
-                        f"none of the {population.size} sampleable steps belongs to rank {rank} of {world_size}; "
-                        "1 is needed, append more"
-                    )
+                    raise nothing_of(population, rank, world_size)
                 self._pass, fruitless = _Pass.begun(population, rng), self._passes is None
             ids = self._pass.peek(missing * world_size)
             good = np.flatnonzero(belongs(ids, rank, world_size) & population.contains(ids))[:missing]
