@@ -1,12 +1,13 @@
 """A batch: torch tensors by name."""
 
+import operator
 from collections.abc import Callable, Iterator, KeysView
 from typing import Any
 
 import numpy as np
 import torch
 
-from diskreplay.loading.minibatches import minibatches
+from diskreplay.sampling.schedule import int_argument
 
 Tree = Any  # a tensor, an array that has yet to become one, or a dict of trees
 
@@ -43,7 +44,7 @@ class Batch:
         if type(value) is np.ndarray:
             value = self._fields[name] = _tensor(value)
         elif type(value) is dict and _has_arrays(value):
-            value = self._fields[name] = _map(torch.as_tensor, value)
+            value = self._fields[name] = map_tree(torch.as_tensor, value)
         return value
 
     def __contains__(self, name: object) -> bool:
@@ -74,11 +75,11 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return the batch on a device; tensors that are there already are shared."""
-        return Batch(_map(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors()))
+        return Batch(map_tree(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors()))
 
     def numpy(self) -> dict[str, Any]:
         """Return the fields as numpy arrays, nested as they are; on the CPU they share memory with the tensors."""
-        arrays: dict[str, Any] = _map(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
+        arrays: dict[str, Any] = map_tree(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
         return arrays
 
     def minibatches(self, size: int, epochs: int = 1, seed: int | None = None) -> Iterator["Batch"]:
@@ -100,7 +101,17 @@ class Batch:
         ValueError
             `size` or `epochs` is no int of at least 1.
         """
-        return minibatches(self, size, epochs, seed)
+        size, epochs = int_argument("size", size), int_argument("epochs", epochs)
+        return self._shuffled(size, epochs, np.random.Generator(np.random.PCG64(seed)))
+
+    def _shuffled(self, size: int, epochs: int, rng: np.random.Generator) -> Iterator["Batch"]:
+        axes = self["index"].ndim
+        flat = map_tree(lambda tensor: tensor.flatten(0, axes - 1), self._tensors())
+        index = flat["index"]
+        for _ in range(epochs):
+            order = torch.from_numpy(rng.permutation(len(index))).to(index.device)
+            for start in range(0, len(order), size):
+                yield Batch(map_tree(operator.itemgetter(order[start : start + size]), flat))
 
 
 # Looked up once: a batch is made and read in a few microseconds.
@@ -112,10 +123,11 @@ def _has_arrays(tree: Tree) -> bool:
     return any(map(_has_arrays, tree.values())) if isinstance(tree, dict) else not isinstance(tree, torch.Tensor)
 
 
-def _map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    if isinstance(tree, dict):
-        return {name: _map(function, below) for name, below in tree.items()}
-    return function(tree)
+def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """Return a tree of what a function returns for each leaf, or for the leaves of several trees of one form."""
+    if isinstance(trees[0], dict):
+        return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
+    return function(*trees)
 
 
 def _describe(tree: Tree) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.loading.arguments import errors_argument, ids_argument
-from diskreplay.loading.batch import Batch, Tree
+from diskreplay.loading.batch import Batch, Tree, map_tree
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.schedule import int_argument
 
@@ -94,7 +94,7 @@ class MixedSampler:
             parts.append((source, self._samplers[source].gather(ids[places[-1]])))
         joined = _joined(parts)
         order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
-        return Batch({name: _reordered(joined[name], order) for name in joined})
+        return Batch({name: map_tree(lambda tensor: tensor[order.to(tensor.device)], joined[name]) for name in joined})
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
         """Give each sampler the errors of its own items; see `Sampler.update_priorities`.
@@ -181,26 +181,11 @@ def _joined(parts: Sequence[tuple[int, Batch]]) -> Batch:
         trees = [part[name] for _, part in parts]
         if name == "index":
             trees = [tree | (source << SOURCE_SHIFT) for tree, (source, _) in zip(trees, parts, strict=True)]
-        fields[name] = _concatenated(trees)
+        fields[name] = map_tree(lambda *tensors: torch.cat(tensors), *trees)
     return Batch(fields)
 
 
 def _form(batch: Batch) -> Any:
-    def of(tree: Tree) -> Any:
-        if isinstance(tree, dict):
-            return {name: of(below) for name, below in tree.items()}
-        return tree.dtype, tree.shape[1:], tree.device
-
-    return {name: of(batch[name]) for name in batch}
-
-
-def _concatenated(trees: Sequence[Tree]) -> Tree:
-    if isinstance(trees[0], dict):
-        return {name: _concatenated([tree[name] for tree in trees]) for name in trees[0]}
-    return torch.cat(list(trees))
-
-
-def _reordered(tree: Tree, order: torch.Tensor) -> Tree:
-    if isinstance(tree, dict):
-        return {name: _reordered(below, order) for name, below in tree.items()}
-    return tree[order.to(tree.device)]
+    return {
+        name: map_tree(lambda tensor: (tensor.dtype, tensor.shape[1:], tensor.device), batch[name]) for name in batch
+    }

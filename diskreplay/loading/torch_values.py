@@ -7,21 +7,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diskreplay.loading.batch import map_tree
+
 
 def torch_values(value_fn: Callable[[Any], Any], device: torch.device) -> Callable[[Any], NDArray[Any]]:
     """Return the function over arrays that calls one over tensors on a device, without gradients."""
 
     def evaluate(observations: Any) -> NDArray[Any]:
         with torch.no_grad():
-            values = value_fn(_tensors(observations, device))
+            values = value_fn(map_tree(lambda array: torch.from_numpy(array).to(device), observations))
         if isinstance(values, torch.Tensor):
             values = values.to("cpu", torch.float64).numpy()
         return np.asarray(values)
 
     return evaluate
-
-
-def _tensors(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, dict):
-        return {name: _tensors(below, device) for name, below in tree.items()}
-    return torch.from_numpy(tree).to(device)
