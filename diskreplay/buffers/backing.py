@@ -14,7 +14,6 @@ import torch
 from diskreplay.buffers.values import Given
 from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
-from diskreplay.sampling.schedule import int_argument
 from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
@@ -130,11 +129,6 @@ class Backed:
     def __exit__(self, *_: object) -> None:
         """Close the buffer."""
         self.close()
-
-
-def seed_argument(seed: Any) -> int | None:
-    """Return a seed of at least 0, or None; anything else is a ValueError."""
-    return None if seed is None else int_argument("seed", seed, 0)
 
 
 def _discard(folder: str, store: Store, pid: int, writers: list[Any]) -> None:

@@ -8,19 +8,18 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 
-from diskreplay.buffers.backing import Backed, seed_argument
-from diskreplay.buffers.names import mapped, with_aliases
-from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis
+from diskreplay.buffers.backing import Backed
+from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis, with_aliases
 from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
-from diskreplay.loading.batch import Batch
+from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
 from diskreplay.sampling.schedule import Linear, int_argument
 from diskreplay.store.casting import as_flag
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writer import Writer
-from diskreplay.views.base import Starts, View
+from diskreplay.views.base import Starts
 from diskreplay.views.transitions import Transitions
 
 
@@ -96,7 +95,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._capacity = int_argument("capacity", capacity)
         self._view = Transitions(n_step=n_step, gamma=gamma)
         self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
-        self._prioritized, self._seed = bool(prioritized), seed_argument(seed)
+        self._prioritized = bool(prioritized)
+        self._seed = None if seed is None else int_argument("seed", seed, 0)
         self._writer: Writer | None = None
         self._following: list[bytes] | None = None  # the last step's next observation, if it must continue there
         self._mark = 0  # ids below were cleared
@@ -233,7 +233,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         assert store is not None
         batch = self._steps.gather(self._ordered(store).ids(places))
         columns = batch.obs, batch.action, batch.reward, batch.next_obs, batch.terminated.float()
-        return [Experience(*(mapped(operator.itemgetter(i), part) for part in columns)) for i in range(len(places))]
+        return [Experience(*(map_tree(operator.itemgetter(i), part) for part in columns)) for i in range(len(places))]
 
     def _ordered(self, store: Store) -> "_Order":
         snapshot = store.snapshot
@@ -251,41 +251,26 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return
         episodes = store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
-        self._sampler.view = Since(self._view, self._mark)
+        self._sampler.view = Since(self._view.n_step, self._view.gamma, mark=self._mark)
 
 
 def _bytes(schema: Schema, obs: Any) -> list[bytes]:
     return [leaf.tobytes() for leaf in cast(schema, "obs", obs)]
 
 
-@dataclass(frozen=True)
-class Since(View):
-    """A view without its ids below `mark`."""
+@dataclass(frozen=True, repr=False)
+class Since(Transitions):
+    """Transitions without their ids below `mark`."""
 
-    view: View
-    mark: int
+    mark: int = 0
 
     def __str__(self) -> str:
-        return str(self.view)
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """That of the view."""
-        return self.view.kind
-
-    @property
-    def item_steps(self) -> int | None:
-        """Those of the view."""
-        return self.view.item_steps
+        return str(Transitions(self.n_step, self.gamma))
 
     @property
     def starts(self) -> Starts:
-        """The view's from `mark` on."""
-        return self.view.starts._replace(since=self.mark)
-
-    def reader(self, schema: Any, fields: Any = None) -> Any:
-        """Return the view's reader."""
-        return self.view.reader(schema, fields)
+        """Those of transitions from `mark` on."""
+        return super().starts._replace(since=self.mark)
 
 
 class _Order:

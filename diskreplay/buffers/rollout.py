@@ -6,13 +6,12 @@ import numpy as np
 import torch
 
 from diskreplay.buffers.backing import Backed
-from diskreplay.buffers.names import mapped, with_aliases
 from diskreplay.buffers.rollout_reading import RolloutReading
-from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis, plain
+from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis, plain, with_aliases
 from diskreplay.errors import BufferFull, NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
-from diskreplay.loading.batch import Batch
+from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.sampling.schedule import int_argument
 from diskreplay.store.casting import as_flags
 from diskreplay.store.store import PathLike, Store
@@ -268,7 +267,7 @@ class RolloutBuffer(Backed):
             The buffer is empty. It is a BufferError.
         """
         batch = self._gathered()
-        fields = {name: mapped(lambda tensor: tensor.flatten(0, 1), batch[name]) for name in batch}
+        fields = {name: map_tree(lambda tensor: tensor.flatten(0, 1), batch[name]) for name in batch}
         if self._pushed:
             fields["next_obs"] = self._reading.next_obs(fields["index"])
         if self._estimates is not None:

@@ -1,4 +1,4 @@
-"""What users hand to buffers: numbers, arrays and tensors, with or without an axis of one environment."""
+"""What users hand to buffers, with or without an axis of one environment, and the names that batches have for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
+from diskreplay.loading.batch import Batch, map_tree
 
 Tree = Any  # values nested in dicts, as a schema's fields are
+
+# A batch's own name for what each alias shows.
+ALIASES = {"states": "obs", "actions": "action", "rewards": "reward", "next_states": "next_obs", "dones": "terminated"}
 
 
 def plain(value: Any) -> NDArray[Any]:
@@ -48,6 +52,22 @@ def leaves_of(value: Any) -> list[NDArray[Any]]:
     if isinstance(value, Mapping):
         return [leaf for below in value.values() for leaf in leaves_of(below)]
     return [plain(value)]
+
+
+def with_aliases(fields: dict[str, Any]) -> Batch:
+    """Return a batch of these fields, (size, ...), and the aliases of those that are there.
+
+    Scalars are (size, 1) under these names; dones are float32.
+    """
+    shown = dict(fields)
+    for alias, name in ALIASES.items():
+        if name in fields:
+            shown[alias] = map_tree(_column, fields[name].float() if alias == "dones" else fields[name])
+    return Batch(shown)
+
+
+def _column(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor
 
 
 def cast(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:

@@ -30,7 +30,7 @@ VIEWS = [
     Sequences(9, 2, pad=False),
     Episodes(),
     Rollouts(3),
-    Since(Transitions(2), 1 << 36),
+    Since(2, mark=1 << 36),
 ]
 ENDS = [OPEN, TERMINATED, TRUNCATED, TERMINATED | OBSERVATION_ONLY, TRUNCATED | OBSERVATION_ONLY]
 
