@@ -4,8 +4,11 @@ What is kept of an id is its raw priority |td| + eps, at a place in a page of 64
 `kernels.pages`. The place's leaf in the tree holds raw ** alpha while the id can be drawn, else 0. Ids that a view does
 not offer at the moment keep their raw priority. Pages are used again when none is left and all of their steps are gone;
 which number a page has is part of the saved state: which id a random number means depends on it.
+
+It loads numba: whoever makes a distribution does not need it yet.
 """
 
+import math
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_MASK
+from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.huge_pages import zeros
 from diskreplay.sampling.population import Mark, Population
-from diskreplay.sampling.sum_tree import SumTree
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,6 +44,55 @@ class _Followed(NamedTuple):
     segments: tuple[int, Ints]
 
 
+class SumTree:
+    """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
+
+    `least` is whether to know the smallest mass that is not 0. `memory`, (SumTree.room(capacity),) float64 zeros, is
+    what the tree is made of, new if None. `starts`, `tree`, `sums` and `smallest` are the arrays as `kernels.sumtree`
+    has them, to be changed by kernels alone.
+    """
+
+    def __init__(self, capacity: int, least: bool = False, memory: Floats | None = None) -> None:
+        self._set, self.capacity = chosen("sumtree_set"), capacity
+        self.starts, self.tree, self.sums, self.smallest = sumtree.tree_arrays(capacity, least, sumtree.TOP, memory)
+
+    @staticmethod
+    def room(capacity: int) -> int:
+        """Return how many numbers the tree of so many leaves has."""
+        return int(sumtree.tree_starts(capacity)[-1])
+
+    @property
+    def arrays(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """All of the arrays, in this order."""
+        return self.starts, self.tree, self.sums, self.smallest
+
+    @property
+    def total(self) -> float:
+        """The sum of all masses."""
+        return float(self.sums[-1])
+
+    @property
+    def least(self) -> float:
+        """The smallest mass that is not 0, infinite where there is none."""
+        return float(self.smallest[-1]) or math.inf
+
+    @property
+    def masses(self) -> Floats:
+        """The mass of each leaf; to be changed by `set` alone."""
+        return self.tree[: self.capacity]
+
+    def set(self, leaves: Ints, masses: Floats) -> None:
+        """Give leaves their masses, (n,) finite and not negative; the last one where a leaf is named twice."""
+        self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest, np.empty(len(leaves), np.int64))
+
+    def fill(self, masses: Floats) -> None:
+        """Give the first leaves these masses; all others must be 0."""
+        self.tree[: len(masses)] = masses
+        # One leaf of each node that changes: setting it adds up all of them.
+        leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
+        self.set(leaves, self.tree[leaves])
+
+
 class PriorityTable:
     """The priorities of one kind of id. Not thread-safe.
 
@@ -54,12 +106,7 @@ class PriorityTable:
     _slots: NDArray[np.int32]
 
     def __init__(self, alpha: float, least: bool = False) -> None:
-        # Here and not above: they load numba, which nobody needs to make a distribution.
-        from diskreplay.kernels import pages, powers, sumtree
-
-        self._columns = pages
         self._powers, self._offer, self._draw = chosen("powers"), chosen("offer"), chosen("draw")
-        self._limits = powers.SMALLEST, powers.LARGEST
         self._alpha, self._least = alpha, least
         self._largest = np.ones(1)
         # Memory for kernels: some numbers; places that are shown or hidden; ids of an update.
@@ -71,7 +118,7 @@ class PriorityTable:
         self._version = -1
         self._mark: Mark | None = None
         self._followed = _Followed(np.zeros((4, 0), np.int64), 0, 0, (0, np.zeros(0, np.int64)))
-        self._pages = np.zeros((0, pages.COLUMNS), np.int64)
+        self._pages = np.zeros((0, columns.COLUMNS), np.int64)
         self._resize(FIRST_PAGES)
         self._list_pages()
 
@@ -82,7 +129,7 @@ class PriorityTable:
 
     def _resize(self, count: int) -> None:
         """Make room for so many pages, all that are in use among them; they are to be listed."""
-        width, size, old = self._columns.PAGE, self._columns.COLUMNS, self._pages
+        width, size, old = columns.PAGE, columns.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, self._slots = zeros(
             (SumTree.room(count * width), np.float64),
@@ -101,12 +148,12 @@ class PriorityTable:
     @property
     def _end(self) -> int:
         """The number of pages up to the last one in use."""
-        in_use = np.flatnonzero(self._pages[:, self._columns.STRIDE])
+        in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
         return int(in_use[-1]) + 1 if len(in_use) else 0
 
     def _list_pages(self) -> None:
         """Make the pages in use findable, and list the others: those of the lowest numbers are used first."""
-        columns, pages = self._columns, self._pages
+        pages = self._pages
         columns.index_pages(pages, self._slots)
         pages[:, columns.TOUCHED] = 0
         pages[:, columns.WANTED] = pages[:, columns.SHOWN]
@@ -118,9 +165,9 @@ class PriorityTable:
         """Change the exponent; costs as much as there are priorities, unless it is the same."""
         if alpha != self._alpha:
             self._alpha = alpha
-            end = self._end * self._columns.PAGE
+            end = self._end * columns.PAGE
             powered = np.empty(end)
-            self._powers(self._raw[:end], alpha, *self._limits, np.empty(end), powered)
+            self._powers(self._raw[:end], alpha, powers.SMALLEST, powers.LARGEST, np.empty(end), powered)
             self.tree.fill(np.where(self.tree.masses[:end] > 0, powered, 0.0))
 
     # --- following a population --------------------------------------------------------------------------------------
@@ -157,7 +204,7 @@ class PriorityTable:
     def _make_room(self, population: Population) -> None:
         """Free the pages whose steps are all gone, and make more if there are few of these."""
         in_use, is_alive, needed = self._alive(population)
-        gone, width = in_use[~is_alive], self._columns.PAGE
+        gone, width = in_use[~is_alive], columns.PAGE
         if len(gone):
             places = (gone[:, None] * width + np.arange(width)).reshape(-1)
             self.tree.set(places, np.zeros(len(places)))
@@ -168,7 +215,7 @@ class PriorityTable:
 
     def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
         """Return the pages in use, whether there are steps of each, and how many pages all steps need."""
-        width = self._columns.PAGE
+        width = columns.PAGE
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)
         there = (keys >= 0) & (episodes.count > 0)
@@ -179,8 +226,8 @@ class PriorityTable:
         start, stop = keys - row % width, keys + count - 1 - (row + count - 1) % width
         shared = int(np.count_nonzero(start[1:] == stop[:-1]))
         needed = int(((stop - start) // width + 1).sum()) - shared
-        in_use = np.flatnonzero(self._pages[:, self._columns.STRIDE])
-        sought = lane_keys(self._pages[in_use, self._columns.FIRST], *population.segments)
+        in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
+        sought = lane_keys(self._pages[in_use, columns.FIRST], *population.segments)
         at = np.searchsorted(start, sought, "right") - 1
         is_alive = at >= 0
         is_alive[is_alive] = stop[at[is_alive]] >= sought[is_alive]
@@ -196,7 +243,6 @@ class PriorityTable:
 
     def ids(self, places: Ints) -> Ints:
         """Return the id at each place, which must have one."""
-        columns = self._columns
         page = self._pages[places >> columns.PAGE_BITS]
         ids: Ints = page[:, columns.FIRST] + (places & columns.LAST_ROW) * page[:, columns.STRIDE]
         return ids
@@ -231,7 +277,7 @@ class PriorityTable:
 
     def state_dict(self) -> dict[str, Any]:
         """Return arrays and numbers from which `loaded` makes the same table: 8 bytes an id, and its pages."""
-        columns, population = self._columns, self._population()
+        population = self._population()
         number = np.flatnonzero(self._pages[:, columns.STRIDE])
         first, stride, known = self._pages[number][:, [columns.FIRST, columns.STRIDE, columns.KNOWN]].T.copy()
         if population is not None and population.snapshot is not None:
@@ -251,7 +297,6 @@ class PriorityTable:
         """Make a table from its state; ValueError where this is the state of no table."""
         number, first, stride, known, values, count, largest = _checked(state)
         table = cls(alpha, least)
-        columns = table._columns
         table._resize(count)
         for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):
             table._pages[number, column] = of_pages
@@ -269,19 +314,17 @@ def _bits(masks: Ints) -> NDArray[np.bool_]:
 
 def _checked(state: Mapping[str, Any]) -> tuple[Ints, Ints, Ints, Ints, Floats, int, float]:
     """Check what a state must be for the table to stay inside its arrays."""
-    from diskreplay.kernels.pages import PAGE  # here and not above: it loads numba
-
     try:
-        columns = [np.ascontiguousarray(state[name], np.int64) for name in ("page", "first", "stride", "known")]
+        arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("page", "first", "stride", "known")]
         values = np.ascontiguousarray(state["values"], np.float64)
         count, largest = int(state["pages"]), float(state["largest"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"this is no saved table of priorities: {error!r}") from None
-    number, first, stride, known = columns
-    good = all(column.shape == number.shape and column.ndim == 1 for column in columns) and count > 0
+    number, first, stride, known = arrays
+    good = all(column.shape == number.shape and column.ndim == 1 for column in arrays) and count > 0
     good = good and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
     good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
-    good = good and bool(((first & POSITION_MASK) // stride % PAGE == 0).all())
+    good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
     good = good and values.shape == (np.count_nonzero(_bits(known)),)
     if not good or not (values > 0).all() or not np.isfinite(values).all() or not 0 < largest < np.inf:
         raise ValueError("this saved table of priorities contradicts itself: it is damaged")

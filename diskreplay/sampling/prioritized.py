@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.sampling.schedule import Schedule, beta_argument, number
+
+if TYPE_CHECKING:
+    from diskreplay.sampling.priorities import PriorityTable
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -113,10 +115,13 @@ class Prioritized(Owned):
         beta = self._beta if callable(self._beta) else f"{self._beta:g}"
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
-    def _followed(self, population: Population) -> PriorityTable:
+    def _followed(self, population: Population) -> "PriorityTable":
         """Return the table of the population's kind, up to date with it."""
         table = self._tables.get(population.kind)
         if table is None:
+            # Here and not above: it loads numba, which nobody needs to make a distribution.
+            from diskreplay.sampling.priorities import PriorityTable
+
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
         table.set_alpha(self._alpha)
         table.follow(population)
@@ -203,6 +208,8 @@ class Prioritized(Owned):
 
         ValueError, and no change, where this is no such state.
         """
+        from diskreplay.sampling.priorities import PriorityTable  # as above
+
         least = self._normalize == "store"
         tables = {_kind(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
         self._tables = tables

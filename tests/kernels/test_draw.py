@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diskreplay.sampling import priorities, sum_tree
+from diskreplay.sampling import priorities
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.views.sequences import Sequences
@@ -23,8 +23,7 @@ seeds = st.integers(0, 2**32 - 1)
 def kernels(kind: int) -> Iterator[None]:
     """Choose the compiled kernels, 0, or the plain ones, 1."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (priorities, sum_tree):
-            patch.setattr(module, "chosen", lambda name: KERNELS[name][kind])
+        patch.setattr(priorities, "chosen", lambda name: KERNELS[name][kind])
         patch.setattr(priorities, "FIRST_PAGES", 1)
         yield
 
