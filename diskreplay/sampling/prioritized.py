@@ -96,9 +96,19 @@ class Prioritized(Owned):
         self._beta = beta_argument(beta)
 
     @property
+    def eps(self) -> float:
+        """What is added to each |td|."""
+        return self._eps
+
+    @property
     def eta(self) -> float:  # type: ignore[override]  # it cannot be set
         """The share of the largest error in the priority of a sequence."""
         return self._eta
+
+    @property
+    def normalize(self) -> str:
+        """Over what the largest weight is taken: "batch" or "store"."""
+        return self._normalize
 
     @property
     def arguments(self) -> dict[str, Any]:
