@@ -109,8 +109,7 @@ class StepCounter:
         self._root, self._counters = root, root.counters()
         self._raw = b""
         self._ever = 0
-        self._changes = -1
-        self._begin()
+        self._changes = -1  # the first look begins
 
     def _begin(self) -> None:
         """Count from nothing: segments were set aside, brought back or replaced."""
@@ -121,7 +120,6 @@ class StepCounter:
         self._entries = HiddenEntries(self._root)
         self._hidden: dict[int, int] = {}
         self._lost: dict[int, int] = {}
-        self._changes = 0
 
     def read(self) -> Inserted:
         """Look again."""

@@ -197,6 +197,26 @@ def test_steps_in_quarantine_are_counted_apart_from_evicted_ones(store_path):
     assert [segment["number"] for segment in info["segments"]] == [0, 2]
 
 
+def test_limiters_count_from_nothing_once_a_repair(store_path, monkeypatch):
+    begun = []
+    begin = StepCounter._begin
+    monkeypatch.setattr(StepCounter, "_begin", lambda counter: (begun.append(1), begin(counter))[1])
+    set_aside(store_path)
+    following = StepCounter(read_root(store_path))
+    with dr.open(store_path, "a") as store:
+        for serial in (0, 2):
+            following.read()
+            store.evict(lambda episode, serial=serial: episode["serial"][0] == serial)
+        following.read()
+        assert len(begun) == 1
+        assert following.read() == StepCounter(read_root(store_path)).read()
+    begun.clear()
+    repair(store_path, restore=1)
+    following.read()
+    following.read()
+    assert len(begun) == 1
+
+
 def test_what_limiters_count_never_goes_back(store_path):
     root = read_root(store_path)
     following = StepCounter(root)
