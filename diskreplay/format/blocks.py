@@ -84,12 +84,7 @@ class BlockSums:
 def read_sums(fd: int, size: int, block: int) -> Sums:
     """Return the checksums of the blocks of a file's first ``size`` bytes; a block inside of a hole is not read.
 
-    Raises
-    ------
-    FormatError
-        The file became shorter.
-    OSError
-        The disk refuses to read it.
+    Raises FormatError where the file became shorter, OSError where the disk refuses to read it.
     """
     return read_both(fd, size, block)[0]
 

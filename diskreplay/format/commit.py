@@ -70,10 +70,7 @@ class CountersByPosition:
     def store(self, key: Any, value: Any, *, late: bool) -> None:
         """Store some counters, and those that are still owed.
 
-        Raises
-        ------
-        StorageFull
-            There is no room, and they may not be late; nothing was stored.
+        Raises StorageFull where there is no room and they may not be late; nothing was stored.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -139,10 +136,8 @@ class StoreCounters:
     def read(self) -> NDArray[np.int64]:
         """Return the words, ``(COUNTER_WORDS,)`` int64.
 
-        Raises
-        ------
-        FormatError
-            Words and their complements disagree in a way that no process leaves, not even one that dies.
+        Raises FormatError where words and their complements disagree in a way that no process leaves, not even one that
+        dies.
         """
         for attempt in range(_RETRIES):
             words = self._words.copy()
@@ -181,10 +176,7 @@ class StoreCounters:
     def set(self, word: int, value: int) -> None:
         """Store a word and its complement. The caller holds the store lock; a word never goes back.
 
-        Raises
-        ------
-        StorageFull
-            There is no room where the file system copies on write; nothing was stored.
+        Raises StorageFull where the file system copies on write and there is no room; nothing was stored.
         """
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
@@ -217,10 +209,7 @@ class StoreCounters:
     def mend(self) -> None:
         """Make complements agree again after a writer died between the two stores. The caller holds the store lock.
 
-        Raises
-        ------
-        FormatError
-            They disagree for another reason.
+        Raises FormatError where they disagree for another reason.
         """
         values = self.read()
         self._words[:COUNTER_WORDS] = values

@@ -31,24 +31,12 @@ _ENDED = layout.TERMINATED | layout.TRUNCATED
 class Damage:
     """What is damaged in a segment, and what is left of it.
 
-    Attributes
-    ----------
-    parts : dict of str to list of (int, int)
-        The bytes of each chunk file that are damaged: first, and the one after the last. None for a whole file.
-    lost : dict of int to list of (int, int)
-        By lane the rows that are lost, first and the one after the last, those lost before included.
-    more : dict of int to list of (int, int)
-        Those of them that were not lost before.
-    flags : dict of (int, int) to int
-        New flags of rows, by lane and row. Beside these, those of lost rows are 0.
-    steps_kept, steps_lost : int
-        Of the steps that the segment ever had. What was evicted by hand is kept, as evicted.
-    episodes : int
-        The episodes that are lost now; where flags are damaged, at least so many.
-    flags_damaged : bool
-        Whether some flags are unknown.
-    resized : bool
-        Whether a chunk file is longer than it has to be.
+    ``parts`` are the bytes of each chunk file that are damaged, first and the one after the last; None for a whole
+    file. ``lost`` are by lane the rows that are lost, first and the one after the last, those lost before included;
+    ``more`` those of them that were not lost before. ``flags`` are new flags of rows, by lane and row; beside these,
+    those of lost rows are 0. ``steps_kept`` and ``steps_lost`` are of the steps that the segment ever had; what was
+    evicted by hand is kept, as evicted. ``episodes`` are lost now: where flags are damaged, at least so many.
+    ``flags_damaged``: some flags are unknown. ``resized``: a chunk file is longer than it has to be.
     """
 
     parts: dict[str, list[Range]]
@@ -67,12 +55,8 @@ def find_damage(
 ) -> Damage:
     """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
 
-    ``hidden`` are position and steps of its episodes that were evicted by hand.
-
-    Raises
-    ------
-    FormatError
-        A chunk that its rows need has no checksum.
+    ``hidden`` are position and steps of its episodes that were evicted by hand. Raises FormatError where a chunk that
+    its rows need has no checksum.
     """
     return _Search(info, arrays, rows).find(hidden)
 

@@ -14,12 +14,8 @@ def take_out(root: Root, number: int, evicted: int) -> str:
     """Move a segment beside the counters, so that nobody finds it half there; return where it is now.
 
     ``evicted`` is how many steps will have been evicted then. The name says it: whoever finds the folder can set the
-    counter if this process dies before it does. The caller holds the store lock.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for its new name.
+    counter if this process dies before it does. The caller holds the store lock. Raises StorageFull where there is no
+    room for its new name.
     """
     gone = f"{root.counters_folder}/old-{layout.segment_name(number)}-{evicted}"
     shutil.rmtree(gone, ignore_errors=True)

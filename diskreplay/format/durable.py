@@ -29,10 +29,7 @@ _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> None:
     """Write a file that nobody else looks at yet: ``data``, or ``nbytes`` zeros that have no blocks.
 
-    Raises
-    ------
-    OSError
-        The system's; ENOSPC also where only a part of ``data`` fits. What was begun is left.
+    Raises the system's OSError, ENOSPC also where only a part of ``data`` fits; what was begun is left.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
@@ -47,10 +44,7 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
 def write_sparse(path: str, data: bytes) -> None:
     """Write a file that nobody else looks at yet, with holes for the pages of it that are zeros.
 
-    Raises
-    ------
-    OSError
-        The system's. What was begun is left.
+    Raises the system's OSError; what was begun is left.
     """
     write_file(path, nbytes=len(data))
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -96,12 +90,8 @@ def read_file(path: str) -> bytes:
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
     """Replace ``path`` by ``data`` so that every reader sees the old file or the new one, whole.
 
-    ``synced``: after a loss of power too. Without, an empty file may be there then.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for the new file; the old one is untouched.
+    ``synced``: after a loss of power too. Without, an empty file may be there then. Raises StorageFull where there is
+    no room for the new file; the old one is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -118,12 +108,8 @@ def overwrite(path: Path, data: bytes) -> bool:
     """Write over a small file that is as long as ``data`` already; False: it is not, and nothing was written.
 
     For a change that readers may see a part of, within what a disk writes as a whole. Unlike a file that replaces
-    another it needs no sync to be there after a loss of power, as it was before or as it is now.
-
-    Raises
-    ------
-    StorageFull
-        There is no room where the file system copies on write; nothing was written.
+    another it needs no sync to be there after a loss of power, as it was before or as it is now. Raises StorageFull
+    where the file system copies on write and there is no room; nothing was written.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -188,10 +174,7 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
 def make_folders(above: Path, below: Path | str) -> Path:
     """Make folders below one that is there, those that are missing, and return the last one; none through a link.
 
-    Raises
-    ------
-    FormatError
-        One of them is a link, or a file.
+    Raises FormatError where one of them is a link, or a file.
     """
     for part in Path(below).parts:
         above = above / part
@@ -312,12 +295,8 @@ def try_lock(path: os.PathLike[str] | str) -> Lock | None:
 def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator[None]:
     """Hold the lock for a block, waiting at most ``timeout_s`` seconds for it.
 
-    Raises
-    ------
-    StoreLocked
-        Another process kept it for the whole time.
-    FormatError
-        A link, a folder or anything else that is no regular file is in its place.
+    Raises StoreLocked where another process kept it for the whole time, FormatError where a link, a folder or anything
+    else that is no regular file is in its place.
     """
     until = time.monotonic() + timeout_s
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):

@@ -39,10 +39,7 @@ class HiddenEntries:
     def new(self, count: int) -> NDArray[np.int64]:
         """Return the entries up to number ``count`` that were not returned before, ``(n, 2)`` int64.
 
-        Raises
-        ------
-        FormatError
-            A file of them is missing or damaged.
+        Raises FormatError where a file of them is missing or damaged.
         """
         parts = [np.zeros((0, 2), np.int64)]
         start = self.count
@@ -79,20 +76,9 @@ class HiddenEntries:
 def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
     """Append entries and publish them together. The caller holds the store lock.
 
-    Parameters
-    ----------
-    root, counters
-        Those of the store; the counters are writable.
-    episodes : sequence of (int, int)
-        The id of the first step and the number of steps of each.
-    hidden_before : int
-        Steps that were published before this time are hidden already, by the capacity. They stay so, though fewer are
-        left to count.
-
-    Raises
-    ------
-    StorageFull
-        There is no room; nothing is hidden.
+    The counters are writable; each of the episodes is the id of its first step and its number of steps. Steps that were
+    published before the time ``hidden_before`` are hidden already, by the capacity, and stay so, though fewer are left
+    to count. Raises StorageFull where there is no room; nothing is hidden.
     """
     start = int(counters.read()[layout.HIDDEN_ENTRIES])
     stop = start + len(episodes)
@@ -128,12 +114,8 @@ def has_reserve(root: Root, entries: int) -> bool:
 def reserve(root: Root, entries: int) -> None:
     """Make room for those that may follow so many: at least a chunk of them. The caller holds the store lock.
 
-    Raises
-    ------
-    StorageFull
-        There is none.
-    FormatError
-        The chunk of the last of these entries is missing: the count is damaged, or the file is lost.
+    Raises StorageFull where there is none, FormatError where the chunk of the last of these entries is missing: the
+    count is damaged, or the file is lost.
     """
     folder = str(root.folder / layout.HIDDEN)
     try:

@@ -63,10 +63,7 @@ _warned: set[str] = set()
 def file_system_type(path: os.PathLike[str] | str) -> str:
     """Return the name of the file system that holds a path, such as "ext4" (ext2 and ext3 too) or "0x1badface".
 
-    Raises
-    ------
-    OSError
-        The system's, such as FileNotFoundError.
+    Raises the system's OSError, such as FileNotFoundError.
     """
     number = _type_number(path)
     return _LOCAL.get(number) or _NETWORK.get(number) or hex(number)

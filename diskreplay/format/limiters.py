@@ -42,14 +42,8 @@ def is_name(name: object) -> bool:
 def open_slots(root: Root, name: str) -> Counters:
     """Open a limiter's slots, (64,) int64, for writing; they are made, as zeros, where they are missing.
 
-    Any process adds to a slot under the lock `slots_lock`; nobody ever takes away.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for them.
-    FormatError
-        What is there is no limiter's.
+    Any process adds to a slot under the lock `slots_lock`; nobody ever takes away. Raises StorageFull where there is no
+    room for them, FormatError where what is there is no limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
     if folder.is_symlink():

@@ -14,12 +14,8 @@ from diskreplay.format import layout
 class Lost:
     """Which rows of a segment were lost, and how many steps had been in them.
 
-    Attributes
-    ----------
-    ranges : tuple of (int, int)
-        The position of the first row, and how many rows of its lane; in order of positions.
-    steps : int
-        The steps that were lost. Episodes that had been evicted by hand are not among them: they stay evicted ones.
+    ``ranges`` are the position of the first row, and how many rows of its lane, in order of positions. ``steps`` were
+    lost; episodes that had been evicted by hand are not among them: they stay evicted ones.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -48,10 +44,8 @@ NOTHING_LOST = Lost()
 def parse_lost(attributes: Any, lanes: int) -> Lost:
     """Return what the attributes of a segment say was lost: of a sealed one, or of one that is to be sealed anew.
 
-    Raises
-    ------
-    TypeError, ValueError
-        They name what cannot be: rows beyond every segment, twice or in another order, more steps than rows.
+    Raises TypeError or ValueError, which name what cannot be: rows beyond every segment, twice or in another order,
+    more steps than rows.
     """
     given, steps = attributes.get("lost", []), attributes.get("steps_lost", 0)
     ends: dict[int, int] = {}  # by lane
@@ -72,10 +66,7 @@ def parse_lost(attributes: Any, lanes: int) -> Lost:
 def parse_claimed(attributes: Any, lanes: int) -> tuple[int, ...] | None:
     """Return how many rows of each lane a sealed segment keeps where nothing proves the last of them, else None.
 
-    Raises
-    ------
-    ValueError
-        They cannot be.
+    Raises ValueError where they cannot be.
     """
     if (rows := attributes.get("claimed")) is None:
         return None

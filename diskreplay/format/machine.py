@@ -115,10 +115,8 @@ def is_clock_synchronized() -> bool:
 def check_platform() -> None:
     """Refuse a platform whose stores another core may see out of order.
 
-    Raises
-    ------
-    ReplayError
-        Not Linux on x86-64: the commit protocol relies on stores being seen in order, and on Linux's file calls.
+    Raises ReplayError where it is not Linux on x86-64: the commit protocol relies on stores being seen in order, and on
+    Linux's file calls.
     """
     system, machine = os.uname().sysname, os.uname().machine
     if system != "Linux" or machine not in ("x86_64", "AMD64"):

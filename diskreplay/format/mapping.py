@@ -70,12 +70,8 @@ def _refused(error: OSError) -> MappingRefused:
 class Mapping:
     """A shared mapping of one whole file; unmapped when the last reference to it, or to an array over it, is gone.
 
-    Any thread may read it; what may be written where is the business of its owner.
-
-    Raises
-    ------
-    MappingRefused
-        The system allows this process no more mappings or memory.
+    Any thread may read it; what may be written where is the business of its owner. Raises MappingRefused where the
+    system allows this process no more mappings or memory.
     """
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
@@ -127,10 +123,7 @@ class Mapping:
 def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> int:
     """Open a regular file of exactly ``nbytes``, never through a symbolic link, and return its descriptor.
 
-    Raises
-    ------
-    FormatError
-        The file is a link, not regular, or of another size.
+    Raises FormatError where the file is a link, not regular, or of another size.
     """
     try:
         fd = lookup.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -156,10 +149,7 @@ def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
 def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = BY_PATH) -> None:
     """Fill an array with the first bytes of a file of exactly ``nbytes``.
 
-    Raises
-    ------
-    FormatError
-        The file is a link, not regular, or of another size.
+    Raises FormatError where the file is a link, not regular, or of another size.
     """
     fd = open_regular(path, nbytes, lookup=lookup)
     try:
@@ -210,10 +200,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
     """Check that none of these in a segment leads elsewhere.
 
-    Raises
-    ------
-    FormatError
-        One is a symbolic link.
+    Raises FormatError where one is a symbolic link.
     """
     for name in names:
         if lookup.is_link(f"{segment}/{name}"):

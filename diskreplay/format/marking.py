@@ -40,12 +40,8 @@ class DurableRows:
     def mark(self, rows: Ints) -> None:
         """Bring the rows of each lane that are committed to the disk, then mark them there.
 
-        Raises
-        ------
-        StorageFull
-            There is no room for the mark. Everything that was committed is there; the call may be repeated.
-        OSError
-            The system's. What the disk holds is unknown from then on.
+        Raises StorageFull where there is no room for the mark: everything that was committed is there, and the call may
+        be repeated. After the system's OSError it is unknown what the disk holds.
         """
         if not self._is_new and (rows == self._log.rows).all():
             return

@@ -120,10 +120,7 @@ class MarkLog:
     def create(self) -> None:
         """Make the file, empty, where there is none.
 
-        Raises
-        ------
-        StorageFull, OSError
-            No space, or the system's.
+        Raises StorageFull where there is no space, or the system's OSError.
         """
         try:
             self._open()
@@ -164,10 +161,8 @@ class MarkLog:
     def append(self, rows: Ints) -> None:
         """Append a mark of committed rows that are on the disk, and bring it there.
 
-        Raises
-        ------
-        StorageFull, OSError
-            No space, or the system's; the log is as good as before, and the call may be repeated.
+        Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
+        may be repeated.
         """
         crc = new_rows_crc(self._root, self._place, self.rows, rows, 0, self._map_chunk)
         record = np.zeros(1, self._kind)
@@ -211,12 +206,8 @@ def new_rows_crc(
 ) -> int:
     """Return the CRC-32C of the bytes of all lanes' rows from ``before`` up to ``rows``, going on from ``crc``.
 
-    ``mapped`` gives the mapping of a chunk: of a place, an array, its rows a chunk, and the chunk's number.
-
-    Raises
-    ------
-    FileNotFoundError, FormatError
-        A chunk is not there, or has another size.
+    ``mapped`` gives the mapping of a chunk: of a place, an array, its rows a chunk, and the chunk's number. Raises
+    FileNotFoundError or FormatError where a chunk is not there, or has another size.
     """
     first, last = int(before[rows > before].min(initial=1 << 62)), int(rows.max())
     for path in sorted(root.blueprint.arrays):

@@ -125,16 +125,9 @@ class RowArray:
 class Blueprint:
     """What all segments of a store have in common: their groups and arrays, with blanks for the shapes.
 
-    Immutable; made once a store, as a store may have a segment for each episode.
-
-    Attributes
-    ----------
-    arrays : dict of str to RowArray
-        The arrays with rows, by path.
-    counters : list of str
-        The paths of the arrays of one number a lane.
-    paths : list of str
-        Everything below a segment, parents first.
+    Immutable; made once a store, as a store may have a segment for each episode. ``arrays`` are the arrays with rows,
+    by path; ``counters`` the paths of the arrays of one number a lane; ``paths`` everything below a segment, parents
+    first.
     """
 
     def __init__(self, templates: dict[str, Document], schema: Schema) -> None:
@@ -182,10 +175,7 @@ def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...
 def read_blueprint(templates: object, schema: Schema) -> Blueprint:
     """Return the blueprint of a store's segments from its root's ``segment_metadata``.
 
-    Raises
-    ------
-    FormatError
-        That has no zarr v3 metadata for an array of the schema, or cannot be written again.
+    Raises FormatError where that has no zarr v3 metadata for an array of the schema, or cannot be written again.
     """
     if not isinstance(templates, dict) or not isinstance(templates.get(""), dict):
         raise FormatError("the root's segment_metadata is not a JSON object of groups and arrays")
@@ -227,12 +217,7 @@ def seal_document(document: Document, attributes: Document) -> bytes:
 def read_document(path: Path | str) -> bytes:
     """Return the bytes of a document, never through a link or from anything but a file of a sensible size.
 
-    Raises
-    ------
-    FormatError
-        It is none.
-    OSError
-        The system's; FileNotFoundError where there is nothing.
+    Raises FormatError where it is none, or the system's OSError: FileNotFoundError where there is nothing.
     """
     return read_identified(str(path), BY_PATH)[0]
 
@@ -240,12 +225,7 @@ def read_document(path: Path | str) -> bytes:
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
     """Return the bytes of a document, and what tells it from any other that is in its place before or after.
 
-    Raises
-    ------
-    FormatError
-        It is none.
-    OSError
-        The system's; FileNotFoundError where there is nothing.
+    Raises FormatError where it is none, or the system's OSError: FileNotFoundError where there is nothing.
     """
     fd = open_regular(path, None, lookup=lookup)
     try:
@@ -260,10 +240,7 @@ def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
 def parse_document(data: bytes, path: Path | str) -> Document:
     """Parse the bytes of a JSON object.
 
-    Raises
-    ------
-    FormatError
-        They are not JSON, not an object, or absurdly large.
+    Raises FormatError where they are not JSON, not an object, or absurdly large.
     """
     try:
         if len(data) > _MAX_BYTES:
@@ -279,10 +256,7 @@ def parse_document(data: bytes, path: Path | str) -> Document:
 def verify_document(data: bytes, path: Path | str) -> None:
     """Check a document's checksum of itself.
 
-    Raises
-    ------
-    FormatError
-        It has none, or it does not fit.
+    Raises FormatError where it has none, or it does not fit.
     """
     found = _CHECKSUM.search(data)
     if found is None or _CHECKSUM.search(data, found.end()):
@@ -299,10 +273,7 @@ class UnknownFeature(FormatError):
 def check_requires(attributes: Document, path: Path | str) -> None:
     """Refuse what needs a feature that this release has not; so far it has none that a reader could lack.
 
-    Raises
-    ------
-    UnknownFeature
-        ``requires`` names one.
+    Raises UnknownFeature where ``requires`` names one.
     """
     if needed := attributes.get("requires"):
         raise UnknownFeature(f"{path} needs {needed!r}, which this release does not know; update diskreplay")

@@ -26,12 +26,8 @@ _FEW = 256
 def next_number(root: Root, counters: StoreCounters) -> int:
     """Return the number for a new segment, reserved; the caller holds the store lock, and counts it when it is used.
 
-    Raises
-    ------
-    ReplayError
-        All numbers are used.
-    StorageFull
-        There is no room to say on the disk that they are reserved.
+    Raises ReplayError where all numbers are used, StorageFull where there is no room to say on the disk that they are
+    reserved.
     """
     path = f"{root.counters_folder}/c.0"
     words = counters.read()
@@ -91,10 +87,7 @@ def document_identity(root: Root, number: int) -> tuple[int, int]:
 def listed_numbers(root: Root) -> list[int]:
     """Return the numbers of all segments that are there, in no order, whatever the store's counters say.
 
-    Raises
-    ------
-    FormatError
-        The folder of the segments is missing.
+    Raises FormatError where the folder of the segments is missing.
     """
     try:
         names = os.listdir(root.segments_folder)

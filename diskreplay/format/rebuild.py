@@ -44,14 +44,8 @@ _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPE
 def build_anew(root: Root, info: SegmentInfo, damage: Damage) -> str:
     """Build a sealed segment anew without what is damaged; return its folder, relative to the store.
 
-    The caller holds the store lock. The damaged segment is only read.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for it; nothing is left behind.
-    FormatError
-        A small file does not fit its checksum, or what was whole is not any more; nothing is left behind.
+    The caller holds the store lock. The damaged segment is only read. Raises StorageFull where there is no room for it,
+    FormatError where a small file does not fit its checksum or what was whole is not any more; nothing is left behind.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{root.counters_folder}/{name}"

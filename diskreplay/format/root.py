@@ -74,12 +74,8 @@ class Root:
     def check_still_there(self) -> None:
         """Check that the store was not deleted or replaced since it was opened; a few microseconds.
 
-        A store whose folder was renamed, on the same file system, is still there.
-
-        Raises
-        ------
-        StoreNotFound
-            It was deleted, moved to another file system, or another store is at its path.
+        A store whose folder was renamed, on the same file system, is still there. Raises StoreNotFound where it was
+        deleted, moved to another file system, or another store is at its path.
         """
         gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
         if self.home.is_deleted():
@@ -98,10 +94,7 @@ class Root:
     def check_owns(self, path: Path, attributes: dict[str, Any]) -> None:
         """Check that what has these attributes is a segment of this store.
 
-        Raises
-        ------
-        FormatError
-            It is one of another store, or has no identity.
+        Raises FormatError where it is one of another store, or has no identity.
         """
         if attributes["store"] != self.uuid:
             owner = f"another store ({attributes['store']!r:.80})"
@@ -113,10 +106,7 @@ class Root:
     def still_there(self) -> Iterator[None]:
         """Check before a block that the store is still there, and say so where the block fails because it is not.
 
-        Raises
-        ------
-        StoreNotFound
-            See `check_still_there`.
+        Raises StoreNotFound as `check_still_there` does.
         """
         self.check_still_there()
         try:
@@ -128,10 +118,7 @@ class Root:
     def explain(self, error: BaseException) -> None:
         """Make an error name the paths that people know; where the store is gone, raise that in its place.
 
-        Raises
-        ------
-        StoreNotFound
-            The error is one of the system or of this package, and has this reason.
+        Raises StoreNotFound where the error is one of the system or of this package, and has this reason.
         """
         show_paths(error)
         if isinstance(error, OSError | ReplayError) and not isinstance(error, StoreNotFound):
@@ -145,10 +132,7 @@ class Root:
     def counters(self, *, writable: bool = False) -> StoreCounters:
         """Map the store's counters.
 
-        Raises
-        ------
-        FormatError
-            They are not there.
+        Raises FormatError where they are not there.
         """
         path = self.counters_folder / "c.0"
         try:
@@ -179,10 +163,7 @@ def create_root(
 ) -> None:
     """Make an empty store at ``path``, complete at the moment its folder appears there.
 
-    Raises
-    ------
-    StoreExists
-        Something is there already.
+    Raises StoreExists where something is there already.
     """
     check_platform()
     documents = metadata.make_root_documents()
@@ -245,12 +226,8 @@ def _not_found(path: Path) -> StoreNotFound:
 def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     """Read and check the root of the store at ``path``, or in the folder ``home`` that was opened there.
 
-    Raises
-    ------
-    StoreNotFound
-        There is nothing, or something else.
-    FormatError
-        It is damaged, hostile, or of a version that this release does not know.
+    Raises StoreNotFound where there is nothing, or something else; FormatError where it is damaged, hostile, or of a
+    version that this release does not know.
     """
     check_platform()
     home = open_home(path) if home is None else home

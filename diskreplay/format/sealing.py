@@ -77,18 +77,10 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged |
     """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet.
 
     Of one that has to prove its rows, those count that its marks prove, or that ``salvaged`` names by the segment's
-    number. What its counters had claimed beyond them is kept in place.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for their documents; the call may be repeated.
-    StoreNotFound
-        The store was deleted or replaced since it was opened.
-    NotWritten
-        A sync failed, or the system could not write one of the files back: what the disk holds is unknown.
-    OSError
-        The system's.
+    number. What its counters had claimed beyond them is kept in place. Raises StorageFull where there is no room for
+    their documents, and the call may be repeated; StoreNotFound where the store was deleted or replaced since it was
+    opened; NotWritten where a sync failed, or the system could not write one of the files back: what the disk holds is
+    unknown; otherwise the system's OSError.
     """
     root.check_still_there()
     with _in_need_of_room(root):

@@ -141,12 +141,8 @@ def build_segment(
 ) -> tuple[SegmentInfo, Lock]:
     """Make segment ``number`` beside the counters, lock it, and rename it in when it is complete.
 
-    The caller holds the store lock. Every array gets its first chunk, without blocks yet.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for it; nothing is left behind.
+    The caller holds the store lock. Every array gets its first chunk, without blocks yet. Raises StorageFull where
+    there is no room for it; nothing is left behind.
     """
     building = f"{root.counters_folder}/new-{layout.segment_name(number)}"
     # A writer that died here left one; under the store lock nobody else can be building.
@@ -164,12 +160,8 @@ def draft_segment(
 ) -> tuple[SegmentInfo, Lock]:
     """Make a segment that has no number yet, in the folder ``building``, which is made, beside the counters.
 
-    It is locked before anything else: a draft whose lock is free is one of a process that died.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for it; nothing is left behind.
+    It is locked before anything else: a draft whose lock is free is one of a process that died. Raises StorageFull
+    where there is no room for it; nothing is left behind.
     """
     committed = f"{building}/{layout.COMMITTED}"
     lock: Lock | None = None
@@ -217,12 +209,7 @@ def draft_segment(
 def place_segment(root: Root, info: SegmentInfo, number: int) -> SegmentInfo:
     """Give a draft its number and its place among the segments. The caller holds the store lock.
 
-    Raises
-    ------
-    StorageFull
-        There is no room for its name.
-    FileNotFoundError
-        Somebody removed the draft.
+    Raises StorageFull where there is no room for its name, FileNotFoundError where somebody removed the draft.
     """
     path = root.segment_path(number)
     try:
@@ -254,12 +241,8 @@ def _build_arrays(root: Root, building: str, lanes: int, chunk_rows: dict[str, i
 def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
     """Open a chunk to read and write it; where it is missing, it is created whole, without blocks.
 
-    Raises
-    ------
-    FormatError
-        The file is not as it was made.
-    StorageFull
-        There is no room for its name; nothing is left behind, and the call may be repeated.
+    Raises FormatError where the file is not as it was made; StorageFull where there is no room for its name: nothing is
+    left behind, and the call may be repeated.
     """
     path, nbytes = chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf)
     with suppress(FileNotFoundError):
@@ -287,12 +270,8 @@ def write_rows(root: Root, info: SegmentInfo, leaf: str, rows: int) -> None:
     """Write how many rows a lane has into an array's zarr.json.
 
     In its place: a file that replaced it would have to be synced first, or a loss of power could leave an empty one
-    where rows are durable. One that is not as it was made is replaced.
-
-    Raises
-    ------
-    StorageFull
-        There is no room; it is as it was.
+    where rows are durable. One that is not as it was made is replaced. Raises StorageFull where there is no room; it is
+    as it was.
     """
     path, document = info.path / leaf / layout.METADATA, rows_document(root, info, leaf, rows)
     if not overwrite(path, document):
@@ -325,14 +304,8 @@ def chunk_nbytes(root: Root, info: SegmentInfo, leaf: str) -> int:
 def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentInfo:
     """Read and check a segment's attributes; ``path`` is its folder where that is not its place.
 
-    Raises
-    ------
-    FileNotFoundError
-        It was evicted.
-    NeverWritten
-        The power went before anything in it was durable. It is as good as evicted.
-    FormatError
-        It is damaged or hostile.
+    Raises FileNotFoundError where it was evicted, FormatError where it is damaged or hostile, and NeverWritten where
+    the power went before anything in it was durable: it is as good as evicted.
     """
     path = path or root.segment_path(number)
     try:

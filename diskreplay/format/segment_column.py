@@ -213,10 +213,7 @@ class Column:
     def write(self, chunk: int, at: int, data: Any) -> None:
         """Write items, as bytes, from the one with the number ``at`` of a chunk on, by position.
 
-        Raises
-        ------
-        StorageFull
-            There is no room where reserved blocks are not kept; what was written is not published.
+        Raises StorageFull where reserved blocks are not kept and there is no room; what was written is not published.
         """
         try:
             write_row(self.descriptor(chunk), data, at * self.row_bytes)

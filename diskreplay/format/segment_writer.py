@@ -73,10 +73,7 @@ class SegmentWriter:
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
         """Make sure that ``row`` of a lane can be written in every field; rows up to ``stop`` follow at once.
 
-        Raises
-        ------
-        StorageFull
-            There is no room; nothing that was committed is touched, and the call may be repeated.
+        Raises StorageFull where there is no room; nothing that was committed is touched, and the call may be repeated.
         """
         if row < self.reserved[lane]:
             return
@@ -112,12 +109,8 @@ class SegmentWriter:
     def publish(self, lane: int, rows: int, observed: int = 0, *, late: bool = False) -> None:
         """Make ``rows`` rows of a lane visible, and observations up to ``observed``. What they show is written.
 
-        ``late``: other lanes of the same step are visible already, so this cannot be refused any more.
-
-        Raises
-        ------
-        StorageFull
-            There is no room where reserved blocks are not kept; nothing is visible.
+        ``late``: other lanes of the same step are visible already, so this cannot be refused any more. Raises
+        StorageFull where reserved blocks are not kept and there is no room; nothing is visible.
         """
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lane, rows, late=True)
@@ -212,15 +205,9 @@ class SegmentWriter:
     def mark(self) -> None:
         """Bring everything published to the disk, and say so in the segment's log of marks.
 
-        Concurrency: any thread of the process, also while another one appends.
-
-
-        Raises
-        ------
-        StorageFull
-            There is no room for the mark. Everything that was committed is there; the call may be repeated.
-        OSError
-            The system's. What the disk holds is unknown from then on.
+        Concurrency: any thread of the process, also while another one appends. Raises StorageFull where there is no
+        room for the mark: everything that was committed is there, and the call may be repeated. After the system's
+        OSError it is unknown what the disk holds.
         """
         with self._marking:
             # Kept until the mark is made, also if `close` drops it meanwhile: its files are open for so long.

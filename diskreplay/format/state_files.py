@@ -70,16 +70,9 @@ class _Files(NamedTuple):
 def write_state(root: Root, name: str, tree: Tree) -> None:
     """Save a state under a name; whoever reads it meanwhile, or after a crash, has the old one or this one, whole.
 
-    It is on the platter when this returns.
-
-    Raises
-    ------
-    ValueError
-        The name is none, or the tree holds something else.
-    StorageFull
-        There is no room; the old state is untouched.
-    StoreNotFound
-        The store was deleted or replaced since it was opened.
+    It is on the platter when this returns. Raises ValueError where the name is none or the tree holds something else,
+    StorageFull where there is no room, with the old state untouched, StoreNotFound where the store was deleted or
+    replaced since it was opened.
     """
     _check_name(name)
     arrays: dict[str, _Files] = {}
@@ -118,10 +111,7 @@ def _write(root: Root, name: str, plain: Tree, arrays: dict[str, _Files]) -> Non
 def delete_state(root: Root, name: str) -> None:
     """Delete what is saved under a name; it is gone for every reader at once, and after a loss of power.
 
-    Raises
-    ------
-    StoreNotFound
-        Nothing is, or the store was deleted or replaced since it was opened.
+    Raises StoreNotFound where nothing is, or the store was deleted or replaced since it was opened.
     """
     with root.still_there():
         _check_saved(root, name)
@@ -281,12 +271,7 @@ def state_names(root: Root) -> list[str]:
 def read_state(root: Root, name: str) -> Tree:
     """Return the state that was saved last under a name.
 
-    Raises
-    ------
-    StoreNotFound
-        There is none.
-    FormatError
-        It is damaged.
+    Raises StoreNotFound where there is none, FormatError where it is damaged.
     """
     _check_saved(root, name)
     folder = root.folder / layout.SAMPLERS / name

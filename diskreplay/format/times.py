@@ -81,10 +81,7 @@ class _Column:
 def last_time(root: Root, info: SegmentInfo) -> int:
     """Return when the last row of a segment came, in nanoseconds since the epoch; 0 where it has none.
 
-    Raises
-    ------
-    FormatError, OSError
-        A file of it is damaged or gone.
+    Raises FormatError or OSError where a file of it is damaged or gone.
     """
     if info.sealed:
         return info.bounds[1]
@@ -96,10 +93,7 @@ def last_time(root: Root, info: SegmentInfo) -> int:
 def count_until(root: Root, info: SegmentInfo, time: int) -> int:
     """Count the rows of a segment that came no later than a time, by the clock of its boot.
 
-    Raises
-    ------
-    FormatError, OSError
-        A file of it is damaged or gone.
+    Raises FormatError or OSError where a file of it is damaged or gone.
     """
     folder, lanes = str(info.path), len(info.lanes)
     rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(root, info)[1]

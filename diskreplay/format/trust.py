@@ -33,14 +33,8 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 def map_trusted(root: Root, info: SegmentInfo) -> tuple[Ints, Ints]:
     """Map the rows of each lane whose observation, and that as a whole, can be trusted: ``(lanes,)`` each.
 
-    Those of a segment that has to prove its rows do not change; every marked byte of it is read.
-
-    Raises
-    ------
-    FileNotFoundError
-        The segment was evicted.
-    FormatError
-        A counter is damaged.
+    Those of a segment that has to prove its rows do not change; every marked byte of it is read. Raises
+    FileNotFoundError where the segment was evicted, FormatError where a counter is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(root, place_of(info))

@@ -48,14 +48,8 @@ def _table() -> NDArray[np.bool_]:
 def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArray[np.int64]) -> tuple[int, int] | None:
     """Return lane and row of a row that may not follow the one before it, or None.
 
-    Parameters
-    ----------
-    flags : ``(lanes, width)`` uint8
-        Rows of some lanes.
-    before : ``(lanes,)`` uint8
-        The row before the first of each, or `START`.
-    rows : ``(lanes,)`` int64
-        How many of each lane's rows count.
+    ``flags``, ``(lanes, width)`` uint8, are rows of some lanes; ``before``, ``(lanes,)`` uint8, the row before the
+    first of each, or `START`; ``rows``, ``(lanes,)`` int64, how many of each lane's rows count.
     """
     previous = np.concatenate([before[:, None], flags[:, :-1]], axis=1)
     # Inside an episode both are 0, which is most of them.

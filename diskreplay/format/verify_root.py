@@ -48,12 +48,8 @@ class Words:
 def read_plan(files: Files) -> Plan | None:
     """Return what the segments of a store have, or None where its own document has to be reported.
 
-    Raises
-    ------
-    StoreNotFound
-        There is nothing that was a store.
-    FormatError
-        It is of a version that this release does not know, or needs a feature.
+    Raises StoreNotFound where there is nothing that was a store, FormatError where it is of a version that this release
+    does not know, or needs a feature.
     """
     names = _root_names(files)
     if layout.METADATA not in names and not {layout.COUNTERS, layout.SEGMENTS} <= names.keys():

@@ -24,26 +24,13 @@ class Segments(NamedTuple):
 class CapacityFrontier:
     """Which rows of each lane are hidden. Used by one thread.
 
-    Parameters
-    ----------
-    capacity : int or None
-        So many steps are left at most: the newest, by when they were published and then by id.
-    kernel : callable
-        `kernels.hide_oldest`, or its plain twin.
+    At most ``capacity`` steps are left, or all where it is None: the newest, by when they were published and then by
+    id. ``kernel`` is `kernels.hide_oldest` or its plain twin.
 
-    Attributes
-    ----------
-    generation : int
-        Of the log that it follows.
-    oldest : (lanes,) int64
-        The first row of each lane that is not hidden, `hiding.NEVER` where its segment is gone. A change
-        replaces it.
-    hidden : int
-        How many steps of the log and of the open episodes are hidden.
-    until : int
-        All steps that were published before this time are hidden; nanoseconds since the epoch.
-    reached : int
-        No step of an episode that began at this time or later is hidden.
+    ``generation`` is that of the log that it follows. ``oldest``, ``(lanes,)`` int64, is the first row of each lane
+    that is not hidden, `hiding.NEVER` where its segment is gone; a change replaces it. ``hidden`` steps of the log and
+    of the open episodes are hidden: all that were published before the time ``until``, in nanoseconds since the epoch,
+    and none of an episode that began at ``reached`` or later.
     """
 
     def __init__(self, capacity: int | None, kernel: Kernel) -> None:
@@ -114,10 +101,8 @@ class CapacityFrontier:
     ) -> None:
         """Hide what is more than the capacity of ``total`` steps, and what was published before ``until``.
 
-        Raises
-        ------
-        SegmentGone, FormatError
-            The times of the segment that `needed` says cannot be read; it is to be dropped.
+        Raises SegmentGone or FormatError where the times of the segment that `needed` says cannot be read; it is to be
+        dropped.
         """
         found, until = self._found, max(until, self.until)
         count = 0 if self._capacity is None else total - self.hidden - self._capacity

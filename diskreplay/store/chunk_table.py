@@ -97,14 +97,8 @@ class ChunkTable:
     ) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``slot[i]``.
 
-        No chunk leaves for these that was asked for in the use of this number, or later: see `chunk_budget.now`.
-
-        Raises
-        ------
-        SegmentGone
-            A segment has been evicted.
-        FormatError
-            A chunk is missing or has the wrong size.
+        No chunk leaves for these that was asked for in the use of this number, or later: see `chunk_budget.now`. Raises
+        SegmentGone where a segment has been evicted, FormatError where a chunk is missing or has the wrong size.
         """
         shift = self.shift[slot]
         first, last = first_row >> shift, last_row >> shift

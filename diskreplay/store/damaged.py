@@ -19,10 +19,7 @@ _warned: set[tuple[str, int]] = set()
 class DamagedSegments:
     """The segments of one store that a reader leaves out. Not thread-safe.
 
-    Attributes
-    ----------
-    details : dict of int to str
-        What is wrong with each, by number.
+    ``details`` says what is wrong with each, by number.
     """
 
     def __init__(self, root: Root) -> None:
@@ -32,10 +29,7 @@ class DamagedSegments:
     def note(self, number: int, error: Exception) -> bool:
         """Note that a segment cannot be read, and warn of it; False: it was evicted or set aside.
 
-        Raises
-        ------
-        FormatError
-            A later release wrote it: that is no damage.
+        Raises FormatError where a later release wrote it: that is no damage.
         """
         if isinstance(error, UnknownFeature):
             raise error

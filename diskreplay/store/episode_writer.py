@@ -86,10 +86,7 @@ class EpisodeWriter:
     def prepare(self, lane: Any, items: Items, two_rows: bool) -> None:
         """Find room for a step whose first items are the observation.
 
-        Raises
-        ------
-        StorageFull
-            There is no room. Nothing was written but, where the episode had to end here, its end.
+        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
         """
         try:
             self._prepare(lane, items, two_rows)
@@ -140,10 +137,7 @@ class EpisodeWriter:
     ) -> Written:
         """Write a prepared step; nobody sees it yet.
 
-        Raises
-        ------
-        StorageFull
-            There is no room where reserved blocks are not kept; the call may be repeated.
+        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
         """
         segment, at = lane.segment, lane.at
         row = segment.rows[at]

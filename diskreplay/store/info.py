@@ -179,10 +179,7 @@ def _segments(
 def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str, Any]:
     """Describe a segment; of a damaged one, what can be known of it.
 
-    Raises
-    ------
-    FileNotFoundError
-        It is gone.
+    Raises FileNotFoundError where it is gone.
     """
     path = root.segment_path(number)
     try:

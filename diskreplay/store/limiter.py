@@ -170,12 +170,8 @@ class AttachedLimiter:
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait until a step may be inserted, and let nobody else insert or draw during the block that commits it.
 
-        While it waits, ``check`` is called now and then; what it raises ends the wait, and nothing changed.
-
-        Raises
-        ------
-        RateLimited
-            It may not within the timeout; nothing changed.
+        While it waits, ``check`` is called now and then; what it raises ends the wait, and nothing changed. Raises
+        RateLimited where it may not within the timeout; nothing changed.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
@@ -186,14 +182,9 @@ class AttachedLimiter:
     def draw(self, steps: int) -> None:
         """Wait until so many steps may be drawn, and count them as drawn.
 
-        Raises
-        ------
-        RateLimited
-            They may not within the timeout; nothing changed.
-        StorageFull
-            There is no room for the count where the file system copies on write; nothing changed.
-        ValueError
-            Both sides could wait for each other, and there is no timeout.
+        Raises RateLimited where they may not within the timeout, StorageFull where the file system copies on write and
+        there is no room for the count, both with nothing changed; ValueError where both sides could wait for each other
+        and there is no timeout.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")
@@ -205,10 +196,7 @@ class AttachedLimiter:
     def _wait(self, may: Callable[[Inserted, int], bool], what: str, check: Callable[[], None] = lambda: None) -> Lock:
         """Return the lock, held, when the counts allow it.
 
-        Raises
-        ------
-        StoreNotFound
-            The store was deleted or replaced since it was opened.
+        Raises StoreNotFound where the store was deleted or replaced since it was opened.
         """
         try:
             return self._wait_for(may, what, check)

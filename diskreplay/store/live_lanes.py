@@ -71,25 +71,10 @@ class _NoTable:
 class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
 
-    Parameters
-    ----------
-    kernel : callable
-        `kernels.follow`, or its plain twin.
-    log : EpisodeLog
-        Behind which the lines of episodes that end are written.
-    origin : int
-        The number of the first slot's segment.
-
-    Attributes
-    ----------
-    segments : dict of int to LiveSegment
-        By slot; `list` is called when it has changed.
-    flags, times : ChunkTable
-        The tables of flags and of times; the latter may be `_NoTable`.
-    growing : (n, 7) int64
-        The segments; see `kernels.following`.
-    open_steps : int
-        The steps of the open episodes of all lanes.
+    ``kernel`` is `kernels.follow` or its plain twin; it writes the lines of episodes that end behind ``log``.
+    ``origin`` is the number of the first slot's segment. ``segments`` are by slot; `list` is called when they have
+    changed. ``growing``, ``(n, 7)`` int64, is the table of them, see `kernels.following`. ``flags`` and ``times`` are
+    the tables of these; the latter may be `_NoTable`. ``open_steps`` are the steps of the open episodes of all lanes.
     """
 
     def __init__(self, kernel: Kernel, log: EpisodeLog, origin: int) -> None:
@@ -108,14 +93,9 @@ class LiveLanes:
     def list(self, lanes: Ints, lane_base: Ints, clocks: Ints) -> None:
         """Make the table of segments.
 
-        Parameters
-        ----------
-        lanes : (5, n) int64
-            What is known of all lanes; see `kernels.following`.
-        lane_base : (slots,) int64
-            Where the lanes of each segment are among those of all.
-        clocks : (slots,) int64
-            What is added to the times of each segment.
+        ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``lane_base``, ``(slots,)``
+        int64, where the lanes of each segment are among those of all; ``clocks``, ``(slots,)`` int64, what is added to
+        the times of each.
         """
         self._lanes = lanes
         self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
@@ -134,15 +114,9 @@ class LiveLanes:
     def follow(self, changed: bool, take: Callable[[int, int], None], attend: Callable[[int, bool], bool]) -> bool:
         """Take in what lanes have published; tell whether that, or what came before, was anything.
 
-        Parameters
-        ----------
-        changed : bool
-            Whether something else has changed.
-        take : callable
-            Is told where the lines of ended episodes end, and how many steps all of the log have by that.
-        attend : callable
-            Is given the slot of a segment whose rows cannot be followed yet, and whether it seems damaged; returns
-            whether something has changed by that.
+        ``changed``: something else has changed. ``take`` is told where the lines of ended episodes end, and how many
+        steps all of the log have by that. ``attend`` is given the slot of a segment whose rows cannot be followed yet,
+        and whether it seems damaged; it returns whether something has changed by that.
         """
         if not changed and not len(self.growing):
             return False

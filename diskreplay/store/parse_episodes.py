@@ -62,12 +62,8 @@ class Gaps(NamedTuple):
 def scan(flags: NDArray[np.uint8], stretches: LaneSlice, gaps: Gaps | None = None) -> Scan:
     """Find the episodes in the flags of stretches of rows, which lie one after another in ``flags``.
 
-    With ``gaps``, the rows of a stretch are those that ``flags`` has of it.
-
-    Raises
-    ------
-    FormatError
-        The flags of a stretch are no sequence of episodes.
+    With ``gaps``, the rows of a stretch are those that ``flags`` has of it. Raises FormatError where the flags of a
+    stretch are no sequence of episodes.
     """
     end_at = np.cumsum(stretches.rows)
     begin_at = end_at - stretches.rows

@@ -62,12 +62,8 @@ class Preparer:
     def take(self) -> SegmentWriter | None:
         """Return the segment, placed among the others, or None where none was made. Waits for one that is begun.
 
-        Raises
-        ------
-        StoreLocked
-            The store lock was not free for a minute.
-        StoreNotFound
-            The store was deleted or replaced since it was opened.
+        Raises StoreLocked where the store lock was not free for a minute, StoreNotFound where the store was deleted or
+        replaced since it was opened.
         """
         segment = self._wait()
         if segment is None:

@@ -102,13 +102,9 @@ def replace_by_rebuilt(
 
     ``reason`` goes into the record of the damaged one.
 
-    None, and nothing is changed, where what was built is not in order: the segment was damaged before it was sealed,
-    or its small files are too. The caller holds the lock of the store and that of the segment.
-
-    Raises
-    ------
-    StorageFull
-        There is no room for it; nothing is changed.
+    None, and nothing is changed, where what was built is not in order: the segment was damaged before it was sealed, or
+    its small files are too. The caller holds the lock of the store and that of the segment. Raises StorageFull where
+    there is no room for it; nothing is changed.
     """
     try:
         built = build_anew(root, losses.info, losses.damage)

@@ -77,14 +77,8 @@ class Retention:
     def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
         """Make the next segment and return it with its lock, held. Removes old ones first.
 
-        Raises
-        ------
-        StorageFull
-            There is no room for it.
-        StoreNotFound
-            The store was deleted or replaced since it was opened.
-        StoreLocked
-            The store lock was not free for a minute.
+        Raises StorageFull where there is no room for it, StoreNotFound where the store was deleted or replaced since it
+        was opened, StoreLocked where the store lock was not free for a minute.
         """
         with self._locked():
             self._counters.mend()
@@ -121,10 +115,8 @@ class Retention:
     def place(self, draft: SegmentInfo) -> SegmentInfo:
         """Make a draft the next segment. Old ones are removed when the one before it is sealed.
 
-        Raises
-        ------
-        StorageFull, FileNotFoundError, StoreLocked, StoreNotFound
-            It could not be placed, and is of no use any more.
+        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound where it could not be placed, and is of no
+        use any more.
         """
         with self._locked():
             self._counters.mend()

@@ -69,14 +69,9 @@ class Sealer:
     def drain(self) -> None:
         """Wait until everything is sealed.
 
-        Raises
-        ------
-        StorageFull
-            There is no room to seal a segment. It is whole and readable; the next call tries again, as does the next
-            open with mode "a".
-        OSError
-            What else kept a segment from being sealed. The next process with write access, or the next open with mode
-            "a", seals it.
+        Raises StorageFull where there is no room to seal a segment: it is whole and readable, the next call tries
+        again, as does the next open with mode "a". Raises OSError with what else kept a segment from being sealed; the
+        next process with write access, or the next open with mode "a", seals it.
         """
         postponed, self._postponed = self._postponed, []
         for info, _ in postponed:

@@ -108,14 +108,8 @@ def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup:
 
     Of the chunks that have a row before ``checked`` this is known.
 
-    Return up to which row all chunks are known to be there.
-
-    Raises
-    ------
-    FileNotFoundError
-        One is not.
-    FormatError
-        One has another size.
+    Return up to which row all chunks are known to be there. Raises FileNotFoundError where one is not there,
+    FormatError where one has another size.
     """
     if rows <= checked:
         return checked
@@ -139,14 +133,8 @@ def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup:
 def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
     """Return how many rows each lane of a sealed segment has, and their flags, lane after lane.
 
-    By position and not mapped: it may be one of thousands of small ones.
-
-    Raises
-    ------
-    FileNotFoundError
-        It was evicted, or a file of it is missing.
-    FormatError
-        It is damaged.
+    By position and not mapped: it may be one of thousands of small ones. Raises FileNotFoundError where it was evicted
+    or a file of it is missing, FormatError where it is damaged.
     """
     with LookupBelow(str(info.path)) as lookup:
         return _read_sealed(root, info, lookup)

@@ -147,10 +147,7 @@ class VectorSteps:
     def append(self, step: Step) -> None:
         """Write and publish a step.
 
-        Raises
-        ------
-        StorageFull
-            There is no room; no lane's step was written.
+        Raises StorageFull where there is no room; no lane's step was written.
         """
         self._recorder.take_time()
         self._make_room(step)
