@@ -105,10 +105,8 @@ class Mapping:
     def populate(self, start: int, stop: int) -> None:
         """Make these bytes of the file, whole pages, ready to be stored to.
 
-        Raises
-        ------
-        OSError
-            ENOSPC: a store would find the disk full. Linux before 5.14, which has no large pages either, says nothing.
+        Raises OSError ENOSPC where a store would find the disk full. Linux before 5.14, which has no large pages
+        either, says nothing.
         """
         failed = stop > start and _libc.madvise(self.address + start, stop - start, _MADV_POPULATE_WRITE) != 0
         if failed and ctypes.get_errno() == errno.EFAULT:  # where a store would end the process by SIGBUS

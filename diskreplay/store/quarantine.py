@@ -19,10 +19,7 @@ from diskreplay.format.verify_segment import verify_segment
 def find_segment(root: Path, number: int) -> Quarantined:
     """Return a segment in quarantine, of several with this number the one that was set aside last.
 
-    Raises
-    ------
-    ReplayError
-        There is none.
+    Raises ReplayError where there is none.
     """
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
@@ -33,13 +30,9 @@ def find_segment(root: Path, number: int) -> Quarantined:
 def restore_segment(store: Root, plan: Plan, number: int, *, dry_run: bool) -> Quarantined:
     """Bring a segment back from quarantine, if it is whole and has a place; return what it was there.
 
-    Readers see it with their next refresh. The caller holds the store lock.
-
-    Raises
-    ------
-    ReplayError
-        It is not there, is still damaged, lies where retention would delete it at once, or another one with its number
-        is among the segments.
+    Readers see it with their next refresh. The caller holds the store lock. Raises ReplayError where it is not there,
+    is still damaged, lies where retention would delete it at once, or another one with its number is among the
+    segments.
     """
     root = store.folder
     entry = find_segment(root, number)
@@ -68,16 +61,9 @@ def restore_segment(store: Root, plan: Plan, number: int, *, dry_run: bool) -> Q
 def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantined:
     """Delete a segment in quarantine for good, and return what it was. Its steps count as evicted.
 
-    Raises
-    ------
-    StoreNotFound
-        There is no store at ``path``.
-    FormatError
-        A link or a file is where its counters have to be.
-    ReplayError
-        The segment is not in quarantine.
-    StoreLocked
-        Another process held the store's lock for a minute.
+    Raises StoreNotFound where there is no store at ``path``, FormatError where a link or a file is where its counters
+    have to be, ReplayError where the segment is not in quarantine, StoreLocked where another process held the store's
+    lock for a minute.
     """
     home = open_home(path)
     root = home.path

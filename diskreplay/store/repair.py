@@ -60,36 +60,10 @@ def repair(
     died are sealed. What a living writer holds is left alone. Every sealed chunk is read once, or where it is damaged
     a few times. Readers follow with their next refresh.
 
-    Parameters
-    ----------
-    path : path or OpenFolder
-        The folder of the store; other processes may use it meanwhile. Where it is moved, on its file system, it is
-        followed.
-    dry_run : bool
-        Change nothing, only tell what would be done.
-    foreign : bool
-        Seal also segments that another machine wrote, whose writer must be dead: that cannot be seen from here.
-    salvage : bool
-        Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
-    restore : int, optional
-        Do nothing but bring this segment back from quarantine.
-    max_lost_steps : int, optional
-        Leave a damaged segment as it is where more steps than this would have been set aside with it. None: no limit.
-    progress : callable, optional
-        Called with the number of segments that were looked at, and of all of them.
-
-    Raises
-    ------
-    ValueError
-        ``max_lost_steps`` is no number of steps.
-    StoreNotFound
-        There is no store at ``path``, or it was deleted meanwhile.
-    FormatError
-        It is of a version that this release does not know.
-    ReplayError
-        The segment to restore is not in quarantine, is still damaged, or has no place.
-    StoreLocked
-        Another process held the store's lock for a minute.
+    The arguments are those of `Store.repair`. Other processes may use the store meanwhile; where its folder is moved,
+    on its file system, it is followed. ``progress`` is called with the number of segments that were looked at, and of
+    all of them. Raises what `Store.repair` does, but never ReadOnlyError; ValueError where ``max_lost_steps`` is no
+    number of steps, FormatError where the store is of a version that this release does not know.
     """
     if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
         raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")

@@ -11,16 +11,7 @@ from diskreplay.format.state_files import delete_state, read_state, write_state
 def save_state(store: Any, name: str, tree: Any) -> None:
     """Save a tree of numbers, texts and arrays in a store that is open with mode "a"; see `write_state`.
 
-    Raises
-    ------
-    ReadOnlyError
-        The store was opened with mode "r".
-    ValueError
-        The name is none.
-    StorageFull
-        There is no room; what was saved under the name is untouched.
-    StoreNotFound
-        The store was deleted or replaced since it was opened.
+    Raises ReadOnlyError where it was opened with mode "r", and what `write_state` does.
     """
     _check_writable(store, "save")
     write_state(store._root, name, tree)
@@ -37,12 +28,7 @@ def _check_writable(store: Any, verb: str) -> None:
 def remove_state(store: Any, name: str) -> None:
     """Delete what is saved under a name; see `delete_state`.
 
-    Raises
-    ------
-    ReadOnlyError
-        The store was opened with mode "r".
-    StoreNotFound
-        Nothing is saved under it.
+    Raises ReadOnlyError where the store was opened with mode "r", and what `delete_state` does.
     """
     _check_writable(store, "delete")
     delete_state(store._root, name)
@@ -52,11 +38,6 @@ def remove_state(store: Any, name: str) -> None:
 def load_state(store: Any, name: str) -> Any:
     """Return what was saved last under a name.
 
-    Raises
-    ------
-    StoreNotFound
-        Nothing was.
-    FormatError
-        It is damaged, or a state of another store.
+    Raises StoreNotFound where nothing was, FormatError where it is damaged, or a state of another store.
     """
     return read_state(store._root, name)

@@ -31,26 +31,11 @@ def verify(
     committed are none of its business, nor is a segment whose writer died: the next process that opens the store with
     mode "a" seals it.
 
-    Parameters
-    ----------
-    path : path or OpenFolder
-        The folder of the store; where it is moved meanwhile, on its file system, it is followed.
-    deep : bool
-        Read every sealed chunk and every saved state of a sampler too, and check their checksums.
-    progress : callable, optional
-        Called with the number of segments that were looked at, and of all of them.
-
-    Returns
-    -------
-    list of Problem
-        In the order of the store: what it has beside its segments first. Empty where nothing is wrong.
-
-    Raises
-    ------
-    StoreNotFound
-        There is no store at ``path``, or it was deleted meanwhile.
-    FormatError
-        It is of a version that this release does not know.
+    Where the folder of the store is moved meanwhile, on its file system, it is followed. ``deep``: read every sealed
+    chunk and every saved state of a sampler too, and check their checksums. ``progress`` is called with the number of
+    segments that were looked at, and of all of them. The problems are in the order of the store, what it has beside its
+    segments first. Raises StoreNotFound where there is no store at ``path`` or it was deleted meanwhile, FormatError
+    where it is of a version that this release does not know.
     """
     try:
         home = OpenFolder.of(path)  # a link to the store is no part of it
