@@ -21,6 +21,7 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.durable import write_sparse
 from diskreplay.format.mapping import open_regular
+from diskreplay.format.metadata import RowArray
 from diskreplay.format.segment import SegmentInfo
 
 Sums = NDArray[np.uint32]
@@ -42,14 +43,6 @@ class Rows(Protocol):
         """Its bytes."""
 
 
-class NamedRows(Rows, Protocol):
-    """An array with rows that knows its path."""
-
-    @property
-    def path(self) -> str:
-        """Its path below the segment."""
-
-
 def block_bytes(row_bytes: int) -> int:
     """Return the bytes of a block: as many rows as fit 64 KiB, a power of two up to 512; 64 KiB where none does."""
     if row_bytes > layout.BLOCK_BYTES:
@@ -63,7 +56,7 @@ class BlockSums:
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
-    def add(self, array: NamedRows, chunk: int, fd: int) -> int:
+    def add(self, array: RowArray, chunk: int, fd: int) -> int:
         """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
         size, block = os.fstat(fd).st_size, block_bytes(array.row_bytes)
         sums, crc = read_both(fd, size, block)

@@ -4,16 +4,17 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.format.mapping import count_mappings, relieved_by
 from diskreplay.store.arena import Arena, Piece, lone_piece
 from diskreplay.store.forks import each_of, told_of_forks
+
+if TYPE_CHECKING:
+    from diskreplay.store.chunk_table import ChunkTables
 
 # The kernel allows 65,530, and the trainer has others.
 MOST_MAPPINGS = 30_000
@@ -28,37 +29,10 @@ _uses = itertools.count(1)
 _arena = Arena()
 os.register_at_fork(after_in_child=lambda: _arena.start_anew())
 
-
-class ChunkTable(Protocol):
-    """Addresses of chunks by place: 0 where a chunk is neither mapped nor read.
-
-    ``used`` says at which call of `now` a chunk was asked for last, ``is_read`` whether it was read and not mapped.
-    """
-
-    bases: NDArray[np.int64]
-    used: NDArray[np.int64]
-    is_read: NDArray[np.bool_]
-
-    def release(self, places: NDArray[np.int64]) -> None:
-        """Let go of some chunks; those in use stay for who uses them."""
+_alive: "weakref.WeakSet[ChunkTables]" = told_of_forks(lambda tables: tables.start_anew())
 
 
-class ChunkTables(Protocol):
-    """The tables of the arrays of a store, which whoever holds the lock may change."""
-
-    lock: Any  # a threading.RLock
-
-    def by_array(self) -> Iterable[ChunkTable]:
-        """Return the table of each array."""
-
-    def start_anew(self) -> None:
-        """Let go of everything, in a forked child."""
-
-
-_alive: "weakref.WeakSet[Any]" = told_of_forks(lambda tables: tables.start_anew())
-
-
-def share(tables: ChunkTables) -> None:
+def share(tables: "ChunkTables") -> None:
     """Have tables give up chunks when others need the room, and start anew in a forked child."""
     _alive.add(tables)
 
@@ -113,7 +87,7 @@ def _release(*, read: bool, before: int = sys.maxsize) -> bool:
         return True
 
 
-def _not_busy(held: ExitStack) -> list[ChunkTables]:
+def _not_busy(held: ExitStack) -> "list[ChunkTables]":
     """Lock, until ``held`` ends, all tables in which no other thread is in the middle of mapping or reading rows."""
     found = []
     for tables in each_of(_alive):

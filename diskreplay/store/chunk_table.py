@@ -46,8 +46,8 @@ class ChunkTable:
     """The chunks of one array in all segments.
 
     ``first_chunk``, ``chunks`` and ``shift`` are by slot, ``bases`` holds the address of each chunk that is mapped or
-    read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. For ``used`` and ``is_read``
-    see `chunk_budget.ChunkTable`.
+    read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. ``used`` says at which call of
+    `chunk_budget.now` a chunk was asked for last, ``is_read`` whether it was read and not mapped.
 
     Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
     """
