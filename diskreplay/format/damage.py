@@ -19,11 +19,11 @@ from diskreplay.format import layout
 from diskreplay.format.blocks import Chunk, Rows, block_bytes, combine, known_sums, read_sums, sealed_chunks
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.segment import SegmentInfo
+from diskreplay.ids import NO_STEP
 
 Range = tuple[int, int]
 
 _PIECE = 1 << 20
-_NO_STEP = layout.OBSERVATION_ONLY | layout.END_MARKER
 _ENDED = layout.TERMINATED | layout.TRUNCATED
 
 
@@ -204,7 +204,7 @@ class _Search:
         """Count the steps of a lane outside of some rows."""
         steps = 0
         for row, flags in self._pieces(lane, count):
-            is_step = flags & _NO_STEP == 0
+            is_step = flags & NO_STEP == 0
             for first, stop in without:
                 is_step[max(first - row, 0) : max(stop - row, 0)] = False
             steps += int(np.count_nonzero(is_step))
@@ -217,7 +217,7 @@ class _Search:
                 continue
             before = self._flag(lane, first - 1)
             # Only an episode that ended in a step, without its values, may have one more row: its final observation.
-            is_whole = bool(before & _NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
+            is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
             if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
                 yield first
 
@@ -253,7 +253,7 @@ class _Search:
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
             return _without(lost, [episode]), [episode]
         known = any(a <= stop < b for a, b in lost) and not any(a <= stop < b for a, b in unknown)
-        if known and self._flag(lane, stop) & _NO_STEP:
+        if known and self._flag(lane, stop) & NO_STEP:
             stop += 1
         return _without(lost, [(first, stop)]), []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from diskreplay.errors import FormatError, StorageFull, StoreLocked
-from diskreplay.folders import is_folder, show_paths
+from diskreplay.folders import show_paths
 
 # Less than the time for which a lock is usually held: that of making a segment.
 _POLL_S = 0.002
@@ -169,20 +169,6 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
             raise OSError(code, os.strerror(code), os.fspath(path))
     finally:
         os.close(fd)
-
-
-def make_folders(above: Path, below: Path | str) -> Path:
-    """Make folders below one that is there, those that are missing, and return the last one; none through a link.
-
-    Raises FormatError where one of them is a link, or a file.
-    """
-    for part in Path(below).parts:
-        above = above / part
-        if not os.path.lexists(above):
-            os.mkdir(above)
-        if not is_folder(above):
-            raise FormatError(f"{above} is no folder of the store but a link or a file; remove it and try again")
-    return above
 
 
 def check_written(path: os.PathLike[str] | str) -> None:

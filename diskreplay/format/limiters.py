@@ -22,6 +22,7 @@ from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.trust import map_trusted
+from diskreplay.ids import NO_STEP
 
 SLOTS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -30,8 +31,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LOOKS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
-
-_NO_STEP = layout.OBSERVATION_ONLY | layout.END_MARKER
 
 
 def is_name(name: object) -> bool:
@@ -191,7 +190,7 @@ class _Growing:
                 chunk, inside = divmod(row, self._chunk_rows)
                 count = min(stop - row, self._chunk_rows - inside, _ROWS_AT_ONCE)
                 flags = self._chunk(chunk)[lane, inside : inside + count]
-                self._steps += int(np.count_nonzero(flags & _NO_STEP == 0))
+                self._steps += int(np.count_nonzero(flags & NO_STEP == 0))
                 row += count
                 self._rows[lane] = row
 

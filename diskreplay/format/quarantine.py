@@ -24,6 +24,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import read_file, storage_error, sync_file_system, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular
+from diskreplay.format.sealing import count_in_chunk
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
 RECORD = ".record.json"  # what the name of a record adds to that of its entry
@@ -33,7 +34,6 @@ _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # by which a se
 _TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.HIDDEN)
 _DEEPEST = 8  # levels of a store's tree in which something may have been set aside
 _MOST_BYTES = 1 << 16  # of a record
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ def claimed_steps(segment: Path) -> int | None:
                 break
             try:
                 inside = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
-                steps += sum(_count(fd, lane * per_chunk, count) for lane, count in enumerate(inside))
+                steps += count_in_chunk(fd, inside, per_chunk)
             finally:
                 os.close(fd)
             chunk += 1
@@ -382,11 +382,3 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
         finally:
             os.close(fd)
     raise error
-
-
-def _count(fd: int, start: int, rows: int) -> int:
-    steps = 0
-    for at in range(0, rows, _BLOCK):
-        flags = np.frombuffer(os.pread(fd, min(rows - at, _BLOCK), start + at), np.uint8)
-        steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
-    return steps

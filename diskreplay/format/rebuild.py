@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums, Sums, block_bytes, known_sums, parse, sealed_chunks
 from diskreplay.format.commit import read_lane_counter
+from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.lost import Lost
@@ -36,7 +36,6 @@ from diskreplay.format.times import repeat_times, time_bounds
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
 _MOST_BYTES = 64 << 20  # of a document or a counter
-_WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 # What the system says where it cannot copy inside of itself.
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
@@ -102,7 +101,7 @@ class _Build:
                 elif chunk.leaf == layout.TIME:
                     repeat_times(self._folder, chunk.number, info.chunk_rows[layout.TIME], rows, skipped, least)
                 self._sums[chunk.name] = blocks.add(array, chunk.number, fd)
-                os.fchmod(fd, os.fstat(fd).st_mode & ~_WRITE_BITS)  # as sealed chunks are
+                os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)  # as sealed chunks are
             finally:
                 os.close(fd)
             self._check(chunk.name, blocks.chunks[chunk.leaf, chunk.number], known.get(chunk.name), skipped)

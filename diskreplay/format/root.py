@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
 from diskreplay.folders import OpenFolder, show_paths, shown_paths
@@ -21,6 +21,8 @@ from diskreplay.format.durable import make_lock, sync_folder, sync_tree
 from diskreplay.format.file_systems import file_system_type, has_stable_inodes
 from diskreplay.format.machine import check_platform
 from diskreplay.format.schema import Schema
+
+Error = TypeVar("Error", bound=BaseException)
 
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -123,6 +125,15 @@ class Root:
         show_paths(error)
         if isinstance(error, OSError | ReplayError) and not isinstance(error, StoreNotFound):
             self.check_still_there()
+
+    def reason(self, error: Error) -> Error | StoreNotFound:
+        """Return what to raise for an error: where the store is gone, that this is so."""
+        try:
+            self.explain(error)
+        except StoreNotFound as gone:
+            gone.__cause__ = error
+            return gone
+        return error
 
     def array_document(self) -> metadata.Document:
         """Read the document of one of the store's arrays, after which those of other arrays are made."""

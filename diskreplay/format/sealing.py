@@ -46,6 +46,7 @@ from diskreplay.format.segment import (
 from diskreplay.format.times import time_bounds
 from diskreplay.format.trust import map_trusted, shows_live_rows
 from diskreplay.format.unproven import forget_claims, settle_unproven
+from diskreplay.ids import NO_STEP
 
 Salvaged = Mapping[int, NDArray[np.int64]]
 
@@ -227,9 +228,9 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
                 punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
             sums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
             if array.path == layout.DONE:
-                steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
+                steps = count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
                 segment.steps += steps
-                segment.unproven_steps += _count_in_chunk(fd, kept, per_chunk) - steps
+                segment.unproven_steps += count_in_chunk(fd, kept, per_chunk) - steps
             protect(fd)
         finally:
             os.close(fd)
@@ -304,13 +305,14 @@ def count_steps_in(root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> in
     for chunk in range(-(-int(rows.max()) // per_chunk)):
         fd = open_regular(chunk_path(root, info, layout.DONE, chunk), nbytes)
         try:
-            steps += _count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
+            steps += count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
         finally:
             os.close(fd)
     return steps - info.lost.surplus
 
 
-def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
+def count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
+    """Count the steps in the first rows of each lane of a chunk of flags."""
     return sum(_count_in_lane(fd, lane * per_chunk, count) for lane, count in enumerate(kept))
 
 
@@ -321,7 +323,7 @@ def _count_in_lane(fd: int, start: int, rows: int) -> int:
         steps, at = steps + data - at, data  # no flag: a step
         # A block at a time: a collector stays small.
         flags = np.frombuffer(os.pread(fd, min(stop - at, len(_BLOCK)), at), np.uint8)
-        steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
+        steps += int(np.count_nonzero(flags & NO_STEP == 0))
         at += len(flags)
     return steps
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.machine import boot_id
+from diskreplay.format.verify_crc import checksum
 from diskreplay.format.verify_documents import (
     MAX_DOCUMENT_BYTES,
     Plan,
@@ -26,7 +27,6 @@ from diskreplay.format.verify_files import Files
 from diskreplay.format.volume import Volume, volume_of
 
 _SECTOR = 512  # what a disk writes as a whole
-_BLOCK_BYTES = 1 << 20
 _MOST_NS = 1 << 62
 
 
@@ -241,10 +241,7 @@ def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: 
 def _checksum(path: str) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        crc = at = 0
-        while block := os.pread(fd, _BLOCK_BYTES, at):
-            crc, at = int(crc32c(block, crc)), at + len(block)
-        return crc
+        return checksum(fd)
     finally:
         os.close(fd)
 

@@ -10,22 +10,6 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 
-KINDS = (
-    "missing",
-    "type",
-    "size",
-    "unreadable",
-    "metadata",
-    "checksum",
-    "counters",
-    "flags",
-    "times",
-    "hidden",
-    "unexpected",
-    "unproven",
-    "quarantine",
-)
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:

@@ -2,16 +2,12 @@
 
 import os
 
-from crc32c import crc32c
-
 from diskreplay.format import layout
 from diskreplay.format.verify_attributes import Segment
 from diskreplay.format.verify_blocks import Blocks
-from diskreplay.format.verify_crc import after_zeros
+from diskreplay.format.verify_crc import checksum
 from diskreplay.format.verify_documents import MAX_DOCUMENT_BYTES
-from diskreplay.format.verify_files import read_at, reason
-
-_BLOCK_BYTES = 1 << 20
+from diskreplay.format.verify_files import reason
 
 
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
@@ -84,26 +80,3 @@ def _check_sum(segment: Segment, name: str, expected: int, blocks: Blocks) -> No
         files.report("unreadable", where, reason(error))
     finally:
         os.close(fd)
-
-
-def checksum(fd: int) -> int:
-    """Return the CRC-32C of a file; holes are not read, so that a file of nothing else takes no time."""
-    crc, at, size = 0, 0, os.fstat(fd).st_size
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    while at < size:
-        data = min(_seek(fd, at, os.SEEK_DATA, size), size)
-        crc, at = after_zeros(crc, data - at), data
-        hole = min(_seek(fd, at, os.SEEK_HOLE, size), size)
-        while at < hole:
-            block = read_at(fd, min(_BLOCK_BYTES, hole - at), at)
-            if not block:
-                return crc  # cut off just now
-            crc, at = crc32c(block, crc), at + len(block)
-    return crc
-
-
-def _seek(fd: int, at: int, what: int, size: int) -> int:
-    try:
-        return os.lseek(fd, at, what)
-    except OSError:  # nothing of the kind up to the end
-        return size

@@ -140,17 +140,11 @@ class Episode:
         return self._map(root, lambda leaf: self._snapshot.rows(leaf, self._first, count))
 
     def _map(self, root: str, read: Any) -> Any:
-        leaves = [leaf for leaf in self._snapshot.schema.leaves if leaf == root or leaf.startswith(f"{root}/")]
-        if leaves == [root]:
-            return read(root)
-        tree: dict[str, Any] = {}
-        for leaf in leaves:
-            *parents, key = leaf[len(root) + 1 :].split("/")
-            node = tree
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[key] = read(leaf)
-        return tree
+        schema = self._snapshot.schema
+        part, *name = root.split("/", 1)
+        leaves = {leaf: read(leaf) for leaf in schema.leaves if leaf == root or leaf.startswith(f"{root}/")}
+        nested = schema.unflatten(part, leaves)
+        return nested[name[0]] if name else nested
 
 
 class EpisodeList(Sequence[Episode]):

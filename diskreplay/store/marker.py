@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from diskreplay.errors import ReplayError
 from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
 
@@ -111,12 +110,4 @@ class Marker:
                     if any(segment is other for other in segments.open):
                         segment.mark()
         except Exception as error:  # also what nobody foresaw: rows that are not marked must not stay untold
-            segments.fail(_explained(error, self._root))
-
-
-def _explained(error: Exception, root: Root) -> Exception:
-    try:
-        root.explain(error)
-    except ReplayError as reason:  # the store is gone
-        return reason
-    return error
+            segments.fail(self._root.reason(error))

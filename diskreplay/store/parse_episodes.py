@@ -7,14 +7,13 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.ids import (
-    CONTINUES as CONTINUES,
+    CONTINUES,
     CUT,
     END_MARKER,
     EPISODE_VALUES,
     FIRST,
     KNOWN_FLAGS,
     OBSERVATION_ONLY,
-    OPEN as OPEN,
     POSITION_BITS,
     TERMINATED,
     TRUNCATED,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from diskreplay.errors import StorageFull, StoreLocked, StoreNotFound
+from diskreplay.errors import StorageFull, StoreLocked
 from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import NotWritten, seal_segments
@@ -118,7 +118,7 @@ class Sealer:
                 self._before()
             seal_segments(self._root, infos)
         except NotWritten as error:
-            self._error = self._explained(error)
+            self._error = self._root.reason(error)
         except BaseException:
             # One of them may be damaged; the others need not wait for it.
             for info in infos:
@@ -128,20 +128,11 @@ class Sealer:
                 except BaseException as error:
                     if isinstance(error, DAMAGE) and info.number in self._of_dead_writers:
                         continue
-                    reason = self._explained(error)
+                    reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
                         self._postponed.append((info, reason))
                     else:
                         self._error = reason
-
-    def _explained(self, error: BaseException) -> BaseException:
-        """Return what to raise for an error: where the store is gone, that this is so."""
-        try:
-            self._root.explain(error)
-        except StoreNotFound as gone:
-            gone.__cause__ = error
-            return gone
-        return error
 
     def _run(self) -> None:
         """Seal until nothing is waiting, unless another thread does so."""
@@ -178,4 +169,4 @@ class Sealer:
             except StorageFull:
                 self._is_behind = True  # `drain` tries again: there may be room by then
             except BaseException as error:
-                self._error = self._explained(error)
+                self._error = self._root.reason(error)

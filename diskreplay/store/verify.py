@@ -7,13 +7,13 @@ from collections.abc import Callable
 from diskreplay.errors import StoreNotFound
 from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.verify_files import KINDS, Files, Problem, reason
+from diskreplay.format.verify_files import Files, Problem, reason
 from diskreplay.format.verify_quarantine import check_quarantine
 from diskreplay.format.verify_root import Words, check_root, read_hidden, read_plan, read_words
 from diskreplay.format.verify_segment import verify_segment
 from diskreplay.format.verify_states import verify_states
 
-__all__ = ["KINDS", "Problem", "segment_numbers", "verify"]
+__all__ = ["Problem", "segment_numbers", "verify"]
 
 Progress = Callable[[int, int], None]
 _NUMBER = re.compile(r"[0-9]{8,9}")

@@ -18,7 +18,7 @@ from diskreplay.format.verify_flags import START, first_wrong, is_row, may_follo
 from diskreplay.format.verify_sums import checksum
 from diskreplay.store.parse_episodes import LaneSlice, scan
 from diskreplay.store.repair import repair
-from diskreplay.store.verify import KINDS, verify
+from diskreplay.store.verify import verify
 from tests.testing.support import append_numbered, digest, open_descriptors, serial_schema
 from tests.tiers import whole_or_part
 
@@ -26,6 +26,21 @@ SCHEMA = serial_schema(
     obs={"image": dr.Field((2, 3), "uint8"), "on": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
 )
 SEGMENT = "segments/00000001"
+KINDS = (
+    "missing",
+    "type",
+    "size",
+    "unreadable",
+    "metadata",
+    "checksum",
+    "counters",
+    "flags",
+    "times",
+    "hidden",
+    "unexpected",
+    "unproven",
+    "quarantine",
+)
 
 
 def write(writer, steps, first=0, final=True):

@@ -10,7 +10,8 @@ from diskreplay.format import verify_states
 from diskreplay.format.root import read_root
 from diskreplay.format.state_files import read_state, write_state
 from diskreplay.store.repair import repair
-from diskreplay.store.verify import KINDS, verify
+from diskreplay.store.verify import verify
+from tests.format.test_verify import KINDS
 from tests.testing.support import append_numbered, serial_schema
 
 RUN = "samplers/run"
