@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.durable import write_sparse
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import opened, read_regular
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.segment import SegmentInfo
 
@@ -242,15 +242,9 @@ def known_sums(info: SegmentInfo, arrays: Mapping[str, Rows]) -> dict[str, Sums]
     chunks = list(sealed_chunks(info, arrays))
     counts = [-(-chunk.nbytes // block_bytes(arrays[chunk.leaf].row_bytes)) for chunk in chunks]
     try:
-        fd = open_regular(f"{info.path}/{layout.BLOCKS}", None)
+        data = read_regular(f"{info.path}/{layout.BLOCKS}", None, 4 * sum(counts))
     except (OSError, FormatError):
         return {}
-    try:
-        data = os.pread(fd, min(4 * sum(counts), os.fstat(fd).st_size), 0)
-    except OSError:
-        return {}
-    finally:
-        os.close(fd)
     known, at = {}, 0
     for chunk, count in zip(chunks, counts, strict=True):
         part = data[at : (at := at + 4 * count)]
@@ -268,15 +262,10 @@ def derive_blocks(info: SegmentInfo, arrays: Mapping[str, Rows]) -> bytes:
     for chunk in sealed_chunks(info, arrays):
         block = block_bytes(arrays[chunk.leaf].row_bytes)
         try:
-            fd = open_regular(f"{info.path}/{chunk.name}", chunk.nbytes)
+            with opened(f"{info.path}/{chunk.name}", chunk.nbytes) as fd:
+                sums = read_sums(fd, chunk.nbytes, block)
         except (OSError, FormatError):
             return b""
-        try:
-            sums = read_sums(fd, chunk.nbytes, block)
-        except (OSError, FormatError):
-            return b""
-        finally:
-            os.close(fd)
         if combine(sums, chunk.nbytes, block) != info.checksums[chunk.name]:
             return b""
         parts.append(stored(sums, chunk.nbytes, block))

@@ -25,7 +25,7 @@ from diskreplay.format.layout import (
     NEXT_SEGMENT,
     STEPS_EVICTED,
 )
-from diskreplay.format.mapping import map_file, open_regular
+from diskreplay.format.mapping import map_file, opened
 
 _RETRIES = 200
 
@@ -79,11 +79,8 @@ class CountersByPosition:
             return
         first, stop = int(changed[0]), int(changed[-1]) + 1
         try:
-            fd = open_regular(self._path, self._shown.nbytes, os.O_WRONLY)
-            try:
+            with opened(self._path, self._shown.nbytes, os.O_WRONLY) as fd:
                 write_at(fd, wanted[first:stop].tobytes(), first * 8)
-            finally:
-                os.close(fd)
         except OSError as error:
             full = storage_error(error, self._path)
             if not isinstance(full, StorageFull):
@@ -229,17 +226,11 @@ def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counter
 
 def read_lane_counter(folder: str, lanes: int, name: str = "c.0", lookup: Lookup = BY_PATH) -> NDArray[np.int64]:
     """Return what one of a segment's arrays of a number a lane holds now, ``(lanes,)`` int64."""
-    fd = open_regular(f"{folder}/{name}", lanes * 8, lookup=lookup)
-    try:
+    with opened(f"{folder}/{name}", lanes * 8, lookup=lookup) as fd:
         return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
-    finally:
-        os.close(fd)
 
 
 def write_lane_counter(folder: str, values: NDArray[np.int64]) -> None:
     """Write one of a segment's arrays of a number a lane by position, where nobody else writes it."""
-    fd = open_regular(os.path.join(folder, "c.0"), values.nbytes, os.O_WRONLY)
-    try:
+    with opened(os.path.join(folder, "c.0"), values.nbytes, os.O_WRONLY) as fd:
         write_at(fd, values.tobytes(), 0)
-    finally:
-        os.close(fd)

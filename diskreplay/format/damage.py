@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.blocks import Chunk, Rows, block_bytes, combine, known_sums, read_sums, sealed_chunks
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import opened
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import NO_STEP
 
@@ -135,10 +135,10 @@ class _Search:
         """Return the checksums of a chunk file's blocks as it is; -1 where one cannot be read."""
         found = np.full(-(-chunk.nbytes // block), -1, np.int64)
         try:
-            fd = open_regular(f"{self._info.path}/{chunk.name}", None)
+            opening = opened(f"{self._info.path}/{chunk.name}", None)
         except (OSError, FormatError):
             return found
-        try:
+        with opening as fd:
             size = os.fstat(fd).st_size
             self._resized |= size > chunk.nbytes
             whole = chunk.nbytes if size >= chunk.nbytes else size - size % block
@@ -148,8 +148,6 @@ class _Search:
             except (OSError, FormatError):
                 for at in range(0, whole, block):
                     found[at // block] = _sum_at(fd, at, min(block, whole - at))
-        finally:
-            os.close(fd)
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
@@ -178,15 +176,10 @@ class _Search:
 
     def _read(self, chunk: int, at: int, nbytes: int) -> bytes:
         try:
-            fd = open_regular(f"{self._info.path}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", None)
+            with opened(f"{self._info.path}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", None) as fd:
+                return os.pread(fd, nbytes, at)
         except (OSError, FormatError):
             return b""
-        try:
-            return os.pread(fd, nbytes, at)
-        except OSError:
-            return b""
-        finally:
-            os.close(fd)
 
     def _flag(self, lane: int, row: int) -> int:
         data = self._read(row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk, 1)

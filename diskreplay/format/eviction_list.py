@@ -20,7 +20,7 @@ from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import storage_error, sync_file, sync_folder, write_atomic, write_file
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import opened
 from diskreplay.format.metadata import dump, parse_document, read_document
 from diskreplay.format.root import Root
 
@@ -61,13 +61,10 @@ class HiddenEntries:
 
     def _read(self, path: str, first: int, count: int) -> NDArray[np.int64]:
         try:
-            fd = open_regular(path, _NBYTES)
+            with opened(path, _NBYTES) as fd:
+                entries = np.frombuffer(os.pread(fd, 16 * count, 16 * first), "<i8").reshape(-1, 2)
         except FileNotFoundError:
             raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
-        try:
-            entries = np.frombuffer(os.pread(fd, 16 * count, 16 * first), "<i8").reshape(-1, 2)
-        finally:
-            os.close(fd)
         if (entries[:, 0] < 0).any() or (entries[:, 1] < 1).any():
             raise FormatError(f"{path} has an entry that names no episode; the store is damaged, restore this file")
         return entries
@@ -165,10 +162,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
 
 
 def _write(path: str, first: int, data: bytes) -> None:
-    fd = open_regular(path, _NBYTES, os.O_RDWR)
-    try:
+    with opened(path, _NBYTES, os.O_RDWR) as fd:
         if os.pwrite(fd, data, 16 * first) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         os.fdatasync(fd)
-    finally:
-        os.close(fd)

@@ -139,6 +139,27 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
     return fd
 
 
+class opened:
+    """Have a file open for a block, ``with opened(path, nbytes) as fd``; it is opened at once, as by `open_regular`."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> None:
+        self._fd = open_regular(path, nbytes, flags, lookup)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def read_regular(path: str, nbytes: int | None, most: int) -> bytes:
+    """Return the first ``most`` bytes of a file, or all; errors as for `open_regular`."""
+    with opened(path, nbytes) as fd:
+        return os.pread(fd, min(os.fstat(fd).st_size, most), 0)
+
+
 def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
     needed = "" if nbytes is None else f" where {nbytes} are needed"
     return FormatError(f"{path} is {kind}{needed}; the store is damaged, restore this file")
@@ -149,12 +170,9 @@ def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = B
 
     Raises FormatError where the file is a link, not regular, or of another size.
     """
-    fd = open_regular(path, nbytes, lookup=lookup)
-    try:
+    with opened(path, nbytes, lookup=lookup) as fd:
         if not read_part(fd, 0, out):
             raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged")
-    finally:
-        os.close(fd)
 
 
 def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
@@ -188,11 +206,8 @@ def next_hole(fd: int, start: int, stop: int) -> int:
 
 def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
     """Map a file of exactly ``nbytes`` and keep no descriptor of it."""
-    fd = open_regular(path, nbytes, os.O_RDWR if writable else os.O_RDONLY)
-    try:
+    with opened(path, nbytes, os.O_RDWR if writable else os.O_RDONLY) as fd:
         return Mapping(fd, nbytes, writable=writable)
-    finally:
-        os.close(fd)
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:

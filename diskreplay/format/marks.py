@@ -26,7 +26,7 @@ from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import close_when_collected
 from diskreplay.format import layout
 from diskreplay.format.durable import write_at
-from diskreplay.format.mapping import Mapping, map_file, open_regular
+from diskreplay.format.mapping import Mapping, map_file, opened, read_regular
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 
@@ -65,14 +65,9 @@ def read_marks(folder: str, lanes: int) -> list[Mark]:
     Whether the rows fit is another question: see `proven_rows`. Empty where there is no log.
     """
     try:
-        fd = open_regular(log_path(folder), None)
+        return list(_parse(read_regular(log_path(folder), None, _MOST_BYTES), lanes))
     except (FileNotFoundError, FormatError):
         return []
-    try:
-        data = os.pread(fd, min(os.fstat(fd).st_size, _MOST_BYTES), 0)
-    finally:
-        os.close(fd)
-    return list(_parse(data, lanes))
 
 
 def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
@@ -152,11 +147,8 @@ class MarkLog:
     def _read_seed(self) -> int:
         if not self._count:
             return 0
-        fd = open_regular(self.path, None)
-        try:
+        with opened(self.path, None) as fd:
             return int.from_bytes(os.pread(fd, 4, self._count * self._kind.itemsize - 4), "little")
-        finally:
-            os.close(fd)
 
     def append(self, rows: Ints) -> None:
         """Append a mark of committed rows that are on the disk, and bring it there.

@@ -30,7 +30,7 @@ from diskreplay.format.layout import (
     TIME,
     chunk_key,
 )
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import opened
 from diskreplay.format.schema import Schema
 
 Document = dict[str, Any]
@@ -227,14 +227,11 @@ def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
 
     Raises FormatError where it is none, or the system's OSError: FileNotFoundError where there is nothing.
     """
-    fd = open_regular(path, None, lookup=lookup)
-    try:
+    with opened(path, None, lookup=lookup) as fd:
         status = os.fstat(fd)
         if status.st_size > _MAX_BYTES:
             raise FormatError(f"{path} is larger than {_MAX_BYTES} bytes; restore this file")
         return os.read(fd, status.st_size), (status.st_ino, status.st_mtime_ns)
-    finally:
-        os.close(fd)
 
 
 def parse_document(data: bytes, path: Path | str) -> Document:

@@ -23,7 +23,7 @@ from diskreplay.folders import copy_tree, is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import read_file, storage_error, sync_file_system, sync_folder, write_atomic
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import opened, read_regular
 from diskreplay.format.sealing import count_in_chunk
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
@@ -353,14 +353,11 @@ def claimed_steps(segment: Path) -> int | None:
         chunk, steps = 0, 0
         while per_chunk and chunk * per_chunk < int(rows.max()):
             try:
-                fd = open_regular(str(segment / layout.DONE / layout.chunk_key(chunk, 0)), lanes * per_chunk)
+                with opened(str(segment / layout.DONE / layout.chunk_key(chunk, 0)), lanes * per_chunk) as fd:
+                    inside = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
+                    steps += count_in_chunk(fd, inside, per_chunk)
             except FileNotFoundError:
                 break
-            try:
-                inside = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
-                steps += count_in_chunk(fd, inside, per_chunk)
-            finally:
-                os.close(fd)
             chunk += 1
         return steps
     except (OSError, FormatError, ValueError):
@@ -371,14 +368,11 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            fd = open_regular(f"{segment}/{name}/c.0", None)
+            # A byte more than there may be: of a file that is too long that is no multiple of 8.
+            data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason
             continue
-        try:
-            size = os.fstat(fd).st_size
-            if 0 < size <= 8 * layout.MAX_LANES and size % 8 == 0:
-                return np.maximum(np.frombuffer(os.pread(fd, size, 0), "<i8"), 0)
-        finally:
-            os.close(fd)
+        if data and len(data) % 8 == 0:
+            return np.maximum(np.frombuffer(data, "<i8"), 0)
     raise error

@@ -27,7 +27,7 @@ from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.lost import Lost
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import opened, read_regular
 from diskreplay.format.quarantine import QUARANTINE, move_aside
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
@@ -123,11 +123,7 @@ class _Build:
 
     def _copy_small(self, name: str) -> None:
         """Copy a document, a counter, or what else is small and has a checksum."""
-        fd = open_regular(f"{self._info.path}/{name}", None)
-        try:
-            data = os.pread(fd, min(os.fstat(fd).st_size, _MOST_BYTES), 0)
-        finally:
-            os.close(fd)
+        data = read_regular(f"{self._info.path}/{name}", None, _MOST_BYTES)
         if crc32c(data) != self._info.checksums[name]:
             raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
         write_file(f"{self._folder}/{name}", data)
@@ -148,16 +144,14 @@ class _Build:
     def _copy(self, name: str, target: int, parts: Iterator[Range]) -> None:
         """Copy parts of a chunk file; its holes stay holes."""
         try:
-            source = open_regular(f"{self._info.path}/{name}", None)
+            opening = opened(f"{self._info.path}/{name}", None)
         except (OSError, FormatError):
             return  # it is gone, and all of it is skipped
-        try:
+        with opening as source:
             size = os.fstat(source).st_size
             for start, stop in parts:
                 for first, last in _data(source, start, min(stop, size)):
                     _copy_range(source, target, first, last)
-        finally:
-            os.close(source)
 
     def _put_flags(self, fd: int, chunk: int) -> None:
         per_chunk = self._info.chunk_rows[layout.DONE]

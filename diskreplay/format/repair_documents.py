@@ -14,7 +14,7 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import open_regular, read_regular
 from diskreplay.format.metadata import read_document, verify_document
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.verify_documents import (
@@ -115,9 +115,7 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
     if not is_folder(info.path / counter):
         return b""
     with suppress(OSError, FormatError):
-        fd = open_regular(str(info.path / name), 8 * len(info.lanes))
-        with open(fd, "rb") as file:
-            data = file.read()
+        data = read_regular(str(info.path / name), 8 * len(info.lanes), 8 * len(info.lanes))
         if crc32c(data) == info.checksums.get(name):
             return data
     return b""
@@ -137,9 +135,7 @@ def mend_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str
     path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
     words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
     with suppress(OSError, FormatError):
-        fd = open_regular(str(path), nbytes)
-        with open(fd, "rb") as file:
-            words = np.frombuffer(file.read(), "<i8")
+        words = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")
     values = words[: layout.COUNTER_WORDS]
     chosen = _choose(values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, aside, _hidden_entries(root))
     mended = np.array([*chosen, *(~value for value in chosen)], "<i8")
@@ -192,9 +188,8 @@ def _hidden_entries(root: Path) -> int:
     with suppress(OSError, FormatError):
         while is_folder(root / layout.HIDDEN):
             chunk = count // _HIDDEN_ROWS
-            fd = open_regular(str(root / layout.HIDDEN / f"c.{chunk}.0"), _HIDDEN_ROWS * 16)
-            with open(fd, "rb") as file:
-                steps = np.fromfile(file, "<i8").reshape(-1, 2)[:, 1]
+            data = read_regular(str(root / layout.HIDDEN / f"c.{chunk}.0"), _HIDDEN_ROWS * 16, _HIDDEN_ROWS * 16)
+            steps = np.frombuffer(data, "<i8").reshape(-1, 2)[:, 1]
             used = int(np.argmin(steps > 0)) if not (steps > 0).all() else _HIDDEN_ROWS
             count += used
             if used < _HIDDEN_ROWS:

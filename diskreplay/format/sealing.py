@@ -31,7 +31,7 @@ from diskreplay.format.durable import (
 )
 from diskreplay.format.file_systems import is_shared
 from diskreplay.format.machine import boot_id, boot_time, clock_ns, machine_id
-from diskreplay.format.mapping import next_data, open_regular, refuse_links
+from diskreplay.format.mapping import next_data, opened, refuse_links
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
@@ -303,11 +303,8 @@ def count_steps_in(root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> in
     per_chunk, nbytes = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
-        fd = open_regular(chunk_path(root, info, layout.DONE, chunk), nbytes)
-        try:
+        with opened(chunk_path(root, info, layout.DONE, chunk), nbytes) as fd:
             steps += count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
-        finally:
-            os.close(fd)
     return steps - info.lost.surplus
 
 

@@ -17,7 +17,7 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
-from diskreplay.format.mapping import map_file, open_regular
+from diskreplay.format.mapping import map_file, opened
 from diskreplay.format.marks import cut_marks, proven_rows, read_marks
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
@@ -152,21 +152,19 @@ def holds_data(root: Root, info: SegmentInfo) -> bool:
 
 
 def _is_written(path: str) -> bool:
-    fd = open_regular(path, None)
-    try:
-        size, at = os.fstat(fd).st_size, 0
-        while at < size:
-            at = os.lseek(fd, at, os.SEEK_DATA)
-            stop = os.lseek(fd, at, os.SEEK_HOLE)
-            while at < stop:
-                if (data := os.pread(fd, min(_BLOCK_BYTES, stop - at), at)).strip(b"\0"):
-                    return True
-                at += len(data)
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # nothing but a hole up to the end
-            raise
-    finally:
-        os.close(fd)
+    with opened(path, None) as fd:
+        try:
+            size, at = os.fstat(fd).st_size, 0
+            while at < size:
+                at = os.lseek(fd, at, os.SEEK_DATA)
+                stop = os.lseek(fd, at, os.SEEK_HOLE)
+                while at < stop:
+                    if (data := os.pread(fd, min(_BLOCK_BYTES, stop - at), at)).strip(b"\0"):
+                        return True
+                    at += len(data)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nothing but a hole up to the end
+                raise
     return False
 
 

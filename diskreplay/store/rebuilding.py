@@ -14,7 +14,7 @@ from diskreplay.folders import OpenFolder
 from diskreplay.format import layout
 from diskreplay.format.damage import Damage, find_damage
 from diskreplay.format.durable import sync_file
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import read_regular
 from diskreplay.format.quarantine import QUARANTINE
 from diskreplay.format.rebuild import build_anew, drop_build, finish_replacements, put_in_place
 from diskreplay.format.repair_documents import known_in_segment
@@ -208,9 +208,7 @@ def told(problems: list[Problem], where: str) -> str:
 def _rows_committed(segment: Path, most: int) -> int:
     """Return how many rows a segment says it has, or as many as there can be."""
     with suppress(OSError, FormatError):
-        fd = open_regular(str(segment / layout.COMMITTED / "c.0"), None)
-        with open(fd, "rb") as file:
-            data = file.read(8 * layout.MAX_LANES)
+        data = read_regular(str(segment / layout.COMMITTED / "c.0"), None, 8 * layout.MAX_LANES)
         rows = np.frombuffer(data[: len(data) & ~7], "<i8").astype(np.float64).clip(0).sum()
         return int(min(rows, most))
     return most

@@ -11,7 +11,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.mapping import next_data, next_hole, open_regular, read_into, read_part
+from diskreplay.format.mapping import next_data, next_hole, opened, read_into, read_part
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
 from diskreplay.store.parse_episodes import Gaps
@@ -66,15 +66,12 @@ def read_lanes(
             chunk, inside = divmod(row, per_chunk)
             count = min(per_chunk - inside, end - row)
             at = which * per_chunk + inside
-            fd = open_regular(chunk_path(root, info, layout.DONE, chunk), size)
-            try:
+            with opened(chunk_path(root, info, layout.DONE, chunk), size) as fd:
                 for part, left_out in _read_sparse(fd, at, at + count):
                     parts.append(part)
                     total += len(part)
                     if left_out:
                         gaps.append((total - 1, left_out))
-            finally:
-                os.close(fd)
             row += count
         counts.append(total - before)
     at_gap, left = np.array(gaps, np.int64).reshape(-1, 2).T
