@@ -184,17 +184,8 @@ def _mismatch(array: np.ndarray, name: str, needed: Field, shape: tuple[int, ...
 def tree_from_space(space: Any, name: str) -> Any:
     """Turn a gymnasium space into a tree of fields.
 
-    Parameters
-    ----------
-    space : gymnasium.Space
-        Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, nested.
-    name : str
-        The leaf's path, for the error message.
-
-    Raises
-    ------
-    SchemaError
-        If the space, or one inside it, is of another kind.
+    ``space`` is a Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, nested; ``name`` the leaf's
+    path, for the error message. Raises SchemaError if the space, or one inside it, is of another kind.
     """
     from gymnasium import spaces
 
