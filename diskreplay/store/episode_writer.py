@@ -1,7 +1,7 @@
 """Lanes of steps into segments: what flags a row gets, when an episode is cut.
 
 Both writers are a thin skin over this. Values that arrive here are cast and checked; from `prepare` on only the disk
-can say no, and from `commit` on nothing can. A step's values are items: a row's bytes for observations and arrays, a
+can say no, and from `publish` on nothing can. A step's values are items: a row's bytes for observations and arrays, a
 number for other scalars.
 """
 
@@ -113,18 +113,6 @@ class EpisodeWriter:
         self.rolling.settle(lane, rows)
         if self.rolling.opened != opened:
             self.take_time()  # a segment was made meanwhile, perhaps the first of a boot: no row is older than that
-
-    def commit(
-        self,
-        lane: Any,
-        items: Items,
-        following: list[bytes] | None,
-        terminated: bool,
-        truncated: bool,
-        episode: EpisodeItems | None,
-    ) -> None:
-        """Write a prepared step and publish it."""
-        self.publish(self.write(lane, items, following, terminated, truncated, episode))
 
     def write(
         self,

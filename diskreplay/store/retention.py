@@ -70,8 +70,9 @@ class Retention:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the store lock for a block; StoreNotFound where the store was deleted or replaced."""
+        """Hold the store lock for a block, counters mended; StoreNotFound where the store was deleted or replaced."""
         with self._root.still_there(), held_lock(self._root.lock_path):
+            self._counters.mend()
             yield
 
     def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
@@ -81,7 +82,6 @@ class Retention:
         was opened, StoreLocked where the store lock was not free for a minute.
         """
         with self._locked():
-            self._counters.mend()
             # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
             if not self._ledger.is_idle:
                 self._remove_old(again=self._root.segment_steps != "episode")
@@ -119,7 +119,6 @@ class Retention:
         use any more.
         """
         with self._locked():
-            self._counters.mend()
             number = next_number(self._root, self._counters)
             info = place_segment(self._root, draft, number)
             try:
@@ -147,7 +146,6 @@ class Retention:
         left = not self._ledger.is_idle
         while left:  # others get the lock in between
             with self._locked():
-                self._counters.mend()
                 left = self._remove_old(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
@@ -157,7 +155,6 @@ class Retention:
         is called under the lock.
         """
         with self._locked():
-            self._counters.mend()
             entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
             known = set(entries[:, 0].tolist())
             segments = {first >> layout.POSITION_BITS for first, _ in episodes}
@@ -194,7 +191,6 @@ class Retention:
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
         with self._locked():
-            self._counters.mend()
             self._clean_up()
             for info in self._live():
                 if len(dead) == _AT_ONCE:

@@ -358,7 +358,7 @@ class Writer(_BaseWriter):
         lane = recorder.lanes[0]
         recorder.take_time()
         recorder.prepare(lane, items, terminated or truncated or following is not None)
-        recorder.commit(lane, items, following, terminated, truncated, finals)
+        recorder.publish(recorder.write(lane, items, following, terminated, truncated, finals))
 
     @in_turn
     def append_episode(
