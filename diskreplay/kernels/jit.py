@@ -7,7 +7,7 @@ a reader is built.
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 try:
@@ -26,10 +26,18 @@ from diskreplay.kernels.cache import compile_kernel
 
 STREAM_BLOCK = 128  # bytes: two cache lines
 
+# What numba and llvmlite have no types for: a type of either, a builder, a value in LLVM's code, and a function that
+# kernels call and that becomes such code.
+NumbaType = Any
+LLVMType = Any
+Builder = Any
+Value = Any
+Instruction = Any
+
 _BYTE, _INT32, _INT, _FLOAT, _DOUBLE = *map(ir.IntType, (8, 32, 64)), ir.FloatType(), ir.DoubleType()
 
 
-def _typed(result: Any, kinds: Any, generate: Any) -> Any:
+def _typed(result: NumbaType, kinds: Sequence[NumbaType], generate: Callable[..., Value]) -> Instruction:
     """Return an instruction of these types that `generate` makes."""
 
     def call(typing_context: Any, *arguments: Any) -> Any:
@@ -41,11 +49,11 @@ def _typed(result: Any, kinds: Any, generate: Any) -> Any:
     return intrinsic(call)
 
 
-def _instruction(result: Any, *kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+def _instruction(result: NumbaType, *kinds: NumbaType) -> Callable[[Callable[..., Value | None]], Instruction]:
     """Make an instruction of these types of a function that writes it with a builder; None is no value."""
 
-    def decorate(build: Callable[..., Any]) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def decorate(build: Callable[..., Value | None]) -> Instruction:
+        def generate(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
             found = build(builder, *args)
             return context.get_dummy_value() if found is None else found
 
@@ -54,33 +62,33 @@ def _instruction(result: Any, *kinds: Any) -> Callable[[Callable[..., Any]], Any
     return decorate
 
 
-def _loading(kind: Any, llvm_type: Any) -> Any:
+def _loading(kind: NumbaType, llvm_type: LLVMType) -> Instruction:
     """Return an instruction that reads the number at an address."""
 
-    def load(builder: Any, address: Any) -> Any:
+    def load(builder: Builder, address: Value) -> Value:
         return builder.load(builder.inttoptr(address, llvm_type.as_pointer()))
 
     return _instruction(kind, types.int64)(load)
 
 
-def _storing(kind: Any, llvm_type: Any) -> Any:
+def _storing(kind: NumbaType, llvm_type: LLVMType) -> Instruction:
     """Return an instruction that writes a number to an address."""
 
-    def store(builder: Any, address: Any, value: Any) -> None:
+    def store(builder: Builder, address: Value, value: Value) -> None:
         builder.store(value, builder.inttoptr(address, llvm_type.as_pointer()))
 
     return _instruction(types.void, types.int64, kind)(store)
 
 
-def _reading_as(kind: Any, llvm_type: Any, given: Any) -> Any:
+def _reading_as(kind: NumbaType, llvm_type: LLVMType, given: NumbaType) -> Instruction:
     """Return an instruction that takes the bits of a number for another one."""
     return _instruction(kind, given)(lambda builder, x: builder.bitcast(x, llvm_type))
 
 
-def _array_at(kind: Any) -> Any:
+def _array_at(kind: NumbaType) -> Instruction:
     """Return an instruction that makes an array of the memory at an address, which it borrows."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
         item = context.get_data_type(kind.dtype)
         width = ir.Constant(_INT, context.get_abi_sizeof(item))
         array, data = context.make_array(kind)(context, builder), builder.inttoptr(args[0], item.as_pointer())
@@ -105,32 +113,32 @@ number_of = _reading_as(types.float64, _DOUBLE, types.int64)
 
 
 @_instruction(types.int64, types.int64)
-def load_shared(builder: Any, address: Any) -> Any:
+def load_shared(builder: Builder, address: Value) -> Value:
     """Read the int64 at an address that another process stores to, before anything that is read after it."""
     return builder.load_atomic(builder.inttoptr(address, _INT.as_pointer()), "acquire", 8)
 
 
 @_instruction(types.void, types.int64, types.int64, types.int64)
-def copy_bytes(builder: Any, target: Any, source: Any, count: Any) -> None:
+def copy_bytes(builder: Builder, target: Value, source: Value, count: Value) -> None:
     """Copy `count` bytes from one address to another; the ranges do not overlap."""
     to, origin = (builder.inttoptr(a, _BYTE.as_pointer()) for a in (target, source))
     cgutils.raw_memcpy(builder, to, origin, count, 1)
 
 
 @_instruction(types.int64, types.int64)
-def lowest_bit(builder: Any, x: Any) -> Any:
+def lowest_bit(builder: Builder, x: Value) -> Value:
     """Count the zeros below the lowest bit that is set; one must be."""
     return builder.cttz(x, ir.Constant(ir.IntType(1), 1))
 
 
 @_instruction(types.void, types.int64, types.int64)
-def zero_bytes(builder: Any, target: Any, count: Any) -> None:
+def zero_bytes(builder: Builder, target: Value, count: Value) -> None:
     """Set `count` bytes from an address on to zero."""
     cgutils.memset(builder, builder.inttoptr(target, _BYTE.as_pointer()), count, 0)
 
 
 @_instruction(types.void, types.int64)
-def prefetch(builder: Any, address: Any) -> None:
+def prefetch(builder: Builder, address: Value) -> None:
     """Start to load the cache line of an address; it need not be mapped."""
     pointer = _BYTE.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
@@ -140,7 +148,7 @@ def prefetch(builder: Any, address: Any) -> None:
 
 
 @_instruction(types.int64, types.int64, types.int64, types.int64)
-def madvise(builder: Any, address: Any, count: Any, advice: Any) -> Any:
+def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Value:
     """Call the C library's madvise; 0 is success."""
     kind = ir.FunctionType(_INT32, [_INT, _INT, _INT32])
     function = cgutils.get_or_insert_function(builder.module, kind, "madvise")
@@ -148,7 +156,7 @@ def madvise(builder: Any, address: Any, count: Any, advice: Any) -> Any:
 
 
 @_instruction(types.void, types.int64, types.int64)
-def stream_block(builder: Any, target: Any, source: Any) -> None:
+def stream_block(builder: Builder, target: Value, source: Value) -> None:
     """Copy `STREAM_BLOCK` bytes, and leave the target's lines out of the caches; it lies at a multiple of 32."""
     pointer, offsets = ir.VectorType(_INT, 4).as_pointer(), [_INT(at) for at in range(0, STREAM_BLOCK, 32)]
     to, origin = ([builder.inttoptr(builder.add(a, at), pointer) for at in offsets] for a in (target, source))
@@ -159,7 +167,7 @@ def stream_block(builder: Any, target: Any, source: Any) -> None:
 
 
 @_instruction(types.void)
-def fence(builder: Any) -> None:
+def fence(builder: Builder) -> None:
     """Make streamed stores visible to other threads before any later one."""
     builder.fence("seq_cst")
 
@@ -242,7 +250,7 @@ def apart(called: Any) -> Any:
     address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     llvmlite.binding.add_symbol(symbol, address)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
         convention = context.call_conv
         kind = convention.get_function_type(result, kinds)
         function = cgutils.get_or_insert_function(builder.module, kind, symbol)
