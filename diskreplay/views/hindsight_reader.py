@@ -15,7 +15,7 @@ from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.hindsight import Hindsight
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.transitions_reader import TransitionsReader
-from diskreplay.views.windows import Bounds, Copy, Windows, found, refuse_evicted
+from diskreplay.views.windows import Bounds, Copy, Windows, refuse_evicted, windows_of
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
@@ -89,7 +89,7 @@ class HindsightReader(Reader):
 
     def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""
-        return found(snapshot, ids, Bounds(TO_THE_END, ALL_BEFORE if looks_back else 1), self._view)
+        return windows_of(snapshot, ids, Bounds(TO_THE_END, ALL_BEFORE if looks_back else 1), self._view)
 
     def _bounds(self, windows: Windows) -> tuple[Ints, Ints]:
         """Return the steps of the view's windows, and the last row of each episode that has an observation."""

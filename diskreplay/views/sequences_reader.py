@@ -16,7 +16,7 @@ from diskreplay.views.base import Block, CountingReader, Ints, Leaf, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
-from diskreplay.views.windows import ATTEMPTS, TIME, Bounds, Windows, found, refuse, refuse_evicted, to_seconds
+from diskreplay.views.windows import ATTEMPTS, TIME, Bounds, Windows, refuse, refuse_evicted, to_seconds, windows_of
 
 if TYPE_CHECKING:
     from diskreplay.views.episodes import Episodes
@@ -57,7 +57,7 @@ class SequencesReader(Reader):
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
         view = self._view
-        windows = found(snapshot, ids, Bounds(view.length), view)
+        windows = windows_of(snapshot, ids, Bounds(view.length), view)
         refuse_evicted(snapshot, ids)
         before = _steps_before(snapshot, windows, ids, view)
         # The first window that reaches the end is the last: the one before it must have stopped short of it.
@@ -98,11 +98,11 @@ class EpisodesReader(CountingReader):
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
         """Return how many steps the batch of these ids has."""
-        return int(found(snapshot, ids, Bounds(self._steps), self._view).k.sum())
+        return int(windows_of(snapshot, ids, Bounds(self._steps), self._view).k.sum())
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
         """Return the leaves of the batch of these ids, as long as its longest episode; InvalidIndex as of `fill`."""
-        return self._layout.leaves(int(found(snapshot, ids, Bounds(self._steps), self._view).k.max(initial=1)))
+        return self._layout.leaves(int(windows_of(snapshot, ids, Bounds(self._steps), self._view).k.max(initial=1)))
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
@@ -118,7 +118,7 @@ class EpisodesReader(CountingReader):
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
-        windows = found(snapshot, ids, Bounds(TO_THE_END), self._view)
+        windows = windows_of(snapshot, ids, Bounds(TO_THE_END), self._view)
         refuse_evicted(snapshot, ids)
         before = _steps_before(snapshot, windows, ids, self._view)
         inside = np.flatnonzero(before)

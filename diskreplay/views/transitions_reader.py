@@ -12,7 +12,7 @@ from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, select, step_parts
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.windows import TIME, TIME_SOURCE, Bounds, Copy, Windows, found, refuse_evicted, to_seconds
+from diskreplay.views.windows import TIME, TIME_SOURCE, Bounds, Copy, Windows, refuse_evicted, to_seconds, windows_of
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import Transitions
@@ -67,7 +67,7 @@ class TransitionsReader(Reader):
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
-        found(snapshot, ids, self._bounds, self._view)
+        windows_of(snapshot, ids, self._bounds, self._view)
         refuse_evicted(snapshot, ids)
 
 

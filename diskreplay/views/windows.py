@@ -115,7 +115,7 @@ def to_seconds(snapshot: Snapshot, ids: Ints, times: NDArray[np.float64]) -> Non
     times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
 
-def found(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:
+def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:
     """Return the windows of these ids, or raise why the first that has none is none of the view's."""
     windows = Windows(len(ids))
     bad = windows.find(snapshot, ids, *bounds)
