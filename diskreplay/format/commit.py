@@ -203,7 +203,7 @@ class StoreCounters:
         """Unmap the file; the words stay as they were read last."""
         self._words = self._words.copy()
 
-    def mend(self) -> None:
+    def restore_complements(self) -> None:
         """Make complements agree again after a writer died between the two stores. The caller holds the store lock.
 
         Raises FormatError where they disagree for another reason.

@@ -135,7 +135,7 @@ def storage_error(error: OSError, path: os.PathLike[str] | str) -> Exception:
 
 
 def sync_file(path: os.PathLike[str] | str) -> None:
-    """Wait until the data of a file, mapped writes included, is on the platter."""
+    """Wait until the data of a file, mapped writes included, is durable."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fdatasync(fd)
@@ -144,7 +144,7 @@ def sync_file(path: os.PathLike[str] | str) -> None:
 
 
 def sync_folder(path: os.PathLike[str] | str) -> None:
-    """Wait until the names in a folder are on the platter."""
+    """Wait until the names in a folder are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

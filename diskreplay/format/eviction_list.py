@@ -1,6 +1,6 @@
 """Episodes that were evicted by hand: an array of entries, appended and never changed, that a counter publishes.
 
-An entry is the id of an episode's first step and its number of steps. It is on the platter before the store's counter
+An entry is the id of an episode's first step and its number of steps. It is durable before the store's counter
 shows it, so that a process or a machine that dies leaves the episode whole or hides it whole.
 
 Who evicts by hand may have a full disk, and want room. So there always is room for the next entries, in chunks that

@@ -86,7 +86,7 @@ def from_copy(document: Path, copy: Path) -> bytes | None:
 
 
 def restore(path: Path, data: bytes) -> bool:
-    """Write a file anew and put it on the platter; False: its folder is not there, or is a link."""
+    """Write a file anew, durably; False: its folder is not there, or is a link."""
     if not is_folder(path.parent):
         return False
     write_atomic(path, data, synced=True)

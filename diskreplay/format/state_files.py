@@ -70,7 +70,7 @@ class _Files(NamedTuple):
 def write_state(root: Root, name: str, tree: Tree) -> None:
     """Save a state under a name; whoever reads it meanwhile, or after a crash, has the old one or this one, whole.
 
-    It is on the platter when this returns. Raises ValueError where the name is none or the tree holds something else,
+    It is durable when this returns. Raises ValueError where the name is none or the tree holds something else,
     StorageFull where there is no room, with the old state untouched, StoreNotFound where the store was deleted or
     replaced since it was opened.
     """

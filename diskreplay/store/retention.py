@@ -70,9 +70,9 @@ class Retention:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the store lock for a block, counters mended; StoreNotFound where the store was deleted or replaced."""
+        """Hold the store lock and make counters whole; StoreNotFound where the store was deleted or replaced."""
         with self._root.still_there(), held_lock(self._root.lock_path):
-            self._counters.mend()
+            self._counters.restore_complements()
             yield
 
     def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
@@ -138,7 +138,7 @@ class Retention:
         """Let readers know that segments were sealed. A hint: where another keeps the lock, they look by themselves."""
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
-            self._counters.mend()
+            self._counters.restore_complements()
             self._counters.set(layout.SEALED, int(self._counters.read()[layout.SEALED]) + 1)
 
     def enforce(self) -> None:

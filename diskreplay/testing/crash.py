@@ -45,7 +45,17 @@ LIBRARY_CALLS = ("fallocate", "syncfs", "mmap")
 STORE = "store"
 """The name of a point that is a line of code which may store to mapped memory."""
 
-_STORING = {"set", "mend", "publish", "publish_lanes", "append", "put", "put_block", "put_lanes", "flush"}
+_STORING = {
+    "set",
+    "restore_complements",
+    "publish",
+    "publish_lanes",
+    "append",
+    "put",
+    "put_block",
+    "put_lanes",
+    "flush",
+}
 _STORING_FILES = {module.__file__ for module in (commit, segment_column, segment_writer, append_cursor)}
 
 _FAILED = 70

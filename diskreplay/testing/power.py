@@ -58,7 +58,7 @@ Take = Callable[[int], bool]
 
 
 class _Disk:
-    """The record up to some point: what is on the platter, and what may be."""
+    """The record up to some point: what is durable, and what may be."""
 
     def __init__(self, recording: Recording) -> None:
         self._top, self._unit, self._folders = recording.top, recording.unit, recording.folders

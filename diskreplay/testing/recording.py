@@ -32,7 +32,7 @@ class Names(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """A file's contents or a folder's names are on the platter; None: everything."""
+    """A file's contents or a folder's names are durable; None: everything."""
 
     inode: int | None
 
@@ -53,7 +53,7 @@ class _File:
 
 
 class Recording:
-    """What happens below a folder between ``__enter__`` and ``__exit__``; what is there before is on the platter.
+    """What happens below a folder between ``__enter__`` and ``__exit__``; what is there before is durable.
 
     Concurrency: one recording at a time in a process. All threads are recorded; their file operations take turns.
 

@@ -152,6 +152,6 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "The peers store next_obs with every row. Ours stores each observation once, whether next_obs is given or "
             "not; where it is, the step can be sampled when the call returns, as the peers' can.",
             "A step of ours is visible to every other process when append returns; the peers' buffers are one "
-            "process's. Those marked RAM keep nothing at all; the others leave the platter to the system, as we do.",
+            "process's. Those marked RAM keep nothing at all; the others leave syncing to the system, as we do.",
         ],
     )
