@@ -14,6 +14,7 @@ import torch
 from diskreplay.buffers.values import Given
 from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
+from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
@@ -131,10 +132,15 @@ class Backed:
         self.close()
 
 
+def seed_argument(seed: Any) -> int | None:
+    """Return a seed of at least 0, or None; anything else is a ValueError."""
+    return None if seed is None else int_argument("seed", seed, 0)
+
+
 def _discard(folder: str, store: Store, pid: int, writers: list[Any]) -> None:
     if os.getpid() != pid:
         return  # a forked child: the folder is its parent's
-    # Removed first: what is not there need not be put on the platter by sealing it, which then fails at once.
+    # Removed first: what is not there need not be made durable by sealing it, which then fails at once.
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(Exception):
         store.close()

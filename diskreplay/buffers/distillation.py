@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from diskreplay.buffers.backing import Backed
+from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.values import Given, cast, fitted, leaves_of
 from diskreplay.errors import NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct
-from diskreplay.sampling.schedule import int_argument
+from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writer import Writer
 from diskreplay.views.transitions import Transitions
@@ -53,7 +53,7 @@ class DistillationBuffer(Backed):
     ) -> None:
         self._capacity = int_argument("capacity", capacity)
         self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
-        self._seed = None if seed is None else int_argument("seed", seed, 0)
+        self._seed = seed_argument(seed)
         self._writer: Writer | None = None
         super().__init__(path, device)
 

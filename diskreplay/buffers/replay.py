@@ -8,14 +8,15 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 
-from diskreplay.buffers.backing import Backed
+from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis, with_aliases
 from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
 from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
-from diskreplay.sampling.schedule import Linear, int_argument
+from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.schedule import Linear
 from diskreplay.store.casting import as_flag
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writer import Writer
@@ -96,7 +97,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._view = Transitions(n_step=n_step, gamma=gamma)
         self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._prioritized = bool(prioritized)
-        self._seed = None if seed is None else int_argument("seed", seed, 0)
+        self._seed = seed_argument(seed)
         self._writer: Writer | None = None
         self._following: list[bytes] | None = None  # the last step's next observation, if it must continue there
         self._mark = 0  # ids below were cleared

@@ -12,7 +12,7 @@ from diskreplay.errors import BufferFull, NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.batch import Batch, map_tree
-from diskreplay.sampling.schedule import int_argument
+from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.casting import as_flags
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.vector_writer import VectorWriter

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.sampling.base import Distribution
-from diskreplay.sampling.schedule import int_argument
+from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.store.snapshot import Snapshot
 from diskreplay.views.base import View

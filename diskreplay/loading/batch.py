@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diskreplay.sampling.schedule import int_argument
+from diskreplay.sampling.number_arguments import int_argument
 
 Tree = Any  # a tensor, an array that has yet to become one, or a dict of trees
 

@@ -11,7 +11,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.loading.arguments import errors_argument, ids_argument
 from diskreplay.loading.batch import Batch, Tree, map_tree
 from diskreplay.loading.sampler import Sampler
-from diskreplay.sampling.schedule import int_argument
+from diskreplay.sampling.number_arguments import int_argument
 
 # Which sampler an index belongs to stands in the bits above an id's: more than 8 million segments would reach them.
 SOURCE_SHIFT = 58

@@ -26,7 +26,7 @@ from diskreplay.loading.prefetcher import Prefetcher, is_large
 from diskreplay.loading.sampler_states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
-from diskreplay.sampling.schedule import int_argument
+from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.episodes import Episode
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import RateLimiter
@@ -418,7 +418,7 @@ class Sampler:
     def save(self, name: str) -> None:
         """Save the state in the store, as a zarr group at `samplers/<name>`, in place of what was saved there before.
 
-        It is on the platter when this returns; a crash leaves the old state or the new one.
+        It is durable when this returns; a crash leaves the old state or the new one.
 
         Raises
         ------
@@ -527,5 +527,5 @@ class _ForeignLock:
         pass  # it was never taken
 
 
-# So taking the lock costs nothing more.
+# A forked child's samplers get a lock that refuses, and so a parent's lock costs nothing more.
 _alive = told_of_forks(lambda sampler: setattr(sampler, "_lock", _ForeignLock()))

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from diskreplay.views.arguments import fraction, positive
+from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.views.arguments import fraction
 
 
 def nstep_targets(
@@ -56,7 +57,7 @@ def nstep_targets(
     ValueError
         A shape does not fit, `values` is no float, or n or gamma is none of these.
     """
-    n, gamma = positive("n", n), fraction("gamma", gamma)
+    n, gamma = int_argument("n", n), fraction("gamma", gamma)
     _check_shapes(reward, values, {"terminated": terminated, "mask": mask, "truncated": truncated})
     length = reward.shape[1]
     if reward.numel() == 0:

@@ -48,11 +48,11 @@ class SumTree:
     """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
 
     `least` is whether to know the smallest mass that is not 0. `memory`, (SumTree.room(capacity),) float64 zeros, is
-    what the tree is made of, new if None. `starts`, `tree`, `sums` and `smallest` are the arrays as `kernels.sumtree`
+    what the tree is made of. `starts`, `tree`, `sums` and `smallest` are the arrays as `kernels.sumtree`
     has them, to be changed by kernels alone.
     """
 
-    def __init__(self, capacity: int, least: bool = False, memory: Floats | None = None) -> None:
+    def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
         self._set, self.capacity = chosen("sumtree_set"), capacity
         self.starts, self.tree, self.sums, self.smallest = sumtree.tree_arrays(capacity, least, sumtree.TOP, memory)
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw, Owned
+from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.schedule import Schedule, beta_argument, number
+from diskreplay.sampling.schedule import Schedule, beta_argument
 
 if TYPE_CHECKING:
     from diskreplay.sampling.priorities import PriorityTable

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from diskreplay.sampling.arrivals import Arrivals
 from diskreplay.sampling.base import Draw, Owned
+from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.schedule import number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -1,10 +1,10 @@
 """Numbers that change as batches are delivered."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
+
+from diskreplay.sampling.number_arguments import int_argument, number
 
 Schedule = Callable[[int], float]
 
@@ -45,27 +45,6 @@ class Linear:
 
     def __str__(self) -> str:
         return f"{self.start}→{self.end}"
-
-
-def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> float:
-    """Return a finite float within limits; ValueError where it is none."""
-    good = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
-    if good and least <= float(value) <= most and float(value) > above:
-        return float(value)
-    if above > -math.inf:
-        limits = f" above {above:g}"
-    elif most < math.inf:
-        limits = f" from {least:g} to {most:g}"
-    else:
-        limits = f" of at least {least:g}" if least > -math.inf else ""
-    raise ValueError(f"{name} must be a finite number{limits}, not {value!r}")
-
-
-def int_argument(name: str, value: Any, least: int = 1, otherwise: str = "") -> int:
-    """Return an int of at least `least`, or raise ValueError; `otherwise` says what else may be given."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an int of at least {least}{otherwise}, not {value!r}")
-    return int(value)
 
 
 def beta_argument(value: Any) -> float | Schedule:

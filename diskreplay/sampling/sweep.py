@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from diskreplay.ids import mixed
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
+from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.schedule import int_argument
 from diskreplay.sampling.share import belongs, nothing_of
 
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ class Sweep(Owned):
     gives_once = True
 
     def __init__(self, passes: int | None = None) -> None:
-        self._passes = None if passes is None else int_argument("passes", passes, otherwise=", or None for no end")
+        self._passes = None if passes is None else int_argument("passes", passes, otherwise="or None for no end")
         self._finished = 0
         self._pass: _Pass | None = None
 

@@ -119,7 +119,7 @@ class LiveLanes:
         and whether it seems damaged; it returns whether something has changed by that.
         """
         if not changed and not len(self.growing):
-            return False
+            return False  # a store at rest, which is asked at every batch
         found = self._found
         found[rows.CHANGED] = changed
         while True:

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from diskreplay.format.schema import Schema
-
-
-def positive(name: str, value: Any, otherwise: str = "") -> int:
-    """Return an int of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be an int of at least 1{f', {otherwise}' if otherwise else ''}, not {value!r}")
-    return int(value)
+from diskreplay.sampling.number_arguments import int_argument
 
 
 def bounded(name: str, value: Any, low: int, high: int) -> int:
@@ -51,8 +45,8 @@ def names(name: str, value: Any) -> tuple[str, ...]:
 def frame_stack_argument(value: Any) -> int | dict[str, int]:
     """Return a depth, or depths by leaf."""
     if not isinstance(value, Mapping):
-        return positive("frame_stack", value, "or a dict of them by observation leaf")
-    return {str(leaf): positive(f"frame_stack[{leaf!r}]", depth) for leaf, depth in value.items()}
+        return int_argument("frame_stack", value, otherwise="or a dict of them by observation leaf")
+    return {str(leaf): int_argument(f"frame_stack[{leaf!r}]", depth) for leaf, depth in value.items()}
 
 
 def reward_argument(value: Any) -> dict[str, float] | None:

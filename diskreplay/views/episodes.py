@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import FIRST_ONLY, Starts
-from diskreplay.views.arguments import described, positive
+from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.views.arguments import described
 from diskreplay.views.base import Reader, View
 
 
@@ -34,7 +35,9 @@ class Episodes(View):
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
-            object.__setattr__(self, "max_length", positive("max_length", self.max_length, "or None for no limit"))
+            object.__setattr__(
+                self, "max_length", int_argument("max_length", self.max_length, otherwise="or None for no limit")
+            )
 
     def __repr__(self) -> str:
         return described(self, ())

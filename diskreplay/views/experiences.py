@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.episodes import Episode
-from diskreplay.views.arguments import fraction, positive
+from diskreplay.views.arguments import fraction
 
 
 class _Values(NamedTuple):
@@ -72,7 +73,7 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
     ValueError
         `n_step` or `gamma` is out of range, or a step has not four or five values.
     """
-    n_step, gamma = positive("n_step", n_step), fraction("gamma", gamma)
+    n_step, gamma = int_argument("n_step", n_step), fraction("gamma", gamma)
     steps = _of_episode(episode_or_iterable) if isinstance(episode_or_iterable, Episode) else episode_or_iterable
     return _windows(_checked(steps), n_step, gamma)
 

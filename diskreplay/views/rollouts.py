@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import ALL_STEPS, Starts
-from diskreplay.views.arguments import described, fraction, frame_stack_argument, positive, reward_argument
+from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.views.arguments import described, fraction, frame_stack_argument, reward_argument
 from diskreplay.views.base import Reader, View
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Rollouts(View):
     reward: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_steps", positive("num_steps", self.num_steps))
+        object.__setattr__(self, "num_steps", int_argument("num_steps", self.num_steps))
         object.__setattr__(self, "gamma", fraction("gamma", self.gamma))
         object.__setattr__(self, "gae_lambda", fraction("gae_lambda", self.gae_lambda))
         object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import MOVED_BACK, PADDED, Starts
-from diskreplay.views.arguments import bounded, described, frame_stack_argument, names, positive, switch
+from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.views.arguments import bounded, described, frame_stack_argument, names, switch
 from diskreplay.views.base import Reader, View
 
 
@@ -59,7 +60,7 @@ class Sequences(View):
     start_only: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "length", positive("length", self.length))
+        object.__setattr__(self, "length", int_argument("length", self.length))
         if isinstance(self.overlap, int) and self.overlap >= self.length:
             raise ValueError(f"overlap must be less than length, {self.length}, not {self.overlap}")
         object.__setattr__(self, "overlap", bounded("overlap", self.overlap, 0, self.length - 1))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import Starts
-from diskreplay.views.arguments import described, fraction, frame_stack_argument, names, positive, reward_argument
+from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.views.arguments import described, fraction, frame_stack_argument, names, reward_argument
 from diskreplay.views.base import Reader, View
 from diskreplay.views.hindsight import Hindsight
 
@@ -50,7 +51,9 @@ class Transitions(View):
 
     def __post_init__(self) -> None:
         if self.n_step is not None:
-            object.__setattr__(self, "n_step", positive("n_step", self.n_step, "or None for the return to the end"))
+            object.__setattr__(
+                self, "n_step", int_argument("n_step", self.n_step, otherwise="or None for the return to the end")
+            )
         object.__setattr__(self, "gamma", fraction("gamma", self.gamma))
         object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))
         object.__setattr__(self, "reward", reward_argument(self.reward))
