@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     )
     from diskreplay.format.schema import Schema as Schema
     from diskreplay.format.spaces import Field as Field
-    from diskreplay.format.verify_files import Problem as Problem
     from diskreplay.interop.gymnasium import (
         RecordEpisodes as RecordEpisodes,
         RecordVectorEpisodes as RecordVectorEpisodes,
@@ -46,12 +45,13 @@ if TYPE_CHECKING:
     from diskreplay.sampling.schedule import Linear as Linear
     from diskreplay.sampling.sweep import Sweep as Sweep
     from diskreplay.sampling.uniform import Uniform as Uniform
-    from diskreplay.store.episodes import Episode as Episode
     from diskreplay.store.limiter import RateLimiter as RateLimiter
     from diskreplay.store.opening import create as create, open as open
+    from diskreplay.store.reading.episodes import Episode as Episode
     from diskreplay.store.store import Store as Store
-    from diskreplay.store.vector_writer import VectorWriter as VectorWriter
-    from diskreplay.store.writer import Writer as Writer
+    from diskreplay.store.writing.vector_writer import VectorWriter as VectorWriter
+    from diskreplay.store.writing.writer import Writer as Writer
+    from diskreplay.verify.files import Problem as Problem
     from diskreplay.views.episodes import Episodes as Episodes
     from diskreplay.views.experiences import nstep_experiences as nstep_experiences
     from diskreplay.views.hindsight import Hindsight as Hindsight
@@ -67,7 +67,7 @@ _MODULES = {
     "BufferFull": "diskreplay.errors",
     "DamagedSegmentWarning": "diskreplay.errors",
     "DistillationBuffer": "diskreplay.buffers.distillation",
-    "Episode": "diskreplay.store.episodes",
+    "Episode": "diskreplay.store.reading.episodes",
     "Episodes": "diskreplay.views.episodes",
     "Experience": "diskreplay.buffers.replay",
     "Field": "diskreplay.format.spaces",
@@ -79,7 +79,7 @@ _MODULES = {
     "Mixture": "diskreplay.sampling.mixture",
     "NotEnoughData": "diskreplay.errors",
     "Prioritized": "diskreplay.sampling.prioritized",
-    "Problem": "diskreplay.format.verify_files",
+    "Problem": "diskreplay.verify.files",
     "RateLimited": "diskreplay.errors",
     "RateLimiter": "diskreplay.store.limiter",
     "ReadOnlyError": "diskreplay.errors",
@@ -103,8 +103,8 @@ _MODULES = {
     "Sweep": "diskreplay.sampling.sweep",
     "Transitions": "diskreplay.views.transitions",
     "Uniform": "diskreplay.sampling.uniform",
-    "VectorWriter": "diskreplay.store.vector_writer",
-    "Writer": "diskreplay.store.writer",
+    "VectorWriter": "diskreplay.store.writing.vector_writer",
+    "Writer": "diskreplay.store.writing.writer",
     "WriterClosed": "diskreplay.errors",
     "create": "diskreplay.store.opening",
     "nstep_experiences": "diskreplay.views.experiences",

@@ -50,8 +50,9 @@ def test_named_files_exist(document):
 
 def test_every_module_is_named_once_where_it_belongs():
     text = (REPOSITORY / "docs/architecture.md").read_text()
-    sections = re.findall(r"^### (\w+)/\n(.*?)(?=^#)", text, re.S | re.M)
-    packages = {path.parent.name: path.parent for path in REPOSITORY.glob("diskreplay/*/__init__.py")}
+    sections = re.findall(r"^### (\w+(?:/\w+)*)/\n(.*?)(?=^#)", text, re.S | re.M)
+    top = REPOSITORY / "diskreplay"
+    packages = {str(path.parent.relative_to(top)): path.parent for path in top.glob("*/**/__init__.py")}
     assert sorted(name for name, _ in sections) == sorted(packages)
     for name, section in sections:
         modules = {path.stem for path in packages[name].glob("*.py")} - {"__init__"}

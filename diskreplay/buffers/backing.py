@@ -15,9 +15,9 @@ from diskreplay.buffers.values import Given
 from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
 from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.store.marker import DEFAULT_DURABILITY_S, Durability
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
+from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S, Durability
 
 
 class Backing:

@@ -13,7 +13,7 @@ from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writer import Writer
+from diskreplay.store.writing.writer import Writer
 from diskreplay.views.transitions import Transitions
 
 

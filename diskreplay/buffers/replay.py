@@ -17,9 +17,9 @@ from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.schedule import Linear
-from diskreplay.store.casting import as_flag
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writer import Writer
+from diskreplay.store.writing.casting import as_flag
+from diskreplay.store.writing.writer import Writer
 from diskreplay.views.base import Starts
 from diskreplay.views.transitions import Transitions
 

@@ -13,9 +13,9 @@ from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.store.casting import as_flags
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.vector_writer import VectorWriter
+from diskreplay.store.writing.casting import as_flags
+from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.views.estimates import advantages
 
 # The store keeps so many rollouts. A rollout may lie in the newest three segments, of which the first two have at most

@@ -10,7 +10,7 @@ from diskreplay.loading.batch import Batch
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Draw, LookAgain
 from diskreplay.sampling.population import Population
-from diskreplay.store.lanes import LaneMap
+from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.store import Store
 from diskreplay.views.rollout_cursor import RolloutCursor
 from diskreplay.views.rollouts import Rollouts

@@ -9,9 +9,9 @@ import typer
 from diskreplay.cli import console, text
 from diskreplay.cli.verify import PROBLEMS, problem_lines
 from diskreplay.format.quarantine import Quarantined
-from diskreplay.store.quarantine import drop_segment
-from diskreplay.store.repair import repair as repair_store
-from diskreplay.store.repaired import Action, Repaired
+from diskreplay.store.repair.repair import repair as repair_store
+from diskreplay.store.repair.repaired import Action, Repaired
+from diskreplay.store.repair.restore import drop_segment
 
 MOST_LOST = 10_000
 """Steps that are set aside without asking."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diskreplay.cli import console, text
-from diskreplay.store.verify import Problem, verify as find_problems
+from diskreplay.verify.verify import Problem, verify as find_problems
 
 PROBLEMS = 1
 

@@ -11,7 +11,7 @@ from diskreplay.format.schema import Schema
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.uniform import Uniform
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import View
 
 _INT64 = np.dtype(np.int64)

@@ -14,7 +14,7 @@ from diskreplay.loading.buffer_pool import BufferPool, Fields, Slot, ordinary_me
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
 from diskreplay.loading.torch_values import torch_values
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.parallel_copy import helping_thread

@@ -20,8 +20,8 @@ from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
-from diskreplay.store.episodes import Episode
-from diskreplay.store.snapshot import SegmentGone, Snapshot
+from diskreplay.store.reading.episodes import Episode
+from diskreplay.store.reading.snapshot import SegmentGone, Snapshot
 from diskreplay.views.base import View
 
 Ints = NDArray[np.int64]

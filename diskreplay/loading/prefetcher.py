@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import offsets
 from diskreplay.views.page_ranges import Pages
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
-from diskreplay.store.chunk_table import WIDE_ROW
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.chunk_table import WIDE_ROW
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader
 from diskreplay.views.page_ranges import NO_PAGES, Pages
 

@@ -27,11 +27,11 @@ from diskreplay.loading.sampler_states import VERSION as STATE_VERSION, as_array
 from diskreplay.loading.statistics import Statistics
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.store.episodes import Episode
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import RateLimiter
+from diskreplay.store.reading.episodes import Episode
+from diskreplay.store.reading.snapshot import SegmentGone
 from diskreplay.store.saved_states import load_state, save_state
-from diskreplay.store.snapshot import SegmentGone
 from diskreplay.store.store import Store
 from diskreplay.views.base import CountingReader, View
 

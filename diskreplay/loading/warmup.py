@@ -13,7 +13,7 @@ from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Distribution
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import Store
-from diskreplay.store.writer import Writer
+from diskreplay.store.writing.writer import Writer
 from diskreplay.views.base import View
 
 # Steps of an episode, beside those of a sample: what begins, goes on and ends is all there.

@@ -23,9 +23,9 @@ from diskreplay.format.trust import place_of, shows_live_rows
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.format.unsynced import NeverWritten
 from diskreplay.ids import OPEN
-from diskreplay.store.damaged import DAMAGE
-from diskreplay.store.retention_policy import disk_usage
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.damaged import DAMAGE
+from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.store.retention.policy import disk_usage
 
 Progress = Callable[[int, int], None]
 _ROWS_AT_ONCE = 1 << 22

@@ -20,24 +20,24 @@ from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.table import chosen
-from diskreplay.store.damaged import warn_of_quarantine
-from diskreplay.store.dropped import seal_dropped
-from diskreplay.store.episode_writer import EpisodeWriter
-from diskreplay.store.episodes import Episode, EpisodeList
-from diskreplay.store.eviction import evict
-from diskreplay.store.follower import Follower
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
-from diskreplay.store.marker import Durability, Marker, check_durability
-from diskreplay.store.repair import Action, repair as repair_store
-from diskreplay.store.retention import Retention
+from diskreplay.store.reading.damaged import warn_of_quarantine
+from diskreplay.store.reading.episodes import Episode, EpisodeList
+from diskreplay.store.reading.follower import Follower
+from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.store.repair.repair import Action, repair as repair_store
+from diskreplay.store.retention.eviction import evict
+from diskreplay.store.retention.retention import Retention
 from diskreplay.store.saved_states import remove_state
-from diskreplay.store.sealer import Sealer
-from diskreplay.store.snapshot import Snapshot
-from diskreplay.store.vector_writer import VectorWriter
-from diskreplay.store.verify import Problem, verify
-from diskreplay.store.writer import Writer
+from diskreplay.store.writing.dropped import seal_dropped
+from diskreplay.store.writing.episode_writer import EpisodeWriter
+from diskreplay.store.writing.marker import Durability, Marker, check_durability
+from diskreplay.store.writing.sealer import Sealer
+from diskreplay.store.writing.vector_writer import VectorWriter
+from diskreplay.store.writing.writer import Writer
+from diskreplay.verify.verify import Problem, verify
 
 PathLike = str | os.PathLike[str]
 

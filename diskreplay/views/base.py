@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.runs import Starts as Starts
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from diskreplay.sampling.base import Distribution

@@ -12,7 +12,7 @@ import numpy as np
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.transitions import Transitions

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.store.episodes import Episode
+from diskreplay.store.reading.episodes import Episode
 from diskreplay.views.arguments import fraction
 
 

@@ -13,9 +13,9 @@ from diskreplay.errors import FormatError
 from diskreplay.kernels import find_windows as rows, gather as kernel
 from diskreplay.kernels.stream import STREAMED
 from diskreplay.kernels.table import Kernel, chosen
-from diskreplay.store import chunk_budget
-from diskreplay.store.chunk_table import ChunkTable
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading import chunk_budget
+from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.parallel_copy import SHARED, in_halves
 from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, map_flags, refuse

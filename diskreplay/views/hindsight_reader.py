@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.hindsight import Hindsight

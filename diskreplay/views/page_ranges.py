@@ -8,8 +8,8 @@ import numpy as np
 
 from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
 from diskreplay.kernels.table import chosen
-from diskreplay.store.chunk_table import ChunkTable
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
 from diskreplay.views.windows import Copy, Windows
 

@@ -12,8 +12,8 @@ from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, E
 from diskreplay.sampling.base import Draw, LookAgain, Owned
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
-from diskreplay.store.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
+from diskreplay.store.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts

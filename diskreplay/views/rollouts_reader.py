@@ -13,7 +13,7 @@ from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.gae import STOPS, TERMINATED
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select, step_parts
 from diskreplay.views.estimates import estimates

@@ -11,7 +11,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.table import chosen
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, CountingReader, Ints, Leaf, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages

@@ -9,8 +9,8 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import find_windows as rows
 from diskreplay.kernels.table import chosen
-from diskreplay.store.chunk_table import ChunkTable
-from diskreplay.store.snapshot import Snapshot
+from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints, Leaf
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the

@@ -26,7 +26,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import layout
 from diskreplay.format.marks import read_marks
-from diskreplay.store.repair import repair
+from diskreplay.store.repair.repair import repair
 from diskreplay.testing.coded import Span, check_coded_parts, split_codes
 from tests.crash import workloads
 from tests.testing.filesystems import Disk

@@ -15,9 +15,9 @@ import pytest
 import diskreplay as dr
 from diskreplay.errors import StorageFull
 from diskreplay.format import commit, segment_writer
-from diskreplay.store.verify import verify
 from diskreplay.testing.coded import check_coded_store
 from diskreplay.testing.crash import Point, in_child, needs_room
+from diskreplay.verify.verify import verify
 from tests.crash import workloads
 from tests.crash.test_room import fill_at
 from tests.crash.test_writers import KINDS, STRIDE

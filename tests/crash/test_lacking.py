@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.repair import repair
+from diskreplay.store.repair.repair import repair
 from diskreplay.testing.crash import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diskreplay.store.marker import DEFAULT_DURABILITY_S
+from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S
 from diskreplay.testing.coded import Span
 from diskreplay.testing.power import another_boot
 from tests.crash import moving, workloads

@@ -13,7 +13,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format.marks import read_marks
-from diskreplay.store.repair import repair
+from diskreplay.store.repair.repair import repair
 from diskreplay.testing.coded import check_coded_parts
 from diskreplay.testing.crash import in_child
 from diskreplay.testing.power import Recording, State, another_boot, states

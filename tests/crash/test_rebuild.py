@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import verify_segment
-from diskreplay.store.repair import repair
+from diskreplay.store.repair.repair import repair
 from diskreplay.testing.crash import die_at, points_of
+from diskreplay.verify import check_segment
 from tests.testing.support import append_numbered, serial_schema
 
 # How many points lie between two that are tried. 1 tries all of them.
@@ -22,7 +22,7 @@ DAMAGED = "segments/00000001/reward/c.0.1"
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_segment, "_PAUSE_S", 0)
+    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
 
 
 @pytest.fixture

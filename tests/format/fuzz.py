@@ -29,7 +29,8 @@ with atheris.instrument_imports(include=["diskreplay"], exclude=KERNELS):
     for name in MODULES:
         if name.split(".")[1] in PACKAGES:
             import_module(name)
-    from diskreplay.format import commit, verify_root, verify_segment
+    from diskreplay.format import commit
+    from diskreplay.verify import check_root, check_segment
     from tests.format.hostile import changes
     from tests.format.test_hostile import make_original, said, use_mutated
 
@@ -39,7 +40,7 @@ MOST_MIB = 3 << 10
 
 def fuzz(seconds: int, corpus: Path) -> None:
     """Try mutations for so long; does not return."""
-    verify_root._PAUSE_S = verify_segment._PAUSE_S = 0
+    check_root._PAUSE_S = check_segment._PAUSE_S = 0
     commit._RETRIES = 2
     folder = tempfile.mkdtemp(prefix="diskreplay-fuzz-")
     original = make_original(Path(folder) / "store")

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.format.blocks import block_bytes, combine, read_sums
-from diskreplay.format.verify_blocks import block_length
-from diskreplay.format.verify_crc import joined
+from diskreplay.verify.check_blocks import block_length
+from diskreplay.verify.crc import joined
 from tests.testing.support import serial_schema
 
 SCHEMA = serial_schema(obs={"image": dr.Field((84, 84), "uint8"), "state": dr.Field((3,), "float32")})

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.format import verify_root, verify_segment
 from diskreplay.format.layout import SEGMENTS
 from diskreplay.format.limiters import StepCounter
 from diskreplay.format.root import read_root
-from diskreplay.store import damaged
-from diskreplay.store.repair import repair
-from diskreplay.store.verify import verify
+from diskreplay.store.reading import damaged
+from diskreplay.store.repair.repair import repair
+from diskreplay.verify import check_root, check_segment
+from diskreplay.verify.verify import verify
 from tests.conftest import own_threads
 from tests.format.hostile import BYTES, apply, changes, write_document
 from tests.testing.support import digest, scratch, serial_schema
@@ -55,8 +55,8 @@ def original(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch):
-    monkeypatch.setattr(verify_root, "_PAUSE_S", 0)
-    monkeypatch.setattr(verify_segment, "_PAUSE_S", 0)
+    monkeypatch.setattr(check_root, "_PAUSE_S", 0)
+    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
     monkeypatch.setattr("diskreplay.format.commit._RETRIES", 2)
 
 

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import root, segment, verify_segment
+from diskreplay.format import root, segment
 from diskreplay.format.marks import read_marks
 from diskreplay.format.quarantine import move_aside
 from diskreplay.format.volume import volume_of
 from diskreplay.store import store as store_module
-from diskreplay.store.repair import repair
+from diskreplay.store.repair.repair import repair
 from diskreplay.testing.coded import check_coded_parts
 from diskreplay.testing.power import another_boot
+from diskreplay.verify import check_segment
 from tests.crash import workloads
 from tests.testing.filesystems import mounted
 from tests.testing.support import append_numbered, digest, serial_schema, wait_until
@@ -272,7 +273,7 @@ class History:
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    monkeypatch.setattr(verify_segment, "_PAUSE_S", 0)
+    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
 
 
 @pytest.mark.usefixtures("no_patience")

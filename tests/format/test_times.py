@@ -10,8 +10,8 @@ from diskreplay.format.lost import NOTHING_LOST, Lost
 from diskreplay.format.root import read_root
 from diskreplay.format.segment import read_segment
 from diskreplay.format.times import repeat_times, time_bounds
-from tests.format.test_verify import reseal
 from tests.testing.support import append_numbered, serial_schema
+from tests.verify.test_verify import reseal
 
 SEGMENT = "segments/00000000"
 

@@ -6,7 +6,7 @@ import pytest
 from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
 from diskreplay.kernels import following
 from diskreplay.kernels.following import follow_plain
-from diskreplay.store.parse_episodes import LaneSlice, scan
+from diskreplay.store.reading.parse_episodes import LaneSlice, scan
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, CHUNK, CHUNKS = 3, 64, 4

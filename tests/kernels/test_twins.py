@@ -14,7 +14,7 @@ from diskreplay.kernels import find_windows as rows, following, frozen, gather a
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import chosen
-from diskreplay.store.snapshot import SegmentTable
+from diskreplay.store.reading.snapshot import SegmentTable
 from tests.kernels.pairs import KERNELS
 from tests.kernels.plain.frozen import Frozen
 from tests.views.fakes import Snapshot

@@ -10,7 +10,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.errors import ReplayError
-from diskreplay.store.snapshot import SegmentGone
+from diskreplay.store.reading.snapshot import SegmentGone
 
 SCHEMA = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"), episode={"seed": dr.Field((), "int64")})
 

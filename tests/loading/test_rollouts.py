@@ -21,7 +21,7 @@ from diskreplay.loading.torch_values import torch_values
 from diskreplay.sampling.base import Draw, LookAgain
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
-from diskreplay.store.episodes import Episode
+from diskreplay.store.reading.episodes import Episode
 from diskreplay.views.base import nested
 from diskreplay.views.rollout_cursor import RolloutCursor
 from diskreplay.views.rollouts import Rollouts

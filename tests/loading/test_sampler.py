@@ -15,7 +15,7 @@ from diskreplay.loading import prefetcher
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.uniform import Uniform
-from diskreplay.store.snapshot import SegmentGone
+from diskreplay.store.reading.snapshot import SegmentGone
 from diskreplay.views.transitions import Transitions
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Store, episode
 

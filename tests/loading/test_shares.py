@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.lanes import LaneMap
+from diskreplay.store.reading.lanes import LaneMap
 
 SCHEMA = dr.Schema(obs=dr.Field((), "int64"), action=dr.Field((), "int64"), extra={"value": dr.Field((), "float32")})
 LANES = 6

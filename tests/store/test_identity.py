@@ -12,9 +12,9 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format.root import read_root
-from diskreplay.store.repair import repair
-from diskreplay.store.verify import verify
+from diskreplay.store.repair.repair import repair
 from diskreplay.testing.crash import failing
+from diskreplay.verify.verify import verify
 from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema
 
 WORKER = """

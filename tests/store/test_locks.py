@@ -20,7 +20,7 @@ from diskreplay.cli.main import main
 from diskreplay.format import durable, layout, limiters, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import held_lock, is_held, is_locked, try_lock
-from diskreplay.store import retention
+from diskreplay.store.retention import retention
 from diskreplay.testing.crash import in_child
 from tests.testing.support import append_numbered, serial_schema
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.retention_policy import disk_usage
+from diskreplay.store.retention.policy import disk_usage
 from tests.testing.support import run_python, scratch
 
 CARTPOLE = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.verify_states import verify_states
-from diskreplay.store.repair import repair
-from tests.store.test_quarantine import flip, serials
+from diskreplay.store.repair.repair import repair
+from diskreplay.verify.check_states import verify_states
+from tests.store.repair.test_quarantine import flip, serials
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
 WRITER = """

@@ -14,7 +14,7 @@ from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import IdRuns, Visible, open_episodes, starting_runs
-from diskreplay.store.snapshot import SegmentTable
+from diskreplay.store.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 
 SCHEMA = dr.Schema(
@@ -125,7 +125,7 @@ def frozen_of(
 
 @dataclass
 class Snapshot:
-    """As the store's: see `diskreplay.store.snapshot`. `model` gives the episode and step of every step's id.
+    """As the store's: see `diskreplay.store.reading.snapshot`. `model` gives the episode and step of every step's id.
 
     Hidden are the steps below `frontier` or, where `kept` is given, the rows of each lane before that.
     """

@@ -16,7 +16,7 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.store.marker import Marked
+from diskreplay.store.writing.marker import Marked
 from tools.bench.data import FRAME_SCHEMA, SCHEMA, single_frames, single_steps
 from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number
 

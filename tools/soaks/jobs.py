@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.store.repair import repair
-from diskreplay.store.verify import verify
+from diskreplay.store.repair.repair import repair
 from diskreplay.testing.coded import check_coded_batch, coded_obs, coded_step, make_codes, split_codes
+from diskreplay.verify.verify import verify
 
 T = TypeVar("T")
 Mode = Literal["r", "a"]

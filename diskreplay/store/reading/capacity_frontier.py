@@ -1,0 +1,162 @@
+"""What a capacity and an age hide: the oldest steps by the time at which they were published, lane by lane."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
+from diskreplay.kernels import hiding
+from diskreplay.kernels.table import Kernel
+from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.episode_log import EpisodeLog
+
+
+class Segments(NamedTuple):
+    """The number of the first segment, and of each from there on its lanes, their place, and what its times lack."""
+
+    origin: int
+    lanes: Ints
+    lane_base: Ints
+    clocks: Ints
+
+
+class CapacityFrontier:
+    """Which rows of each lane are hidden. Used by one thread.
+
+    At most ``capacity`` steps are left, or all where it is None: the newest, by when they were published and then by
+    id. ``kernel`` is `kernels.hide_oldest` or its plain twin.
+
+    ``generation`` is that of the log that it follows. ``oldest``, ``(lanes,)`` int64, is the first row of each lane
+    that is not hidden, `hiding.NEVER` where its segment is gone; a change replaces it. ``hidden`` steps of the log and
+    of the open episodes are hidden: all that were published before the time ``until``, in nanoseconds since the epoch,
+    and none of an episode that began at ``reached`` or later.
+    """
+
+    def __init__(self, capacity: int | None, kernel: Kernel) -> None:
+        self.kernel, self._capacity = kernel, capacity
+        self.oldest: Ints = np.zeros(0, np.int64)
+        self.hidden = self.until = self.reached = 0
+        self._by_place = np.zeros((hiding.PLACE_ROWS, 0), np.int64)
+        self._heap: Ints = np.zeros((0, hiding.HEAP_COLUMNS), np.int64)
+        self._forget(0)
+
+    def add_lanes(self, count: int) -> None:
+        """Add so many lanes behind the others."""
+        more = np.zeros((hiding.PLACE_ROWS, count), np.int64)
+        more[[hiding.LINE, hiding.TAIL]] = -1
+        self._by_place = np.append(self._by_place, more, axis=1)
+        self._heap = np.append(self._heap, np.zeros((count, hiding.HEAP_COLUMNS), np.int64), axis=0)
+        self.oldest = self._by_place[hiding.OLDEST].copy()
+
+    def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints) -> None:
+        """Hide all of some lanes, whose segments are gone; ``place`` is the lane of each episode of the log."""
+        episodes, place = log.select(gone[place]), place[gone[place]]
+        self.hidden += int((episodes.steps - self._hidden_of(episodes, place)).sum())
+        self.reached = max(self.reached, int(episodes.time.max(initial=-1)) + 1)
+        self._by_place[hiding.OLDEST, gone] = hiding.NEVER
+        self._by_place[hiding.LINE, gone] = -1
+        self.oldest = self._by_place[hiding.OLDEST].copy()
+
+    def _hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
+        row = (episodes.first & POSITION_MASK) // episodes.stride
+        return np.clip(self.oldest[place] - row, 0, episodes.steps)
+
+    def _forget(self, generation: int) -> None:
+        self.generation = generation
+        self._by_place[[hiding.LINE, hiding.TAIL]] = -1
+        self._by_place[hiding.LISTED] = 0
+        self._heap = np.zeros((self._by_place.shape[1], hiding.HEAP_COLUMNS), np.int64)
+        self._following = np.zeros(0, np.int64)
+        self._numbers = np.zeros(hiding.FOUND, np.int64)
+        self._log: EpisodeTable | None = None  # what the arguments of the kernel were collected for
+        self._found = self._numbers.data  # the same as Python's own numbers
+
+    def follow(self, log: EpisodeLog, log_place: Ints, place: Ints, start: Ints) -> None:
+        """Go on with a log of another generation, and what is hidden in it.
+
+        ``log_place`` is the lane of each episode of the log, ``place`` that of each open one, ``start`` its first row.
+        """
+        self._forget(log.generation)
+        self.hidden = int(self._hidden_of(log.table, log_place).sum()) + self._hidden_from(place, start)
+        if not self.hidden:
+            self.reached = 0
+
+    def drop_open(self, place: Ints, start: Ints) -> None:
+        """Leave out open episodes, which are nobody's any more: their lanes, and their first rows."""
+        self.hidden -= self._hidden_from(place, start)
+
+    def _hidden_from(self, place: Ints, start: Ints) -> int:
+        return int(np.maximum(self.oldest[place] - start, 0).sum())
+
+    def advance(
+        self,
+        log: EpisodeTable,
+        total: int,
+        until: int,
+        growing: Ints,
+        rows: Ints,
+        segments: Segments,
+        times: ChunkTable,
+    ) -> None:
+        """Hide what is more than the capacity of ``total`` steps, and what was published before ``until``.
+
+        Raises SegmentGone or FormatError where the times of the segment that `needed` says cannot be read; it is to be
+        dropped.
+        """
+        found, until = self._found, max(until, self.until)
+        count = 0 if self._capacity is None else total - self.hidden - self._capacity
+        if count <= 0 and until == self.until:
+            return
+        found[hiding.COUNT], found[hiding.UNTIL], found[hiding.HIDDEN], found[hiding.LAST] = (
+            count,
+            until,
+            self.hidden,
+            -1,
+        )
+        try:
+            while True:
+                # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
+                held: list[Any] = [times.holder]
+                if log is not self._log or growing is not self._growing or times.bases is not self._bases:
+                    held.append(self._prepare(log, growing, rows, segments, times))
+                if self.kernel(*self._arguments) == hiding.DONE:
+                    break
+                needed = found[hiding.NEEDED]
+                slot = (needed >> POSITION_BITS) - segments.origin
+                row = np.array([(needed & POSITION_MASK) // segments.lanes[slot]])
+                times.ensure(np.array([slot]), row, row)
+        finally:
+            self._note(until)
+
+    def _prepare(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: ChunkTable) -> Any:
+        """Collect the arguments of the kernel: ``growing`` is another array where any of the segments is another.
+
+        Returns what keeps the times mapped whose addresses these have now.
+        """
+        if len(log) > len(self._following):
+            more = len(log) + len(log) // 4 + 64 - len(self._following)
+            self._following = np.append(self._following, np.empty(more, np.int64))
+        holder, chunks, first_chunk, bases = times.addresses()
+        self._arguments = (
+            log.lines, growing, rows, *segments, first_chunk, chunks, times.shift, bases,
+            self._heap, self._by_place, self._following, self._numbers,
+        )  # fmt: skip
+        self._log, self._growing, self._bases = log, growing, bases
+        return holder
+
+    def _note(self, until: int) -> None:
+        """Take over what was hidden."""
+        found = self._found
+        self.hidden = found[hiding.HIDDEN]
+        self.until = until
+        if found[hiding.LAST] >= 0:
+            # Steps of one writer have different times, and of two the same only by accident.
+            self.until = max(until, found[hiding.LAST] + 1)
+            self.reached = max(self.reached, self.until)
+            self.oldest = self._by_place[hiding.OLDEST].copy()
+
+    @property
+    def needed(self) -> int:
+        """The number of the segment whose times could not be read."""
+        return self._found[hiding.NEEDED] >> POSITION_BITS

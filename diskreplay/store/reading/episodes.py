@@ -1,0 +1,175 @@
+"""Episodes as a user sees them: views of the mapped rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import SchemaError
+from diskreplay.format.layout import TIME
+from diskreplay.ids import CUT, EPISODE_VALUES, OPEN, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.store.reading.snapshot import Snapshot
+
+
+class Episode:
+    """One episode of a snapshot: ``T = len(episode)`` steps.
+
+    Arrays are read-only views of the store where the rows lie in one chunk, else copies. Thread-safe.
+    """
+
+    __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")
+
+    def __init__(self, snapshot: Snapshot, position: int) -> None:
+        episodes = snapshot.episodes
+        self._snapshot = snapshot
+        self._first, self._stride = int(episodes.first[position]), int(episodes.stride[position])
+        self._steps, self._obs_rows = int(episodes.steps[position]), int(episodes.obs_rows[position])
+        self._end = int(episodes.end[position])
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return self._steps
+
+    def __repr__(self) -> str:
+        """Say which episode this is and how it ended."""
+        return f"Episode(id={self._first}, steps={self._steps}, {self.ended})"
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in a word: "terminated", "truncated", "cut" or "open"."""
+        if self._end & OPEN:
+            return "open"
+        if self._end & TERMINATED:
+            return "terminated"
+        return "cut" if self._end & CUT else "truncated"
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the environment reached a terminal state."""
+        return bool(self._end & TERMINATED)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was ended outside of its Markov decision process: by a time limit, or by us."""
+        return bool(self._end & TRUNCATED)
+
+    @property
+    def cut(self) -> bool:
+        """Whether it was ended by us and not by the environment."""
+        return bool(self._end & CUT)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids of its steps, ``(T,)`` int64."""
+        return self._first + np.arange(self._steps, dtype=np.int64) * self._stride
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment it lies in."""
+        return self._first >> POSITION_BITS
+
+    @property
+    def lane(self) -> int:
+        """Its lane inside the segment."""
+        return (self._first & POSITION_MASK) % self._stride
+
+    @property
+    def obs(self) -> Any:
+        """Observations, ``(T + 1, ...)`` with a final observation, else ``(T, ...)``; nested spaces give dicts."""
+        return self._read("obs", self._obs_rows)
+
+    @property
+    def action(self) -> Any:
+        """Actions, ``(T, ...)``; nested spaces give dicts."""
+        return self._read("action", self._steps)
+
+    @property
+    def reward(self) -> NDArray[Any]:
+        """Rewards, ``(T,)``."""
+        return self._snapshot.rows("reward", self._first, self._steps)
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """When each step was published, ``(T,)`` float64 in seconds since the epoch.
+
+        They never fall, and can be compared across all episodes that were written in the same boot of a machine: they
+        go by a clock that nobody sets.
+        """
+        times = self._snapshot.rows(TIME, self._first, self._steps)
+        return (times + self._snapshot.clocks[self.segment - self._snapshot.origin]) / 1e9
+
+    @property
+    def total_reward(self) -> float:
+        """The undiscounted return, summed in float64."""
+        return float(self.reward.sum(dtype=np.float64))
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field by name: one of the steps ``(T, ...)``, or an episode's value ``(...)``, None if not given.
+
+        Raises
+        ------
+        SchemaError
+            The schema has no such field.
+        """
+        schema = self._snapshot.schema
+        if name in ("obs", "action", "reward"):
+            return getattr(self, name)
+        if name in schema.extra:
+            return self._read(f"extra/{name}", self._steps)
+        if name not in schema.episode:
+            known = ["obs", "action", "reward", *schema.extra, *schema.episode]
+            raise SchemaError(f"no field {name!r} in this store; it has {', '.join(known)}")
+        if not self._end & EPISODE_VALUES:
+            return None
+        return self._map(f"episode/{name}", lambda leaf: self._snapshot.rows(leaf, self._last_id, 1)[0])
+
+    @property
+    def _last_id(self) -> int:
+        """The row that its end published last: the one after the steps where there is one."""
+        after = self._first + self._steps * self._stride
+        slot, lane = self.segment - self._snapshot.origin, self.lane
+        row = (after & POSITION_MASK) // self._stride
+        if row < self._snapshot.committed[self._snapshot.lane_base[slot] + lane]:
+            flags = int(self._snapshot.rows("done", after, 1)[0])
+            if flags & EPISODE_VALUES and not flags & 4:
+                return after
+        return after - self._stride
+
+    def _read(self, root: str, count: int) -> Any:
+        return self._map(root, lambda leaf: self._snapshot.rows(leaf, self._first, count))
+
+    def _map(self, root: str, read: Any) -> Any:
+        schema = self._snapshot.schema
+        part, *name = root.split("/", 1)
+        leaves = {leaf: read(leaf) for leaf in schema.leaves if leaf == root or leaf.startswith(f"{root}/")}
+        nested = schema.unflatten(part, leaves)
+        return nested[name[0]] if name else nested
+
+
+class EpisodeList(Sequence[Episode]):
+    """The episodes of a snapshot, oldest first. Immutable and thread-safe."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self._snapshot.episodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Episode]: ...
+    def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
+        """Return one episode, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return [Episode(self._snapshot, i) for i in range(*index.indices(len(self)))]
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(f"episode {index} of {len(self)}")
+        return Episode(self._snapshot, at)
+
+    def __iter__(self) -> Iterator[Episode]:
+        """Yield the episodes, oldest first."""
+        return (Episode(self._snapshot, i) for i in range(len(self)))

@@ -1,0 +1,531 @@
+"""From files to snapshots: which segments there are, how far they reach, which episodes they hold."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, SegmentGone
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.machine import Clock, clock_ns, this_clock
+from diskreplay.format.numbers import present_segments, segment_numbers
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.unsynced import NeverWritten
+from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.kernels import following as rows, frozen
+from diskreplay.kernels.frozen import freeze_plain
+from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
+from diskreplay.kernels.table import Kernel
+from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
+from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
+from diskreplay.store.reading.damaged import DAMAGE, DamagedSegments
+from diskreplay.store.reading.episode_log import EpisodeLog
+from diskreplay.store.reading.evicted_episodes import Evictions
+from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
+from diskreplay.store.reading.parse_episodes import LaneSlice, Scan, scan
+from diskreplay.store.reading.places import MOST_SLOTS, Places
+from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
+from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
+
+# Bytes of flags of sealed segments that are looked at together.
+_AT_ONCE = 16 << 20
+# Seconds after which segments are looked at though no counter says that one was sealed: who sealed it may have died.
+_PATIENCE_S = 1.0
+
+
+class _Sealed(NamedTuple):
+    """A sealed segment's place, and what `read_sealed` found."""
+
+    slot: int
+    committed: NDArray[np.int64]
+    flags: LaneFlags
+
+
+class Follower:
+    """Follows a store on disk and makes snapshots of it.
+
+    A segment that cannot be read is left out, with a warning; `damaged` says which are.
+
+    Concurrency: any thread; one refreshes at a time. It writes nothing and takes no lock on disk.
+    """
+
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self._root, self._counters = root, counters
+        self._lock = threading.Lock()
+        self._generation = 0
+        # What leaves one by one leaves in the order of time: without, nobody asks when a step was published.
+        self._is_timed = (root.capacity, root.capacity_bytes, root.max_age_s) != (None, None, None)
+        self._freeze_with: Kernel = freeze_plain
+        self._kernels: dict[str, Kernel] = {
+            "follow": rows.follow_plain,
+            "hide_oldest": hide_oldest_plain,
+        }
+        self._reset()
+
+    def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
+        """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
+        self._kernels["follow"] = self._live.kernel = kernel("follow")
+        self._freeze_with = kernel("freeze")
+        if self._is_timed:
+            self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
+
+    def _reset(self) -> None:
+        """Start from nothing, and look."""
+        self._words = self._counters.read()
+        self._raw = b""
+        self._broken = False
+        self._places = Places(self._root, self._counters)
+        self._origin = self._places.lowest()
+        self._until = 0  # what was published before is hidden, by what the counters say
+        self._lost = 0  # steps of segments that turned out to be damaged in this refresh
+        self.damaged = DamagedSegments(self._root)
+        self._tables = ChunkTables(self._root)
+        self._log = EpisodeLog(self._generation)
+        self._live = LiveLanes(self._kernels["follow"], self._log, self._origin)
+        self._live.use(*self._read_tables())
+        self._segments: SegmentTable | None = None
+        self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
+        self._frontier = CapacityFrontier(self._root.capacity, self._kernels["hide_oldest"])
+        self._lanes = np.zeros(0, np.int64)
+        self._lane_base = np.zeros(0, np.int64)
+        self._sealed = np.zeros(0, np.bool_)
+        # By lane, segment after segment; see `kernels.follow`.
+        self._rows = np.zeros((rows.LANE_ROWS, 0), np.int64)
+        self._lane_slot = np.zeros(0, np.int64)
+        self._clocks = np.zeros(0, np.int64)
+        self._clock = this_clock()  # what the newest segments of this boot have in its place
+        self._last = np.zeros(0, np.int64)  # when the last row of each segment came, `NEVER` where it may grow
+        self._list_growing()
+        self._look_again_at = 0.0
+        self._evictions = Evictions(self._root)
+        self.snapshot: Snapshot
+        self._gone: list[int] = []  # evicted segments whose episodes are still in the log
+        self._update(force=True)
+
+    def look_anew(self) -> None:
+        """Begin anew at the next refresh, in a forked child: another thread may have been in the middle of one."""
+        self._broken = self._broken or self._lock.locked()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of every mapping; arrays over them, and batches being gathered, keep what they use."""
+        with self._lock:
+            self._broken = True  # what would look again, after an interrupt of this, starts anew
+            self._live.segments.clear()
+            self._list_growing()
+            self._tables.forget()
+
+    def refresh(self) -> tuple[Snapshot, int]:
+        """Look again; return a snapshot, and how many steps became visible since the one before, evicted ones aside."""
+        with self._lock:
+            try:
+                if self._broken:
+                    self._generation = self._log.generation + 1
+                    self._reset()
+                    return self.snapshot, len(self.snapshot)
+                arrived = self._update(force=False)
+                return self.snapshot, arrived
+            except BaseException as error:
+                # Interrupted halfway: what was taken in already is not known, so the next look starts anew.
+                self._broken = True
+                self._root.explain(error)
+                raise
+
+    def _update(self, *, force: bool) -> int:
+        raw = self._counters.raw()
+        changed, arrived = force, 0
+        if force or raw != self._raw:
+            self._raw = raw
+            words = self._counters.read()
+            is_rearranged = not force and bool(words[layout.CHANGES] != self._words[layout.CHANGES])
+            if is_rearranged and self._has_returned():
+                before, self._generation = len(self.snapshot), self._log.generation + 1
+                self._reset()
+                return max(0, len(self.snapshot) - before)
+            changed = changed or bool((words != self._words).any())
+            if changed:
+                arrived = self._follow_counters(words, is_rearranged)
+        steps, self._lost = self._log.steps + self._live.open_steps, 0
+        if changed or time.monotonic() >= self._look_again_at:
+            changed |= self._take_newly_sealed()
+        changed = self._live.follow(changed, self._take_ended, self._attend)
+        arrived += self._log.steps + self._live.open_steps - steps + self._lost
+        if self._is_timed and (changed or self._root.max_age_s is not None):
+            self._hide_oldest(changed)
+        elif changed:
+            if self._frontier.generation != self._log.generation:
+                self._follow_log()
+            self.snapshot = self._freeze()
+        return arrived
+
+    def _read_tables(self) -> tuple[ChunkTable, ChunkTable | None]:
+        leaves = self._tables.leaves
+        return leaves[layout.DONE], leaves[layout.TIME] if self._is_timed else None
+
+    def _hide_oldest(self, changed: bool) -> None:
+        """Hide what has to leave, and make a snapshot of the rest, if anything is different."""
+        until, before = self._until, self._frontier.oldest
+        if self._root.max_age_s is not None:
+            until = max(until, self._now() - int(self._root.max_age_s * 1e9))
+        while True:
+            if self._frontier.generation != self._log.generation:
+                self._follow_log()
+            total, times = self._log.steps + self._live.open_steps, self._tables.leaves[layout.TIME]
+            try:
+                self._frontier.advance(
+                    self._log.table, total, until, self._live.growing, self._rows, self._segment_arrays, times
+                )
+                break
+            except (SegmentGone, *DAMAGE) as error:
+                steps = self._log.steps + self._live.open_steps
+                self._leave_out(self._frontier.needed - self._origin, error)
+                changed = self._live.follow(True, self._take_ended, self._attend)
+                self._lost += steps - self._log.steps - self._live.open_steps
+        if changed or self._frontier.oldest is not before:
+            self.snapshot = self._freeze()
+
+    def _follow_log(self) -> None:
+        place = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
+        start = self._rows[rows.OPEN_START, place]
+        self._frontier.follow(self._log, self._places_of(self._log.table), place, start)
+
+    def _drop_open(self, lanes: NDArray[np.int64]) -> None:
+        """Leave out the open episodes of lanes that nobody writes to any more."""
+        start = self._rows[rows.OPEN_START, lanes]
+        self._frontier.drop_open(lanes[start >= 0], start[start >= 0])
+        self._rows[rows.OPEN_START, lanes] = -1
+
+    def _now(self) -> int:
+        """Return the time by the clock that the newest segments have."""
+        return clock_ns() + self._clock.wall
+
+    def _places_of(self, episodes: EpisodeTable) -> NDArray[np.int64]:
+        """Return the place among all lanes of the lane of each episode."""
+        slot = (episodes.first >> POSITION_BITS) - self._origin
+        place: NDArray[np.int64] = self._lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
+        return place
+
+    def _follow_counters(self, words: NDArray[np.int64], is_rearranged: bool) -> int:
+        """Take in segments that came and went, and evictions; return how many steps came."""
+        steps = self._total_steps()
+        self._add_segments(int(words[layout.NEXT_SEGMENT]))
+        arrived = self._total_steps() - steps
+        gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES, layout.HORIZON]
+        if (words[gone] != self._words[gone]).any():
+            self._drop_gone(everywhere=is_rearranged)
+        self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+        self._words = words
+        if self._is_timed:
+            self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
+        self._live.open_steps = self._total_steps() - self._log.steps
+        return arrived
+
+    # --- segments that come and go -----------------------------------------------------------------------------------
+
+    def _add_segments(self, end: int) -> None:
+        start = self._origin + len(self._lanes)
+        there = segment_numbers(self._root, start, end)
+        if not there:
+            return
+        slots = there[-1] + 1 - start
+        if slots + len(self._lanes) > MOST_SLOTS:
+            raise FormatError(f"{self._root.path} has segments {there[0]} to {there[-1]}; restore its counters")
+        infos: list[SegmentInfo | None] = [None] * slots
+        for number in there:
+            infos[number - start] = self._read_segment(number)
+        lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
+        first_slot, count = len(self._lanes), int(lanes.sum())
+        self._lane_base = np.append(self._lane_base, self._rows.shape[1] + np.cumsum(lanes) - lanes)
+        self._lane_slot = np.append(self._lane_slot, np.repeat(first_slot + np.arange(len(infos)), lanes))
+        self._lanes = np.append(self._lanes, lanes)
+        self._sealed = np.append(self._sealed, np.zeros(len(infos), np.bool_))
+        self._rows = np.append(self._rows, np.zeros((rows.LANE_ROWS, count), np.int64), axis=1)
+        self._frontier.add_lanes(count)
+        self._rows[rows.OPEN_START, -count or self._rows.shape[1] :] = -1
+        self._tables.add_slots(infos)
+        clocks = [info.clock if info is not None else Clock("", 0) for info in infos]
+        self._clock = next((clock for clock in reversed(clocks) if clock.boot == self._clock.boot), self._clock)
+        self._clocks = np.append(self._clocks, np.array([clock.wall for clock in clocks], np.int64))
+        last = [info.bounds[1] if info is not None and info.sealed else NEVER for info in infos]
+        self._last = np.append(self._last, np.array(last, np.int64))
+        sealed: list[_Sealed] = []
+        pending = 0
+        for slot, info in enumerate(infos, first_slot):
+            if info is None:
+                continue
+            try:
+                self._evictions.add_lost(info)
+                if info.sealed:
+                    sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
+                    pending += len(sealed[-1].flags.flags)
+                else:
+                    self._live.segments[slot] = LiveSegment(self._root, info.number)
+            except DAMAGE as error:
+                self._leave_out(slot, error)
+            if pending > _AT_ONCE:
+                self._take_sealed(sealed)
+                sealed, pending = [], 0
+        self._take_sealed(sealed)
+        self._list_growing()
+
+    def _read_segment(self, number: int) -> SegmentInfo | None:
+        """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
+        try:
+            info = read_segment(self._root, number)
+            self._places.note(info)
+            return None if self._places.was_taken_out(info) else info
+        except NeverWritten:
+            return None
+        except DAMAGE as error:
+            self.damaged.note(number, error)
+            return None
+
+    def _leave_out(self, slot: int, error: Exception) -> None:
+        """Go on without a segment that cannot be read."""
+        self.damaged.note(slot + self._origin, error)
+        self._drop([slot])
+
+    def _has_returned(self) -> bool:
+        """Whether a segment is there that was not, or is another one than it was."""
+        known = dict[int, int | None].fromkeys((np.flatnonzero(self._lanes) + self._origin).tolist())
+        known |= {slot + self._origin: live.folder for slot, live in self._live.segments.items()}
+        stop = self._origin + len(self._lanes)
+        return bool(self.damaged.details) or self._places.has_other(self._origin, stop, known)
+
+    def _drop_gone(self, *, everywhere: bool) -> None:
+        """Release the segments that retention takes out; ``everywhere``: and others whose folder is gone."""
+        words = self._counters.read()
+        horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
+        known = np.flatnonzero(self._lanes)
+        gone = set((known[self._last[known] < horizon] + self._origin).tolist())
+        if not (self._root.max_age_s is not None or words[layout.HIDDEN_ENTRIES] or everywhere):
+            # Only those of which nobody knows whether they were sealed before they were gone.
+            known = known[~self._sealed[known] & ~np.isin(known, list(self._live.segments))]
+        numbers = (known + self._origin).tolist()
+        gone |= set(numbers) - set(present_segments(self._root, numbers))
+        self._drop([number - self._origin for number in sorted(gone)])
+
+    def _drop(self, slots: list[int]) -> None:
+        """Empty slots.
+
+        Their episodes stay in the log, hidden, until they are half of it: a new log costs every sampler a new start.
+        """
+        if not slots:
+            return
+        gone = np.isin(self._lane_slot, slots)
+        if self._frontier.generation != self._log.generation:
+            self._follow_log()
+        self._drop_open(np.flatnonzero(gone))
+        self._frontier.drop(gone, self._log.table, self._places_of(self._log.table))
+        self._lanes = self._lanes.copy()
+        self._lanes[slots] = 0
+        for slot in slots:
+            self._live.segments.pop(slot, None)
+        self._tables = self._tables.without(slots)
+        self._live.use(*self._read_tables())
+        self._list_growing()
+        self._gone.extend(slot + self._origin for slot in slots)
+        self._evictions.forget(np.array(slots) + self._origin)
+        behind = np.isin(self._log.table.first >> POSITION_BITS, self._gone)
+        # Without times, nobody could tell which episodes began after those that are gone.
+        if not self._is_timed or 2 * np.count_nonzero(behind) >= len(behind):
+            self._compact()
+
+    def _compact(self) -> None:
+        gone, self._gone = np.array(self._gone), []
+        self._log.remove(lambda log: np.isin(log.first >> POSITION_BITS, gone))
+
+    def _read_hidden(self, count: int) -> None:
+        """Drop the episodes that were evicted by hand."""
+        if self._evictions.read(count):
+            self._log.remove(lambda log: self._evictions.split(log)[1])
+
+    # --- rows that come ----------------------------------------------------------------------------------------------
+
+    def _list_growing(self) -> None:
+        self._live.list(self._rows, self._lane_base, self._clocks)
+        self._segment_arrays = Segments(self._origin, self._lanes, self._lane_base, self._clocks)
+
+    def _take_ended(self, end: int, steps: int) -> None:
+        """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
+        if self._evictions.has_none:
+            self._log.take(end, steps)
+        else:
+            new = EpisodeTable(self._log.lines(0)[len(self._log) : end].copy())
+            self._log.append(self._evictions.split(new)[0])
+
+    def _attend(self, slot: int, is_damaged: bool) -> bool:
+        """See to it that the rows of a live segment can be followed; tell whether anything was taken in."""
+        try:
+            self._make_followable(slot, is_damaged)
+            return True
+        except (SegmentGone, *DAMAGE) as error:
+            return self._cannot_follow(slot, error)
+
+    def _make_followable(self, slot: int, is_damaged: bool) -> None:
+        live, span = self._live.segments[slot], self._span(slot)
+        known = self._rows[rows.COMMITTED, span]
+        committed, observed = live.read(known)
+        new, most, before = committed - known, int(committed.max()), live.checked_rows
+        self._live.set_checked(slot, check_chunks(self._root, live.info, before, most))
+        if live.checked_rows > before:
+            self._tables.follow(slot, most - 1)
+        if is_damaged or int(new.max()) >= MANY_ROWS:
+            self._scan_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
+            self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
+        elif live.checked_rows == before:  # else that was all, most often: what is not mapped is asked for next
+            lane = np.flatnonzero(new)
+            for table in self._read_tables():
+                if table is not None:
+                    table.ensure(np.full(len(lane), slot), known[lane], committed[lane] - 1)
+
+    def _cannot_follow(self, slot: int, error: Exception) -> bool:
+        """Go on without a live segment that is damaged or gone."""
+        steps = self._total_steps()
+        self._leave_out(slot, error)
+        self._lost += steps - self._total_steps()
+        return True
+
+    def _span(self, slot: int) -> slice:
+        base = int(self._lane_base[slot])
+        return slice(base, base + int(self._lanes[slot]))
+
+    def _take_newly_sealed(self) -> bool:
+        """Take in segments that were sealed since, the newest first; tell whether there are any."""
+        self._look_again_at = time.monotonic() + _PATIENCE_S
+        changed = False
+        for slot in sorted(self._live.segments, reverse=True):
+            try:
+                if self._live.segments[slot].may_be_sealed():
+                    changed |= self._read_anew(slot)
+            except (SegmentGone, *DAMAGE) as error:
+                changed |= self._cannot_follow(slot, error)
+        return changed
+
+    def _read_anew(self, slot: int) -> bool:
+        """Read the document of a live segment that was replaced; tell whether it is sealed."""
+        before, live = self._live.segments[slot], LiveSegment(self._root, self._origin + slot)
+        self._places.note(live.info)
+        if live.folder != before.folder:
+            return False  # replaced by repair, which is about to count a change
+        live.checked_rows = before.checked_rows
+        span = self._span(slot)
+        if live.info.sealed:
+            committed, observed = live.read(self._rows[rows.COMMITTED, span])
+            if self._evictions.add_lost(live.info):
+                self._log.remove(lambda log: self._evictions.split(log)[1])
+            check_chunks(self._root, live.info, live.checked_rows, int(committed.max()))
+            self._scan_live(slot, np.arange(span.start, span.stop), committed, True)
+            self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
+            self._sealed = self._sealed.copy()
+            self._sealed[slot] = True
+            self._last[slot] = live.info.bounds[1]
+            del self._live.segments[slot]
+        else:
+            self._live.segments[slot] = live
+        self._tables.infos[slot] = live.info
+        self._list_growing()
+        return live.info.sealed
+
+    def _scan_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
+        """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
+        lanes, base, info = int(self._lanes[slot]), int(self._lane_base[slot]), self._tables.infos[slot]
+        if not len(at) or info is None:
+            return
+        start, stop = self._rows[rows.OPEN_START, at], committed[at - base]
+        first = np.where(start < 0, self._rows[rows.COMMITTED, at], start)
+        done, bounds = self._tables.leaves[layout.DONE], (at - base, first, stop)
+        read = read_lanes(self._root, info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
+        self._take_in(at, first, read, sealed)
+
+    def _take_sealed(self, segments: list[_Sealed]) -> None:
+        """Take in whole sealed segments."""
+        if not segments:
+            return
+        there = np.zeros(len(self._lanes), np.bool_)
+        there[[segment.slot for segment in segments]] = True
+        at = np.flatnonzero(there[self._lane_slot])
+        committed = np.concatenate([segment.committed for segment in segments])
+        flags = LaneFlags.concatenate([segment.flags for segment in segments])
+        try:
+            self._take_in(at, np.zeros_like(at), flags, True)
+        except (SegmentGone, *DAMAGE) as error:  # of one of them flags or times are damaged or gone
+            if len(segments) == 1:
+                self._leave_out(segments[0].slot, error)
+            else:
+                for segment in segments:
+                    self._take_sealed([segment])
+            return
+        self._rows[rows.COMMITTED, at] = self._rows[rows.OBSERVED, at] = committed
+        self._sealed |= there
+
+    def _take_in(self, at: NDArray[np.int64], first: NDArray[np.int64], flags: LaneFlags, sealed: bool) -> None:
+        """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
+        slot = self._lane_slot[at]
+        lane = at - self._lane_base[slot]
+        stretches = LaneSlice(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
+        found = scan(flags.flags, stretches, flags.gaps)
+        if self._is_timed:
+            self._set_times(found, at)
+        self._rows[rows.OPEN_START, at] = found.open_start
+        self._rows[rows.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
+        self._log.append(self._evictions.split(found.ended)[0])
+
+    def _set_times(self, found: Scan, at: NDArray[np.int64]) -> None:
+        """Look up when the first steps of these episodes were published."""
+        place, row = self._places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
+        still_open = found.open_start >= 0
+        place, row = np.append(place, at[still_open]), np.append(row, found.open_start[still_open])
+        slot, times = self._lane_slot[place], np.empty(len(place), np.int64)
+        for number in np.unique(slot).tolist():
+            here = slot == number
+            lane = place[here] - self._lane_base[number]
+            table = self._tables.leaves[layout.TIME]
+            times[here] = table.values(number, int(self._lanes[number]), lane, row[here]) + self._clocks[number]
+        found.ended.time[:] = times[: len(found.ended)]
+        self._rows[rows.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
+
+    # --- snapshots ---------------------------------------------------------------------------------------------------
+
+    def _total_steps(self) -> int:
+        lanes = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
+        return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
+
+    def _freeze(self) -> Snapshot:
+        frontier, growing = self._frontier, self._live.growing
+        segments = self._segments
+        if (
+            segments is None
+            or growing is not self._listed
+            or segments.hidden is not self._evictions.found
+            or segments.generation != self._log.generation
+        ):
+            segments = self._list_segments()
+        record = np.empty(self._record_size, np.int64)
+        oldest, reached = frontier.oldest, frontier.reached
+        self._freeze_with(growing, self._rows, oldest, reached, segments.head, record)
+        steps = self._log.steps + self._live.open_steps - frontier.hidden
+        return Snapshot(segments, steps, record, self._rows, self._log.table, oldest, reached, frontier.until)
+
+    def _list_segments(self) -> SegmentTable:
+        """Make the table of segments; whatever changes one of its arrays lists those that may grow anew."""
+        self._listed = self._live.growing
+        self._segments = segments = SegmentTable.of(
+            self._listed,
+            schema=self._root.schema,
+            tables=self._tables,
+            origin=self._origin,
+            lanes=self._lanes,
+            lane_base=self._lane_base,
+            clocks=self._clocks,
+            sealed=self._sealed,
+            hidden=self._evictions.found,
+            generation=self._log.generation,
+        )
+        self._record_size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
+        return segments

@@ -1,0 +1,181 @@
+"""Segments that may still grow: their counters, and what of their lanes was followed."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.root import Root
+from diskreplay.format.segment import read_segment
+from diskreplay.format.trust import map_trusted
+from diskreplay.ids import Ints
+from diskreplay.kernels import following as rows, frozen
+from diskreplay.kernels.table import Kernel
+from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.episode_log import EpisodeLog
+
+# New rows of a lane from which on they are read as those of a sealed segment are.
+MANY_ROWS = 4096
+
+_NONE = np.zeros(0, np.int64)
+
+
+class LiveSegment:
+    """The counters of a segment that may still grow. Used by one thread.
+
+    ``folder`` is the inode of its folder: another one means that repair has replaced the segment.
+    """
+
+    def __init__(self, root: Root, number: int) -> None:
+        self.metadata = str(root.segment_path(number) / layout.METADATA)
+        self.folder = os.stat(root.segment_path(number)).st_ino
+        # Before the document is read: one that replaces it meanwhile is then seen as news.
+        self.inode = os.stat(self.metadata).st_ino
+        self.info, self.checked_rows = read_segment(root, number), 0
+        self.observed, self.committed = map_trusted(root, self.info)
+
+    def read(self, before: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""
+        # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
+        observed = self.observed.copy()
+        committed = self.committed.copy()
+        lanes = len(committed)
+        if (
+            (committed < before).any()
+            or (observed > committed + 1).any()
+            or int(committed.max()) > layout.POSITION_MASK // lanes
+        ):
+            raise FormatError(f"{self.info.path}: committed or observed is damaged; restore the segment")
+        return committed, np.maximum(observed, committed)
+
+    def may_be_sealed(self) -> bool:
+        """Whether the attributes were replaced (or are gone)."""
+        try:
+            inode = os.stat(self.metadata).st_ino
+        except FileNotFoundError:
+            return True
+        changed, self.inode = inode != self.inode, inode
+        return changed
+
+
+class _NoTable:
+    """In place of the table of times where they are of no use."""
+
+    holder, bases = None, _NONE
+
+
+class LiveLanes:
+    """The lanes of segments that may still grow, and how they are followed. Used by one thread.
+
+    ``kernel`` is `kernels.follow` or its plain twin; it writes the lines of episodes that end behind ``log``.
+    ``origin`` is the number of the first slot's segment. ``segments`` are by slot; `list` is called when they have
+    changed. ``growing``, ``(n, 7)`` int64, is the table of them, see `kernels.following`. ``flags`` and ``times`` are
+    the tables of these; the latter may be `_NoTable`. ``open_steps`` are the steps of the open episodes of all lanes.
+    """
+
+    def __init__(self, kernel: Kernel, log: EpisodeLog, origin: int) -> None:
+        self.segments: dict[int, LiveSegment] = {}
+        self.kernel, self._log, self._origin = kernel, log, origin
+        self.open_steps = 0
+        self._numbers = np.zeros(rows.FOUND, np.int64)
+        self._found = self._numbers.data  # the same as Python's own numbers
+        self.flags: ChunkTable
+        self.times: ChunkTable | type[_NoTable] = _NoTable
+
+    def use(self, flags: ChunkTable, times: ChunkTable | None) -> None:
+        """Read flags and times from these tables from now on; None: times are of no use."""
+        self.flags, self.times = flags, times or _NoTable
+
+    def list(self, lanes: Ints, lane_base: Ints, clocks: Ints) -> None:
+        """Make the table of segments.
+
+        ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``lane_base``, ``(slots,)``
+        int64, where the lanes of each segment are among those of all; ``clocks``, ``(slots,)`` int64, what is added to
+        the times of each.
+        """
+        self._lanes = lanes
+        self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
+        for line, slot in zip(self.growing, sorted(self.segments), strict=True):
+            live = self.segments[slot]
+            line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), lane_base[slot]
+            line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
+            line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, clocks[slot]
+        self._flag_bases: Ints | None = None  # what was seen of the tables, which is nothing
+
+    def set_checked(self, slot: int, checked: int) -> None:
+        """Note up to which row all chunks of a segment were found whole."""
+        self.segments[slot].checked_rows = checked
+        self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
+
+    def follow(self, changed: bool, take: Callable[[int, int], None], attend: Callable[[int, bool], bool]) -> bool:
+        """Take in what lanes have published; tell whether that, or what came before, was anything.
+
+        ``changed``: something else has changed. ``take`` is told where the lines of ended episodes end, and how many
+        steps all of the log have by that. ``attend`` is given the slot of a segment whose rows cannot be followed yet,
+        and whether it seems damaged; it returns whether something has changed by that.
+        """
+        if not changed and not len(self.growing):
+            return False  # a store at rest, which is asked at every batch
+        found = self._found
+        found[rows.CHANGED] = changed
+        while True:
+            flags, times = self.flags, self.times
+            # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
+            held: list[Any] = [flags.holder, times.holder]
+            if (
+                flags.bases is not self._flag_bases
+                or times.bases is not self._time_bases
+                or self._log.table is not self._table
+            ):
+                held += self._prepare(flags, times)
+            status = self.kernel(*self._arguments)
+            if found[rows.ENDED] > self._size:
+                take(found[rows.ENDED], found[rows.ENDED_STEPS])
+                self._look_at_log()
+            if status == rows.DONE:
+                break
+            if status == rows.FULL:
+                self._flag_bases = None  # for more room behind the log
+            slot = int(self.growing[found[rows.LEFT], rows.SLOT])
+            found[rows.CHANGED] |= attend(slot, status == rows.DAMAGED)
+        if not found[rows.CHANGED]:
+            return False
+        self.open_steps = found[rows.OPEN_STEPS]
+        return True
+
+    def _prepare(self, flags: ChunkTable, times: ChunkTable | type[_NoTable]) -> Sequence[Any]:
+        """Collect the arguments of the kernel, which stay the same until one of these is replaced.
+
+        Returns what keeps the chunks mapped whose addresses these have now.
+        """
+        ended = self._log.lines(2 * MANY_ROWS)
+        arguments: list[Any] = [self.growing]
+        seen, held = [], []
+        for table in flags, times:
+            if isinstance(table, ChunkTable):
+                holder, chunks, first_chunk, bases = table.addresses()
+                held.append(holder)
+                arguments += [first_chunk, chunks, table.shift, bases]
+            else:
+                arguments += [_NONE] * 4
+            seen.append(arguments[-1])
+        self._arguments = (*arguments, self._origin, self._lanes, ended, self._numbers)
+        self._look_at_log()
+        self._found[rows.OPEN_STEPS] = self._count_open()
+        self._flag_bases, self._time_bases = seen
+        return held
+
+    def _count_open(self) -> int:
+        """Count the steps of open episodes: what else changed them has changed the log, or listed the segments."""
+        place = frozen.places_of(self.growing[:, rows.PLACE], self.growing[:, rows.LANES])
+        start = self._lanes[rows.OPEN_START, place]
+        return int((self._lanes[rows.COMMITTED, place] - start)[start >= 0].sum())
+
+    def _look_at_log(self) -> None:
+        """Note where the log ends: what ends next is written behind it, while there is room in the same array."""
+        self._table, self._size = self._log.table, len(self._log)
+        self._found[rows.ENDED], self._found[rows.ENDED_STEPS] = self._size, self._log.steps

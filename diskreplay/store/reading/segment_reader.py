@@ -1,0 +1,170 @@
+"""What the follower reads of a segment's files: its flags, its counters, and whether all of its chunks are there."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import BY_PATH, Lookup, LookupBelow
+from diskreplay.format import layout
+from diskreplay.format.commit import read_lane_counter
+from diskreplay.format.mapping import next_data, next_hole, opened, read_into, read_part
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
+from diskreplay.store.reading.parse_episodes import Gaps
+
+# Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
+_LARGE, _SPARSE = 1 << 20, 4
+
+
+class LaneFlags(NamedTuple):
+    """Flags of lanes, one after another: how many rows of each are in ``flags``, and the ``gaps`` that are not."""
+
+    flags: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+    gaps: Gaps | None = None
+
+    @staticmethod
+    def concatenate(parts: "list[LaneFlags]") -> "LaneFlags":
+        """Return the lanes of several."""
+        if len(parts) == 1:
+            return parts[0]
+        flags, rows = (np.concatenate([part[i] for part in parts]) for i in range(2))
+        if all(part.gaps is None for part in parts):
+            return LaneFlags(flags, rows)
+        start = np.cumsum([0, *(len(part.flags) for part in parts[:-1])])
+        gaps = [(part.gaps.at + first, part.gaps.rows) for part, first in zip(parts, start, strict=True) if part.gaps]
+        return LaneFlags(flags, rows, Gaps(*(np.concatenate(column) for column in zip(*gaps, strict=True))))
+
+
+def read_lanes(
+    root: Root,
+    info: SegmentInfo,
+    lane: NDArray[np.int64],
+    first: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    dense: Callable[[], NDArray[np.uint8]],
+) -> LaneFlags:
+    """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]`` of a segment; its chunks are there.
+
+    ``dense`` returns them without gaps. It is not asked where most of a large segment's flags are holes: what that
+    takes is bounded by what is on the disk.
+    """
+    rows = stop - first
+    wanted = int(rows.sum())
+    if wanted < _LARGE or _SPARSE * _allocated(root, info, int(stop.max())) > wanted:
+        return LaneFlags(dense(), rows)
+    per_chunk, size = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
+    parts: list[NDArray[np.uint8]] = []
+    counts, gaps, total = [], [], 0
+    for which, row, end in zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True):
+        before = total
+        while row < end:
+            chunk, inside = divmod(row, per_chunk)
+            count = min(per_chunk - inside, end - row)
+            at = which * per_chunk + inside
+            with opened(chunk_path(root, info, layout.DONE, chunk), size) as fd:
+                for part, left_out in _read_sparse(fd, at, at + count):
+                    parts.append(part)
+                    total += len(part)
+                    if left_out:
+                        gaps.append((total - 1, left_out))
+            row += count
+        counts.append(total - before)
+    at_gap, left = np.array(gaps, np.int64).reshape(-1, 2).T
+    return LaneFlags(np.concatenate(parts), np.array(counts, np.int64), Gaps(at_gap, left))
+
+
+def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Yield the bytes of a file, and how many zeros behind each part are left out: of a hole, one byte is there."""
+    at = start
+    while at < stop:
+        data = next_data(fd, at, stop)
+        if data > at:
+            yield np.zeros(1, np.uint8), data - at - 1
+            at = data
+        if at < stop:
+            hole = next_hole(fd, at, stop)
+            part = np.empty(hole - at, np.uint8)
+            read_part(fd, at, part)
+            yield part, 0
+            at = hole
+
+
+def _allocated(root: Root, info: SegmentInfo, rows: int) -> int:
+    """Return the bytes that the chunks of a segment's flags take on disk."""
+    chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
+    return sum(os.stat(chunk_path(root, info, layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
+
+
+def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
+    """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
+
+    Of the chunks that have a row before ``checked`` this is known.
+
+    Return up to which row all chunks are known to be there. Raises FileNotFoundError where one is not there,
+    FormatError where one has another size.
+    """
+    if rows <= checked:
+        return checked
+    known = []
+    lanes, folder = len(info.lanes), str(info.path)
+    for leaf, array in root.blueprint.arrays.items():
+        per_chunk = info.chunk_rows[leaf]
+        chunks = -(-rows // per_chunk)
+        known.append(chunks * per_chunk)
+        size = lanes * per_chunk * array.row_bytes
+        for chunk in range(-(-checked // per_chunk), chunks):
+            path = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
+            found = lookup.status(path).st_size
+            if found != size:
+                raise FormatError(
+                    f"{path} is {found} bytes where {size} are needed; the store is damaged, restore this file"
+                )
+    return min(known)
+
+
+def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
+    """Return how many rows each lane of a sealed segment has, and their flags, lane after lane.
+
+    By position and not mapped: it may be one of thousands of small ones. Raises FileNotFoundError where it was evicted
+    or a file of it is missing, FormatError where it is damaged.
+    """
+    with LookupBelow(str(info.path)) as lookup:
+        return _read_sealed(root, info, lookup)
+
+
+def _read_sealed(root: Root, info: SegmentInfo, lookup: Lookup) -> tuple[NDArray[np.int64], LaneFlags]:
+    lanes = len(info.lanes)
+    committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes, lookup=lookup)
+    least, most = int(committed.min()), int(committed.max())
+    if least < 0 or most * lanes > layout.POSITION_MASK:
+        raise FormatError(f"{info.path}: committed is damaged; restore it")
+    check_chunks(root, info, 0, most, lookup)
+    if most * lanes < _LARGE:  # as nearly all are, where there are thousands
+        return committed, LaneFlags(_read_dense(root, info, committed, lookup), committed)
+    first = np.zeros_like(committed)
+    return committed, read_lanes(
+        root, info, np.arange(lanes), first, committed, lambda: _read_dense(root, info, committed, lookup)
+    )
+
+
+def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:
+    lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
+    least, most = int(committed.min()), int(committed.max())
+    chunks = -(-most // per_chunk)
+    # Of a single lane, what lies behind its rows need not be read.
+    flags = np.empty(most if lanes == 1 else chunks * lanes * per_chunk, np.uint8)
+    size = chunk_nbytes(root, info, layout.DONE)
+    for chunk in range(chunks):
+        path = chunk_path(root, info, layout.DONE, chunk)
+        read_into(path, size, flags[chunk * size : (chunk + 1) * size], lookup)
+    if lanes == 1:
+        return flags
+    by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
+    if least == most:
+        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # of one row a lane, `reshape` makes no copy
+    return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]

@@ -1,0 +1,1 @@
+"""Repair of a store, and the ways out of quarantine."""

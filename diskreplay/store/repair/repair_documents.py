@@ -1,0 +1,197 @@
+"""What repair works out of a store: files whose right bytes are known, and counters. Nothing is deleted."""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.format import layout
+from diskreplay.format.blocks import derive_blocks
+from diskreplay.format.durable import sync_file, sync_folder, write_atomic
+from diskreplay.format.mapping import open_regular, read_regular
+from diskreplay.format.metadata import read_document, verify_document
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.verify.documents import (
+    Plan,
+    compact,
+    hidden_document,
+    limiter_document,
+    shaped,
+    store_documents,
+)
+
+_LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
+_LIMITER_SLOTS, _HIDDEN_ROWS = 64, 4096
+# A writer that dies between a counter and its complement has added at most the steps of one segment.
+_MOST_STEPS = 1 << layout.POSITION_BITS
+
+
+# --- files whose bytes are known -------------------------------------------------------------------------------------
+
+
+def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None) -> bytes | None:
+    """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
+
+    ``hidden`` is the number of evictions by hand; with ``root``, the store, the copy of its own document is known too.
+    """
+    known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
+    known[f"{layout.HIDDEN}/{layout.METADATA}"] = hidden_document(plan, hidden)
+    if root is not None and (document := whole_document(root / layout.METADATA)) is not None:
+        known[layout.ROOT_COPY] = document
+    return limiter_document(plan, _LIMITER_SLOTS) if _LIMITER.fullmatch(where) else known.get(where)
+
+
+def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
+    """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
+    folder, _, file = name.rpartition("/")
+    if not info.sealed or folder not in plan.folders:
+        return None
+    if name == layout.DOCUMENT_COPY:
+        return whole_document(info.path / layout.METADATA)
+    candidates: list[bytes] = []
+    if name == layout.BLOCKS:
+        candidates = [derive_blocks(info, plan.arrays)]
+    elif file == layout.METADATA:
+        candidates = [_document(info, plan, folder)]
+    elif file == "c.0" and folder in layout.LANE_COUNTERS:
+        # Sealing made them equal.
+        candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
+    expected = info.checksums.get(name)
+    return next((data for data in candidates if data and crc32c(data) == expected), None)
+
+
+def whole_document(path: Path) -> bytes | None:
+    """Return the bytes of the root's or a segment's own document, or of a copy of it, if they fit their checksum."""
+    if not is_folder(path.parent):
+        return None
+    try:
+        data = read_document(path)
+        verify_document(data, path)
+    except (OSError, FormatError):
+        return None
+    return data
+
+
+def from_copy(document: Path, copy: Path) -> bytes | None:
+    """Return the copy of a document that does not fit its checksum or is gone, if the copy fits its own."""
+    if document.is_dir() or whole_document(document) is not None:
+        return None
+    return whole_document(copy)
+
+
+def restore(path: Path, data: bytes) -> bool:
+    """Write a file anew, durably; False: its folder is not there, or is a link."""
+    if not is_folder(path.parent):
+        return False
+    write_atomic(path, data, synced=True)
+    sync_folder(path.parent)
+    return True
+
+
+def _document(info: SegmentInfo, plan: Plan, folder: str) -> bytes:
+    template, lanes = plan.templates[folder], len(info.lanes)
+    array = plan.arrays.get(folder)
+    if array is None:
+        return compact(shaped(template, [lanes], [lanes]) if folder in layout.LANE_COUNTERS else template)
+    data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
+    longest = int(np.frombuffer(data, "<i8").max()) if data else 0
+    chunks = [lanes, info.chunk_rows[folder], *array.shape]
+    document = compact(shaped(template, [lanes, longest, *array.shape], chunks))
+    # The number of rows has spaces before it.
+    return document.replace(
+        b'"shape":[%d,%d' % (lanes, longest), b'"shape":[%d,%*d' % (lanes, layout.ROWS_WIDTH, longest)
+    )
+
+
+def _counter(info: SegmentInfo, counter: str) -> bytes:
+    """Return a counter of lanes if it is whole, else nothing."""
+    name = f"{counter}/c.0"
+    if not is_folder(info.path / counter):
+        return b""
+    with suppress(OSError, FormatError):
+        data = read_regular(str(info.path / name), 8 * len(info.lanes), 8 * len(info.lanes))
+        if crc32c(data) == info.checksums.get(name):
+            return data
+    return b""
+
+
+# --- the store's counters --------------------------------------------------------------------------------------------
+
+
+def mend_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str | None:
+    """Make the store's counters possible again; return what they were and are, or None where they were right.
+
+    One of a counter and its complement is right: a writer died between them, when the counter is the newer one, or a
+    bit of one flipped. What is there decides, and where it does not, the choice that keeps more. The caller holds the
+    store lock. ``numbers`` are those of the segments that are there, ``aside`` those in quarantine, which are never
+    given again.
+    """
+    path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
+    words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
+    with suppress(OSError, FormatError):
+        words = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")
+    values = words[: layout.COUNTER_WORDS]
+    chosen = _choose(values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, aside, _hidden_entries(root))
+    mended = np.array([*chosen, *(~value for value in chosen)], "<i8")
+    if (mended == words).all() and path.exists():
+        return None
+    try:
+        fd = open_regular(str(path), nbytes, os.O_RDWR)
+    except (OSError, FormatError):
+        write_atomic(path, mended.tobytes())  # nobody can have it mapped
+        fd = open_regular(str(path), nbytes, os.O_RDWR)
+    with open(fd, "r+b", buffering=0) as file:
+        file.write(mended.tobytes())
+    sync_file(path)
+    sync_folder(path.parent)
+    return f"{values.tolist()} is now {chosen}"
+
+
+def _choose(values: list[int], others: list[int], numbers: list[int], aside: Sequence[int], hidden: int) -> list[int]:
+    chosen: list[int] = []
+    following = 1 + max([*numbers, *aside], default=-1)
+    for word, pair in enumerate(zip(values, others, strict=True)):
+        low, high = min(able := [value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0]), max(able)
+        if word == layout.NEXT_SEGMENT:
+            # The lower of those above every segment: a flipped bit would use up numbers.
+            choice = min((v for v in able if following <= v <= layout.MAX_SEGMENTS), default=following)
+        elif word == layout.FIRST_LIVE:
+            most = min(numbers, default=chosen[layout.NEXT_SEGMENT])
+            choice = max((v for v in able if v <= most), default=0)
+        elif word == layout.STEPS_EVICTED:
+            choice = high if high - low <= _MOST_STEPS else low
+        elif word == layout.RESERVED:
+            choice = high if high - low <= layout.RESERVED_AT_ONCE else low
+        elif word in (layout.CHANGES, layout.SEALED):
+            choice = high if high - low == 1 else low
+        elif word == layout.BOOT:
+            choice = low if low == high else 0
+        elif word == layout.HIDDEN_ENTRIES:
+            choice = max((v for v in able if v <= hidden), default=0)
+        else:
+            # The lower horizon and frontier keep more; the other words are not used.
+            most = layout.MOST_COUNTED if word in (layout.HORIZON, layout.FRONTIER) else -1
+            choice = min((v for v in able if v <= most), default=0)
+        chosen.append(choice)
+    return chosen
+
+
+def _hidden_entries(root: Path) -> int:
+    """Return how many evictions by hand are in their files: entries are appended, and none has no steps."""
+    count = 0
+    with suppress(OSError, FormatError):
+        while is_folder(root / layout.HIDDEN):
+            chunk = count // _HIDDEN_ROWS
+            data = read_regular(str(root / layout.HIDDEN / f"c.{chunk}.0"), _HIDDEN_ROWS * 16, _HIDDEN_ROWS * 16)
+            steps = np.frombuffer(data, "<i8").reshape(-1, 2)[:, 1]
+            used = int(np.argmin(steps > 0)) if not (steps > 0).all() else _HIDDEN_ROWS
+            count += used
+            if used < _HIDDEN_ROWS:
+                break
+    return count

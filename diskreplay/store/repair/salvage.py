@@ -1,0 +1,114 @@
+"""Taking steps that no mark proves: what was set aside behind the rows of a segment counts from then on."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.commit import read_lane_counter
+from diskreplay.format.durable import held_lock, try_lock, write_atomic
+from diskreplay.format.mapping import map_file
+from diskreplay.format.marks import proven_rows
+from diskreplay.format.numbers import segment_numbers
+from diskreplay.format.quarantine import note_change
+from diskreplay.format.root import Root
+from diskreplay.format.sealing import count_steps_in, seal_segments
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, read_segment
+from diskreplay.format.trust import place_of, shows_live_rows
+from diskreplay.format.unproven import claimed_rows
+from diskreplay.verify.row_flags import START, first_wrong
+
+Ints = NDArray[np.int64]
+
+
+class Salvage(NamedTuple):
+    """What can be taken of a segment: how many steps, and how many it keeps that cannot."""
+
+    number: int
+    steps: int
+    left: int
+
+
+def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Salvage]:
+    """Take the unproven steps of each segment as far as its flags are a sequence of episodes; yield what was taken.
+
+    Rows whose time is before that of the row in front of them never got to the disk whole, and end that as well.
+
+    Their bytes may be torn all the same: that is why they do not count by themselves. Segments of living writers are
+    left alone.
+    """
+    words = root.counters().read()
+    for number in segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
+        try:
+            info = read_segment(root, number)
+            if info.claimed is not None or not shows_live_rows(info):
+                yield from _salvage(root, info, dry_run)
+        except (FileNotFoundError, FormatError):
+            continue  # evicted meanwhile, or damaged, which is another matter
+
+
+def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Salvage]:
+    lock = try_lock(info.lock_path)
+    if lock is None:
+        return
+    try:
+        counted = _counted_rows(root, info)
+        claimed = claimed_rows(root, info, counted)
+        bounds = zip(counted.tolist(), claimed.tolist(), strict=True)
+        rows = np.array([_whole_rows(root, info, lane, *rows) for lane, rows in enumerate(bounds)])
+        before, after, most = (count_steps_in(root, info, some) for some in (counted, rows, claimed))
+        if after > before and not dry_run:
+            if info.sealed:
+                with held_lock(root.lock_path):  # nobody evicts it meanwhile
+                    info = _unseal(root, info)
+            seal_segments(root, [info], {info.number: rows})
+            with held_lock(root.lock_path):
+                note_change(root.folder)
+        if most > before:
+            yield Salvage(info.number, after - before, most - after)
+    finally:
+        lock.release()
+
+
+def _counted_rows(root: Root, info: SegmentInfo) -> Ints:
+    if info.sealed:
+        return read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes))
+    return proven_rows(root, place_of(info))
+
+
+def _whole_rows(root: Root, info: SegmentInfo, lane: int, first: int, stop: int) -> int:
+    """Return up to which row a lane's flags are a sequence of episodes and its times rise; they are up to ``first``."""
+    flags = _rows(root, info, layout.DONE, lane, max(0, first - 1), stop)
+    before = np.array([START], np.uint8) if first == 0 else flags[:1]
+    rows = flags[None, min(first, 1) :]
+    wrong = first_wrong(rows, before, np.array([rows.shape[1]]))
+    stop = stop if wrong is None else first + wrong[1]
+    times = _rows(root, info, layout.TIME, lane, max(0, first - 1), stop)
+    times = times if first else np.append(1, times)  # a clock is past 0
+    falls = np.flatnonzero(np.diff(times) < 0)
+    return first + int(falls[0]) if len(falls) else stop
+
+
+def _rows(root: Root, info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
+    """Return the rows ``[first, stop)`` of a lane, of flags or times."""
+    lanes, per_chunk, array = len(info.lanes), info.chunk_rows[leaf], root.blueprint.arrays[leaf]
+    parts = [np.zeros(0, array.dtype)]
+    for chunk in range(first // per_chunk, -(-stop // per_chunk)):
+        mapping = map_file(chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf))
+        block = mapping.array(array.dtype, (lanes, per_chunk))
+        parts.append(block[lane, max(0, first - chunk * per_chunk) : min(per_chunk, stop - chunk * per_chunk)])
+    return np.concatenate(parts)
+
+
+def _unseal(root: Root, info: SegmentInfo) -> SegmentInfo:
+    """Let a sealed segment be sealed anew; if this process dies before, the next one that opens the store does it."""
+    unsealed = dataclasses.replace(info, sealed=False)
+    document = root.blueprint.segment_document(dataclasses.replace(unsealed, claimed=None).attributes())
+    os.stat(info.path)  # an evicted one does not come back
+    write_atomic(info.path / layout.METADATA, document, synced=True)
+    return unsealed

@@ -1,0 +1,1 @@
+"""What leaves a store: by size, by age, and by hand."""

@@ -1,0 +1,290 @@
+"""What each segment of a store holds and takes, and so which of them leave: the rules of retention."""
+
+import heapq
+import os
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.numbers import present_segments, segment_numbers
+from diskreplay.format.root import Root
+from diskreplay.format.sealing import count_steps
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.times import count_until
+from diskreplay.store.retention.ages import Ages
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of a segment; one that is not sealed may have more by now."""
+
+    steps: int = 0
+    hidden: int = 0  # of these steps, evicted by hand
+    nbytes: int = 0  # on disk; 0 where the store has no capacity in bytes
+    info: SegmentInfo | None = None
+    inode: int = 0  # of the file that `info` was read from
+    # When the first and the last row of a sealed one came, in nanoseconds since the epoch; 0 where it has none.
+    first: int = 0
+    last: int = 0
+
+    @property
+    def sealed(self) -> bool:
+        return self.info is not None and self.info.sealed
+
+    @property
+    def lost(self) -> int:
+        return 0 if self.info is None else self.info.lost.steps
+
+    @property
+    def kept(self) -> int:
+        return max(0, self.steps - self.hidden - self.lost)
+
+
+class RetentionPolicy:
+    """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
+
+    Only sealed segments that can be read leave. Those that do, by any of the rules: the one whose last step is oldest,
+    while the others hold `capacity` steps that are newer and not hidden; the same, while all segments together take
+    more than `capacity_bytes` on disk; those that were sealed `max_age_s` ago (`Ages`); those whose every step was
+    evicted by hand. The first two move the retention horizon: a time.
+    """
+
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self._root, self._counters = root, counters
+        self._changes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing."""
+        self._next = 0  # numbers below it were looked at
+        self._accounts: dict[int, _Account] = {}  # of every segment, lowest number first
+        self._unsealed: set[int] = set()
+        self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
+        self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
+        self._short = (
+            -1,
+            0,
+        )  # the segment that could not leave yet, and how many steps are needed for it to be looked at
+        self._leaving: dict[int, None] = {}  # segments below the horizon that are still there
+        self._kept = 0  # steps of all others
+        self._nbytes = 0  # of all others
+        self._ages = Ages()
+        self._doomed: set[int] = set()  # too old, or hidden whole
+        self._entries = HiddenEntries(self._root)
+        self._evicted = 0
+        self._changes = 0
+        self.has_more = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rule can remove anything."""
+        root = self._root
+        limits = (root.capacity, root.capacity_bytes, root.max_age_s)
+        return limits == (None, None, None) and not self._counters.peek(layout.HIDDEN_ENTRIES)
+
+    def leaving(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
+        """Yield number and steps of segments that have to leave; each is forgotten when the next one is asked for.
+
+        They are ``most`` at most; `has_more` tells whether that is fewer than have to.
+
+        Moves the horizon first. ``again``: look at known segments that were not sealed too. Without it their steps may
+        be too few, which only makes the horizon move later.
+        """
+        words = self._counters.read()
+        if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
+            self._changes = int(words[layout.CHANGES])
+            self._begin()
+        first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
+        if self._evicted != words[layout.STEPS_EVICTED] and (self._root.max_age_s or words[layout.HIDDEN_ENTRIES]):
+            self._forget_gone()
+        for number in segment_numbers(self._root, first, end):
+            self._accounts[number] = _Account()
+            self._unsealed.add(number)
+        self._next = max(end, self._next)
+        self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+        # Some segments may have been replaced by what was whole in them.
+        replaced, self._changes = self._changes != words[layout.CHANGES], int(words[layout.CHANGES])
+        for number in [n for n in (self._accounts if replaced else self._unsealed) if again or replaced or n >= first]:
+            self._look(number)
+        self._move_horizon(int(words[layout.HORIZON]))
+        due = self._due()
+        self.has_more = len(due) > most
+        for number in due[:most]:
+            steps = self._accounts[number].steps
+            if os.path.exists(self._root.segment_path(number)):
+                yield number, steps
+            self._forget(number)  # by another process, or by hand
+        first = next(iter(self._accounts), end)
+        if first > words[layout.FIRST_LIVE]:
+            self._counters.set(layout.FIRST_LIVE, first)
+        self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
+
+    def _due(self) -> list[int]:
+        if self._root.max_age_s is not None:
+            self._doomed |= self._ages.older_than(self._root.max_age_s) & self._accounts.keys()
+        return [*self._leaving, *sorted(self._doomed - self._leaving.keys())]
+
+    # --- the horizon -------------------------------------------------------------------------------------------------
+
+    def _move_horizon(self, horizon: int) -> None:
+        """Let the segments below the horizon leave, and those that the limits have no room for: the oldest first."""
+        if not self._root.has_horizon:
+            return
+        before = horizon
+        while (oldest := self._oldest()) is not None:
+            last, number = oldest
+            if not (last < horizon or self._has_enough_without(last, number) or self._has_too_many_bytes()):
+                break
+            account = self._accounts[number]
+            heapq.heappop(self._by_last)
+            self._leave_first(number, account)
+            self._kept -= account.kept
+            self._nbytes -= account.nbytes
+            self._leaving[number] = None
+            horizon = max(horizon, last + 1)
+        if horizon > before:
+            self._counters.set(layout.HORIZON, horizon)
+
+    def _leave_first(self, number: int, account: _Account) -> None:
+        del self._by_first[bisect_left(self._by_first, (account.first, number))]
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """Return the time of the last step, and the number, of the sealed segment for which it is the lowest."""
+        while self._by_last and self._by_last[0][1] not in self._accounts:
+            heapq.heappop(self._by_last)  # gone
+        return self._by_last[0] if self._by_last else None
+
+    def _has_too_many_bytes(self) -> bool:
+        most = self._root.capacity_bytes
+        return most is not None and self._nbytes > most
+
+    def _has_enough_without(self, last: int, number: int) -> bool:
+        """Whether the other segments hold ``capacity`` steps that came after the last one of this segment."""
+        capacity = self._root.capacity
+        if capacity is None:
+            return False
+        newer = self._kept - self._accounts[number].kept
+        if newer < capacity or (number == self._short[0] and self._kept < self._short[1]):
+            return False
+        begun = [n for first, n in self._by_first[: bisect_right(self._by_first, (last, layout.MAX_SEGMENTS))]]
+        for other in {*begun, *self._unsealed} - {number}:
+            newer -= self._older_steps(other, last)
+            if newer < capacity:
+                break
+        # To count takes long, and each step that comes is one more at most.
+        self._short = number, self._kept + capacity - newer
+        return newer >= capacity
+
+    def _older_steps(self, number: int, last: int) -> int:
+        """Return how many of the steps of a segment at most came no later than a time."""
+        account = self._accounts[number]
+        if account.info is None or not account.kept:
+            return account.kept  # damaged: what it holds is nobody's
+        try:
+            return min(account.kept, count_until(self._root, account.info, last - account.info.clock.wall))
+        except (FormatError, OSError):
+            return account.kept
+
+    # --- what segments hold ------------------------------------------------------------------------------------------
+
+    def _read_hidden(self, count: int) -> None:
+        if count <= self._entries.count:
+            return
+        for number, steps in self._entries.steps_by_segment(count).items():
+            account = self._accounts.get(number)
+            if account is not None:  # else it is gone
+                self._set(number, account, hidden=account.hidden + steps)
+                self._note_hidden_whole(number, account)
+
+    def _look(self, number: int) -> None:
+        """Count the steps and bytes of a segment that was not sealed when it was last looked at, if ever."""
+        account, path = self._accounts[number], self._root.segment_path(number)
+        try:
+            inode = os.stat(path / layout.METADATA).st_ino
+            info = account.info if account.info and account.inode == inode else read_segment(self._root, number)
+            steps = count_steps(self._root, info) if info.steps is None else info.steps
+        except FileNotFoundError:
+            if not os.path.lexists(path):
+                self._forget(number)  # set aside; who brings it back counts a change
+            return
+        except (FormatError, NotADirectoryError, IsADirectoryError):
+            # Damaged: it holds what it takes on disk, and stays until it is repaired, as one that is not sealed.
+            if self._root.capacity_bytes is not None:
+                self._set(number, account, hidden=account.hidden, nbytes=disk_usage(path)[0])
+            return
+        before = account.kept
+        account.info, account.inode = info, inode
+        self._count(number, account.kept - before)  # some of it may have been lost since
+        nbytes = 0 if self._root.capacity_bytes is None else disk_usage(path)[0]
+        self._set(number, account, steps=steps, hidden=account.hidden, nbytes=nbytes)
+        if info.sealed:
+            if number in self._unsealed:
+                self._take_sealed(number, account, info)
+            self._note_hidden_whole(number, account)
+
+    def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
+        self._unsealed.discard(number)
+        account.first, account.last = info.bounds
+        heapq.heappush(self._by_last, (account.last, number))
+        insort(self._by_first, (account.first, number))
+        if self._root.max_age_s is not None:
+            self._ages.add(number, info)
+
+    def _set(
+        self, number: int, account: _Account, *, hidden: int, steps: int | None = None, nbytes: int | None = None
+    ) -> None:
+        before = account.kept
+        account.hidden = hidden
+        if steps is not None:
+            account.steps = steps
+        if nbytes is not None:
+            if number not in self._leaving:
+                self._nbytes += nbytes - account.nbytes
+            account.nbytes = nbytes
+        self._count(number, account.kept - before)
+
+    def _count(self, number: int, more: int) -> None:
+        if number not in self._leaving:
+            self._kept += more
+
+    def _note_hidden_whole(self, number: int, account: _Account) -> None:
+        if account.sealed and account.hidden + account.lost and not account.kept:
+            self._doomed.add(number)
+
+    def _forget_gone(self) -> None:
+        """Forget what other processes removed from between the others."""
+        there = set(present_segments(self._root, list(self._accounts)))
+        for number in [n for n in self._accounts if n not in there]:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        if number not in self._leaving:
+            account = self._accounts[number]
+            self._kept -= account.kept
+            self._nbytes -= account.nbytes
+            if number not in self._unsealed:
+                self._leave_first(number, account)
+        del self._accounts[number]
+        self._leaving.pop(number, None)
+        self._unsealed.discard(number)
+        self._doomed.discard(number)
+
+
+def disk_usage(path: Path) -> tuple[int, int]:
+    """Return the bytes that a file, or the files below a folder, take on disk, and the bytes they seem to have."""
+    on_disk = apparent = 0
+    for folder, _, files in os.walk(path) if is_folder(path) else [(str(path.parent), [], [path.name])]:
+        for name in files:
+            try:
+                status = os.stat(os.path.join(folder, name), follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # replaced or evicted meanwhile
+            on_disk += status.st_blocks * 512
+            apparent += status.st_size
+    return on_disk, apparent

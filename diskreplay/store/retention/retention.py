@@ -1,0 +1,362 @@
+"""Numbers for new segments, and which old ones leave: all that is done under the store lock."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from diskreplay.errors import FormatError, StorageFull, StoreLocked
+from diskreplay.folders import is_folder
+from diskreplay.format import layout, state_files
+from diskreplay.format.commit import StoreCounters
+from diskreplay.format.deletion import destroy, remove_dead_draft, take_out
+from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
+from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, reserve
+from diskreplay.format.machine import Clock, clock_ns, this_clock
+from diskreplay.format.marks import proven_rows
+from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers
+from diskreplay.format.quarantine import (
+    claimed_steps,
+    copy_aside,
+    make_room_for,
+    move_aside,
+    note_change,
+    quarantined_numbers,
+    settle_records,
+)
+from diskreplay.format.rebuild import finish_replacements
+from diskreplay.format.root import Root
+from diskreplay.format.sealing import count_steps_in, may_seal
+from diskreplay.format.segment import (
+    DRAFT,
+    SegmentInfo,
+    Size,
+    build_segment,
+    place_segment,
+    read_segment,
+    remove_draft,
+)
+from diskreplay.format.times import last_time
+from diskreplay.format.trust import place_of
+from diskreplay.format.unproven import WHY, Fate, fate_of
+from diskreplay.format.unsynced import NeverWritten
+from diskreplay.store.retention.policy import RetentionPolicy
+
+# The newest segments, among which the clock of this boot is looked for: some may be damaged, or gone.
+_NEIGHBOURS = 16
+# Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
+_AT_ONCE = 64
+# So many segments at most are there that no counter knows: their makers died before they were counted.
+_UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
+# A segment that is being deleted: its number, and what the counter of steps evicted becomes.
+_REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
+# Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
+_HINT_TIMEOUT_S = 1.0
+
+
+class Retention:
+    """Makes and removes segments of one store.
+
+    Concurrency: any thread and process; each call takes the store lock. Segment locks are only tried under it.
+    """
+
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self._root, self._counters = root, counters
+        self._ledger = RetentionPolicy(root, counters)
+        self._tried: set[int] = set()  # dead segments that were handed out to be sealed
+        self._sealed: set[int] = set()  # which stay so
+        self._clock: Clock | None = None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the store lock and make counters whole; StoreNotFound where the store was deleted or replaced."""
+        with self._root.still_there(), held_lock(self._root.lock_path):
+            self._counters.restore_complements()
+            yield
+
+    def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
+        """Make the next segment and return it with its lock, held. Removes old ones first.
+
+        Raises StorageFull where there is no room for it, StoreNotFound where the store was deleted or replaced since it
+        was opened, StoreLocked where the store lock was not free for a minute.
+        """
+        with self._locked():
+            # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
+            if not self._ledger.is_idle:
+                self._remove_old(again=self._root.segment_steps != "episode")
+            number = next_number(self._root, self._counters)
+            info, lock = build_segment(self._root, number, writer, lanes, size, self.clock())
+            try:
+                self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            except BaseException:
+                remove_draft(info, lock)
+                raise
+        return info, lock
+
+    def clock(self) -> Clock:
+        """Return the clock of this boot as the newest segments have it.
+
+        So the times of all segments of a boot compare to the nanosecond, whatever was done to the wall clock meanwhile.
+        In a new boot it goes on behind what was written before, though somebody may have set the wall clock back: what
+        comes last must not be taken for the oldest. The first call is made under the store lock.
+        """
+        if self._clock is None:
+            words, here = self._counters.read(), this_clock()
+            known, latest = None, int(max(words[layout.HORIZON], words[layout.FRONTIER]))
+            for number in range(max(0, int(words[layout.NEXT_SEGMENT]) - _NEIGHBOURS), int(words[layout.NEXT_SEGMENT])):
+                with suppress(OSError, FormatError):
+                    info = read_segment(self._root, number)
+                    known = info.clock if info.clock.boot == here.boot else known
+                    latest = max(latest, last_time(self._root, info))
+            self._clock = known or here._replace(wall=max(here.wall, latest - clock_ns()))
+        return self._clock
+
+    def place(self, draft: SegmentInfo) -> SegmentInfo:
+        """Make a draft the next segment. Old ones are removed when the one before it is sealed.
+
+        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound where it could not be placed, and is of no
+        use any more.
+        """
+        with self._locked():
+            number = next_number(self._root, self._counters)
+            info = place_segment(self._root, draft, number)
+            try:
+                self._counters.set(layout.NEXT_SEGMENT, number + 1)
+            except BaseException:
+                # Nothing was written to it. It cannot go back: a full disk may refuse the name that it had.
+                shutil.rmtree(info.path, ignore_errors=True)
+                raise
+        return info
+
+    def after_sealing(self) -> None:
+        """Let readers know that segments were sealed, and remove segments that have to leave."""
+        self.count_sealed()
+        self.enforce()
+
+    def count_sealed(self) -> None:
+        """Let readers know that segments were sealed. A hint: where another keeps the lock, they look by themselves."""
+        lock_path = self._root.lock_path
+        with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
+            self._counters.restore_complements()
+            self._counters.set(layout.SEALED, int(self._counters.read()[layout.SEALED]) + 1)
+
+    def enforce(self) -> None:
+        """Remove segments that have to leave; nothing else has to succeed first."""
+        left = not self._ledger.is_idle
+        while left:  # others get the lock in between
+            with self._locked():
+                left = self._remove_old(again=True)
+
+    def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
+        """Hide episodes of sealed segments, all or, where that fails, none; return the first ids of those that were.
+
+        Others were evicted meanwhile. ``find_hidden`` tells before which time the capacity hides everything; it
+        is called under the lock.
+        """
+        with self._locked():
+            entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
+            known = set(entries[:, 0].tolist())
+            segments = {first >> layout.POSITION_BITS for first, _ in episodes}
+            there = {number for number in segments if os.path.exists(self._root.segment_path(number))}
+            left = [e for e in episodes if e[0] not in known and e[0] >> layout.POSITION_BITS in there]
+            if left and self._counters.read()[layout.CHANGES]:
+                left = self._without_lost(left)
+            if left:
+                hide(self._root, self._counters, left, find_hidden())
+        return [first for first, _ in left]
+
+    def _without_lost(self, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Leave out episodes that were lost to damage since they were chosen: they are counted as that."""
+        infos = {n: read_segment(self._root, n) for n in {first >> layout.POSITION_BITS for first, _ in episodes}}
+        left = []
+        for first, steps in episodes:
+            info = infos[first >> layout.POSITION_BITS]
+            if not info.lost.holds(first & layout.POSITION_MASK, len(info.lanes)):
+                left.append((first, steps))
+        return left
+
+    def reserve_entries(self) -> None:
+        """See that there is room for evictions by hand, also when the disk is full; where there is none now, go on."""
+        with suppress(StorageFull, StoreLocked, FormatError):
+            if not has_reserve(self._root, self._counters.peek(layout.HIDDEN_ENTRIES)):
+                with held_lock(self._root.lock_path):
+                    reserve(self._root, int(self._counters.read()[layout.HIDDEN_ENTRIES]))
+
+    def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
+        """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.
+
+        Those of an earlier boot without a durable row are set aside: they may have empty files.
+        """
+        dead: list[tuple[SegmentInfo, Lock]] = []
+        self._note_sealed()
+        with self._locked():
+            self._clean_up()
+            for info in self._live():
+                if len(dead) == _AT_ONCE:
+                    break
+                # One that is damaged is left as it is: readers say so, and repair is asked for by hand.
+                with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    if (taken := self._take_over(info)) is not None:
+                        dead.append(taken)
+        return dead
+
+    def _take_over(self, info: SegmentInfo) -> tuple[SegmentInfo, Lock] | None:
+        """Lock a segment that has to be sealed, if its writer is gone and this machine may seal it."""
+        if info.number in self._tried or info.sealed or not may_seal(self._root, info) or is_locked(info.lock_path):
+            return None
+        try:
+            lock = try_lock(info.lock_path)
+        except FileNotFoundError:  # the folder of its lock was lost with the power
+            self.has_to_be_sealed(info)
+            return None
+        if lock is None:
+            return None
+        try:
+            info = read_segment(self._root, info.number)
+            if not info.sealed and self.has_to_be_sealed(info):  # a sealer may just have finished
+                self._tried.add(info.number)
+                return info, lock
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()
+        return None
+
+    def has_to_be_sealed(self, info: SegmentInfo) -> bool:
+        """Delete a segment to which nothing was ever written, set aside one of which files are missing.
+
+        Tell whether there is anything left to seal. The caller holds the store lock, and the segment's.
+        """
+        fate = fate_of(self._root, info)
+        if fate is Fate.REMOVED:
+            evicted = int(self._counters.read()[layout.STEPS_EVICTED])
+            destroy(self._root, [take_out(self._root, info.number, evicted)])
+        elif fate is Fate.SET_ASIDE:
+            self._set_aside(info.number, WHY[fate])
+        elif fate is Fate.COPIED:
+            return self._copy_aside(info)
+        return fate is Fate.SEALED
+
+    def _copy_aside(self, info: SegmentInfo) -> bool:
+        """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
+        where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
+        known = claimed_steps(info.path)
+        proven = count_steps_in(self._root, info, proven_rows(self._root, place_of(info)))
+        steps = known - proven if known is not None and known > proven else None
+        with suppress(StorageFull):
+            copy_aside(self._root.folder, where, WHY[Fate.COPIED], steps)
+            return True
+        return False
+
+    def _clean_up(self) -> None:
+        """Remove what processes that died left half removed or half made; the caller holds the store lock."""
+        self._finish_removals()
+        finish_replacements(self._root)
+        for name in os.listdir(self._root.counters_folder):
+            if name.startswith("new-"):
+                shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
+            elif name.startswith(state_files.DRAFT):
+                remove_dead_draft(f"{self._root.counters_folder}/{name}", layout.LOCK)
+            elif name.startswith(DRAFT):
+                remove_dead_draft(f"{self._root.counters_folder}/{name}", f"{layout.COMMITTED}/{layout.LOCK}")
+        state_files.remove_stale(self._root)
+        self._find_returned()
+
+    def _find_returned(self) -> None:
+        """Count the segments that are there and that the counters leave out; the caller holds the store lock.
+
+        Somebody moved one back by hand, or its maker died before it was counted, or power was lost before its name
+        was gone from the disk. Those that retention had taken out stay out: what it went by still holds for them.
+        """
+        from_quarantine = settle_records(self._root.folder)
+        for number, steps in from_quarantine.items():
+            if not os.path.lexists(self._root.segment_path(number)):  # somebody deleted it by hand
+                self._counters.set(layout.STEPS_EVICTED, self._counters.evicted_after(steps))
+        returned = False
+        for number in sorted(listed_numbers(self._root)):
+            words = self._counters.read()
+            first, following = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
+            if first <= number < following or not self._is_in_place(number):
+                returned |= number in from_quarantine
+            elif number < first and self._is_below_horizon(number):
+                evicted = self._counters.evicted_after(from_quarantine.get(number, 0))
+                destroy(self._root, [take_out(self._root, number, evicted)])
+                self._counters.set(layout.STEPS_EVICTED, evicted)
+            elif number < following + _UNCOUNTED:
+                make_room_for(self._counters, number)
+                returned |= number < first
+        most = layout.MAX_SEGMENTS - _UNCOUNTED
+        aside = [number for number in quarantined_numbers(self._root.folder) if number < most]
+        if aside and aside[-1] >= self._counters.read()[layout.NEXT_SEGMENT]:
+            self._counters.set(layout.NEXT_SEGMENT, aside[-1] + 1)
+        if returned:
+            note_change(self._root.folder)
+            if not self._ledger.is_idle:
+                self._remove_old(again=True)
+
+    def _is_in_place(self, number: int) -> bool:
+        """Whether a folder is a segment by its name, and no process is writing to it."""
+        path = self._root.segment_path(number)
+        return is_folder(path) and not is_locked(path / layout.COMMITTED / layout.LOCK)
+
+    def _is_below_horizon(self, number: int) -> bool:
+        if not self._root.has_horizon:
+            return False
+        with suppress(OSError, FormatError):
+            return read_segment(self._root, number).came_before(self._counters.peek(layout.HORIZON))
+        return False
+
+    def _set_aside(self, number: int, reason: str) -> None:
+        """Move a segment into quarantine; where there is no room for that it stays where it is."""
+        with suppress(StorageFull):
+            move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(number)}", reason)
+
+    def _note_sealed(self) -> None:
+        """Find which segments are sealed without the lock: to read thousands of documents takes long."""
+        words = self._counters.read()
+        first, end = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
+        self._sealed = {number for number in self._sealed if number >= first}
+        for number in segment_numbers(self._root, first, end):
+            if number not in self._sealed:
+                with suppress(OSError, FormatError):  # it is read again under the lock
+                    if read_segment(self._root, number).sealed:
+                        self._sealed.add(number)
+
+    def _live(self) -> list[SegmentInfo]:
+        """Read the attributes of every segment that is there and not known to be sealed, lowest number first.
+
+        Those that say nothing of themselves since the power went are set aside.
+        """
+        words = self._counters.read()
+        found = []
+        for number in segment_numbers(self._root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
+            try:
+                if number not in self._sealed:
+                    found.append(read_segment(self._root, number))
+            except NeverWritten as error:
+                if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
+                    self._set_aside(number, "nothing of it was written when the power went")
+            except (FormatError, FileNotFoundError, NotADirectoryError):
+                continue  # evicted, or damaged: readers say so, and repair is asked for by hand
+        return found
+
+    def _remove_old(self, *, again: bool) -> bool:
+        """Take out what has to leave, some at a time, and delete it; tell whether more has to."""
+        self._finish_removals()
+        gone: list[str] = []
+        for number, steps in self._ledger.leaving(_AT_ONCE, again=again):
+            evicted = self._counters.evicted_after(steps)
+            gone.append(take_out(self._root, number, evicted))
+            self._counters.set(layout.STEPS_EVICTED, evicted)
+        destroy(self._root, gone)
+        return self._ledger.has_more
+
+    def _finish_removals(self) -> None:
+        """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
+        for name in os.listdir(self._root.counters_folder):
+            if name.startswith("old-"):
+                if counted := _REMOVED.fullmatch(name):
+                    now = int(self._counters.read()[layout.STEPS_EVICTED])
+                    self._counters.set(layout.STEPS_EVICTED, max(now, min(int(counted[1]), layout.MOST_COUNTED)))
+                shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Appending: writers, and the segments they fill."""

@@ -1,0 +1,104 @@
+"""The background thread that makes a writer's next segment, so that no append waits for files to be made."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from diskreplay.errors import ReplayError, StoreNotFound
+from diskreplay.format.root import Root
+from diskreplay.format.segment import DRAFT, Size, draft_segment, remove_draft
+from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.store.retention.retention import Retention
+
+
+class Preparer:
+    """Makes the segment after the present one, with the blocks of its first chunks, before it is needed.
+
+    Until `take` it has no number and no place among the segments: readers do not see it, and a process that dies leaves
+    a folder whose lock is free, which the next one that opens the store with mode "a" removes.
+
+    Concurrency: the thread that uses the writer. Its own thread lives while there is work.
+    """
+
+    def __init__(self, root: Root, retention: Retention) -> None:
+        self._root, self._retention = root, retention
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._made: SegmentWriter | None = None
+
+    def request(self, writer: int, lanes: Sequence[int], size: Size) -> None:
+        """Begin to make a segment; returns at once."""
+        if self._thread is None and self._made is None:
+            # A daemon: an interpreter that ends without close() leaves the draft to the next process.
+            self._thread = threading.Thread(
+                target=self._make, args=(writer, lanes, size), name="diskreplay-preparer", daemon=True
+            )
+            self._thread.start()
+
+    def _make(self, writer: int, lanes: Sequence[int], size: Size) -> None:
+        building = f"{self._root.counters_folder}/{DRAFT}{writer}-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            info, lock = draft_segment(self._root, building, writer, lanes, size, self._retention.clock())
+            try:
+                segment = SegmentWriter(self._root, info, lock)
+                for lane in range(len(lanes)):
+                    segment.reserve(lane, 0)
+            except BaseException:
+                remove_draft(info, lock)
+                raise
+            self._made = segment
+        except (OSError, ReplayError):
+            # No room, or a folder that is gone: whoever needs the segment makes it itself, and says what is wrong.
+            pass
+
+    def _wait(self) -> SegmentWriter | None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        made, self._made = self._made, None
+        return made
+
+    def take(self) -> SegmentWriter | None:
+        """Return the segment, placed among the others, or None where none was made. Waits for one that is begun.
+
+        Raises StoreLocked where the store lock was not free for a minute, StoreNotFound where the store was deleted or
+        replaced since it was opened.
+        """
+        segment = self._wait()
+        if segment is None:
+            return None
+        try:
+            segment.place(self._retention.place(segment.info))
+        except StoreNotFound:
+            self._remove(segment)
+            raise
+        except OSError:
+            self._remove(segment)
+            return None
+        except BaseException:
+            self._remove(segment)
+            raise
+        return segment
+
+    def discard(self) -> bool:
+        """Remove the segment that was made, or is being made; return whether there was one.
+
+        One that found no room itself counts: it had taken what is free now.
+        """
+        if os.getpid() != self._pid:
+            return False  # a forked child's copy: the parent's segment stays the parent's
+        begun = self._thread is not None
+        segment = self._wait()
+        if segment is not None:
+            self._remove(segment)
+        return begun or segment is not None
+
+    def let_go(self) -> None:
+        """Unmap what was made, in a forked child."""
+        if self._made is not None:
+            self._made.close()
+
+    def _remove(self, segment: SegmentWriter) -> None:
+        segment.close()
+        remove_draft(segment.info, segment.lock)

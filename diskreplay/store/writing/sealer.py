@@ -1,0 +1,172 @@
+"""The background thread that seals segments, many at once, so that no collector waits for a disk."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from diskreplay.errors import StorageFull, StoreLocked
+from diskreplay.format.durable import Lock, try_lock
+from diskreplay.format.root import Root
+from diskreplay.format.sealing import NotWritten, seal_segments
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.store.reading.damaged import DAMAGE
+
+# Each waiting segment holds the descriptor of its lock.
+_MOST_WAITING = 128
+# With a segment for each episode, syncs one after the other would slow down their making: a batch waits for more.
+_ENOUGH = 64
+_PATIENCE_S = 0.5
+_POLL_S = 0.01
+
+
+class Sealer:
+    """Seals segments handed to it, in the order they came.
+
+    ``before`` is called before any are sealed, ``after`` when some were.
+
+    Concurrency: any thread of the process that made it. The thread lives while there is work.
+    """
+
+    def __init__(self, root: Root, after: Callable[[], Any], before: Callable[[], Any] | None = None) -> None:
+        self._root, self._after, self._before = root, after, before
+        self._condition = threading.Condition()
+        self._waiting: list[tuple[SegmentInfo, Lock]] = []
+        self._patience_s = _PATIENCE_S if root.segment_steps == "episode" else 0.0
+        self._hurry = False
+        self._runner: int | None = None  # the thread that is sealing
+        self._error: BaseException | None = None
+        self._postponed: list[tuple[SegmentInfo, StorageFull]] = []  # until there is room again
+        self._is_behind = False  # there was no room for what follows sealing
+        self._of_dead_writers: set[int] = set()
+
+    def submit(self, info: SegmentInfo, lock: Lock, *, of_dead_writer: bool = False) -> None:
+        """Take over an unsealed segment with its lock; waits while too many are waiting.
+
+        One of a dead writer that turns out to be damaged is left as it is: readers warn of it, and repair is asked for
+        by hand. What this process wrote itself has to be sealed.
+        """
+        if of_dead_writer:
+            self._of_dead_writers.add(info.number)
+        with self._condition:
+            while len(self._waiting) >= _MOST_WAITING and self._runner is not None:
+                self._condition.wait()
+            self._waiting.append((info, lock))
+            self._condition.notify_all()
+            if self._runner is None:
+                self._begin()
+
+    def _begin(self) -> None:
+        """Start a thread that seals, unless another one does; a signal's handler may raise before it is there."""
+        try:
+            # A daemon: an interpreter that ends without close() leaves the segment to the next process.
+            threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
+        except RuntimeError:
+            # The interpreter is ending, which from Python 3.12 on begins no threads: seal in this one.
+            self._hurry = True
+            self._run()
+
+    def drain(self) -> None:
+        """Wait until everything is sealed.
+
+        Raises StorageFull where there is no room to seal a segment: it is whole and readable, the next call tries
+        again, as does the next open with mode "a". Raises OSError with what else kept a segment from being sealed; the
+        next process with write access, or the next open with mode "a", seals it.
+        """
+        postponed, self._postponed = self._postponed, []
+        for info, _ in postponed:
+            self._take_up(info)
+        with self._condition:
+            self._hurry = True
+            self._condition.notify_all()
+            while self._runner != threading.get_ident() and self._has_work:
+                if self._runner is None:
+                    self._begin()
+                if self._has_work:  # else this thread has done it: there is no other one
+                    self._condition.wait()
+        self._hurry = False
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        if self._postponed:
+            raise self._postponed[0][1]
+        if self._is_behind:
+            self._after()
+            self._is_behind = False
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._runner is not None
+
+    def _take_up(self, info: SegmentInfo) -> None:
+        """Submit a segment again whose lock was let go of, or wait for whoever seals it meanwhile."""
+        try:
+            while not read_segment(self._root, info.number).sealed:
+                if (lock := try_lock(info.lock_path)) is None:
+                    time.sleep(_POLL_S)
+                elif read_segment(self._root, info.number).sealed:
+                    lock.release()
+                else:
+                    self.submit(info, lock)
+                    return
+        except FileNotFoundError:
+            pass  # sealed, and evicted
+
+    def _seal(self, infos: list[SegmentInfo]) -> None:
+        try:
+            if self._before is not None:
+                self._before()
+            seal_segments(self._root, infos)
+        except NotWritten as error:
+            self._error = self._root.reason(error)
+        except BaseException:
+            # One of them may be damaged; the others need not wait for it.
+            for info in infos:
+                try:
+                    if not read_segment(self._root, info.number).sealed:
+                        seal_segments(self._root, [info])
+                except BaseException as error:
+                    if isinstance(error, DAMAGE) and info.number in self._of_dead_writers:
+                        continue
+                    reason = self._root.reason(error)
+                    if isinstance(reason, StorageFull):
+                        self._postponed.append((info, reason))
+                    else:
+                        self._error = reason
+
+    def _run(self) -> None:
+        """Seal until nothing is waiting, unless another thread does so."""
+        with self._condition:
+            if self._runner is not None:
+                return
+            self._runner = threading.get_ident()
+        try:
+            self._seal_all()
+        finally:
+            with self._condition:
+                if self._runner == threading.get_ident():
+                    self._runner = None
+                self._condition.notify_all()
+
+    def _seal_all(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._hurry or len(self._waiting) >= _ENOUGH, self._patience_s)
+                batch, self._waiting = self._waiting, []
+                self._condition.notify_all()
+                if not batch:
+                    self._runner = None  # before the condition is free: who submits from now on begins another one
+                    return
+            try:
+                self._seal([info for info, _ in batch])
+            finally:
+                for _, lock in batch:
+                    lock.release()
+            try:
+                self._after()
+            except StoreLocked:
+                pass  # what has to leave does so after the next segment
+            except StorageFull:
+                self._is_behind = True  # `drain` tries again: there may be room by then
+            except BaseException as error:
+                self._error = self._root.reason(error)

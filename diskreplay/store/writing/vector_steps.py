@@ -1,0 +1,337 @@
+"""One step of many lanes at once: a few writes of whole arrays, and Python only where a lane needs more than that."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format import layout
+from diskreplay.format.segment_column import is_bytes
+from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.ids import CUT, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
+from diskreplay.store.writing.episode_writer import EpisodeWriter
+from diskreplay.store.writing.rotation import Lane
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_NOWHERE = -1
+_NONE = -2
+
+
+class Step(NamedTuple):
+    """One step of the lanes ``lanes``, None for all: arrays of all lanes, whatever the others' rows hold."""
+
+    lanes: Ints | None
+    values: list[Array]
+    following: list[Array] | None
+    ends: Bools
+    cuts: Bools
+    episode: dict[str, Array] | None
+
+
+class LaneArrays:
+    """What `Lane` says of one lane, for all lanes of a vector."""
+
+    def __init__(self, count: int) -> None:
+        self.open = np.zeros(count, np.bool_)
+        self.continues = np.zeros(count, np.bool_)
+        self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
+        self.known = np.zeros(count, np.bool_)  # whether the observation for a lane's next row is written already
+        self._following: list[Array] = []
+
+    def following(self, lane: int) -> list[bytes]:
+        """Return the bytes of that observation."""
+        return [kept[lane].tobytes() for kept in self._following]
+
+    def note(self, lanes: Ints | None, following: list[Array]) -> None:
+        """Keep a copy of the next observations of some lanes, None for all: the caller may reuse its arrays."""
+        if not self._following:
+            self._following = [np.zeros_like(value, order="C") for value in following]
+        for kept, value in zip(self._following, following, strict=True):
+            if lanes is None:
+                kept[...] = value
+            else:
+                kept[lanes] = value[lanes]
+
+    def surprised(self, values: list[Array]) -> Bools | None:
+        """Tell which lanes were to go on with another observation than they do; None for no lane."""
+        found = None
+        if not np.count_nonzero(self.known):
+            return None
+        for kept, value in zip(self._following, values, strict=False):
+            mine = _words(kept)
+            differ = mine != _words(value)
+            if np.count_nonzero(differ):
+                found = np.zeros(len(self.open), np.bool_) if found is None else found
+                found[np.flatnonzero(differ) // mine.shape[1]] = True
+        if found is None:
+            return None
+        found &= self.known
+        return found if np.count_nonzero(found) else None
+
+
+def _words(values: Array) -> Array:
+    """Return the bytes of contiguous rows as the widest integers that fit, ``(n, words)``: NaN is itself to them."""
+    nbytes = values.nbytes // len(values)
+    size = next(size for size in (8, 4, 2, 1) if nbytes % size == 0)
+    return values.reshape(len(values), -1).view(f"u{size}")
+
+
+class _ArrayLane(Lane):
+    """A lane whose notes are in the arrays of all of them."""
+
+    __slots__ = ("_arrays", "_segment")
+
+    def __init__(self, number: int, arrays: LaneArrays) -> None:
+        self._arrays = arrays
+        super().__init__(number)
+
+    @property
+    def open(self) -> bool:
+        return bool(self._arrays.open[self.number])
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        self._arrays.open[self.number] = value
+
+    @property
+    def continues(self) -> bool:
+        return bool(self._arrays.continues[self.number])
+
+    @continues.setter
+    def continues(self, value: bool) -> None:
+        self._arrays.continues[self.number] = value
+
+    @property
+    def segment(self) -> SegmentWriter | None:
+        return self._segment
+
+    @segment.setter
+    def segment(self, value: SegmentWriter | None) -> None:
+        self._segment = value
+        self._arrays.home[self.number] = _NOWHERE if value is None else value.number
+
+    @property
+    def pending(self) -> list[bytes] | None:
+        if not self._arrays.known[self.number]:
+            return None
+        return self._arrays.following(self.number)
+
+    @pending.setter
+    def pending(self, value: list[bytes] | None) -> None:
+        # An observation that is known is noted by `LaneArrays.note`, for all lanes in one.
+        assert value is None
+        self._arrays.known[self.number] = False
+
+
+class VectorSteps:
+    """Records steps of a vector through an `EpisodeWriter`, whose lanes it replaces by its own.
+
+    Concurrency: as the writer of episodes.
+    """
+
+    def __init__(self, recorder: EpisodeWriter, *, one_by_one: bool = False) -> None:
+        self._recorder = recorder
+        # Lane by lane is also what the fast way is compared with in tests.
+        self._one_by_one = one_by_one or recorder.rolling.one_an_episode
+        count = len(recorder.lanes)
+        self._every: Ints = np.arange(count)
+        self._lanes = LaneArrays(count)
+        self._no_flags = np.zeros(count, np.uint8)
+        self._times: Ints = np.zeros(count, np.int64)
+        self._rest = recorder.columns[recorder.obs_count :]
+        recorder.lanes[:] = [Lane(i) if self._one_by_one else _ArrayLane(i, self._lanes) for i in range(count)]
+
+    def append(self, step: Step) -> None:
+        """Write and publish a step.
+
+        Raises StorageFull where there is no room; no lane's step was written.
+        """
+        self._recorder.take_time()
+        self._make_room(step)
+        self._times.fill(self._recorder.now)
+        if self._one_by_one:
+            self._commit_one_by_one(step)
+            return
+        segments = self._recorder.segments
+        if len(segments) == 1:
+            homes: list[tuple[SegmentWriter, Ints | None]] = [(segments[0], step.lanes)]
+        else:
+            lanes = self._every if step.lanes is None else step.lanes
+            home = self._lanes.home[lanes]
+            homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
+        # All are written before any is published: a disk that is full refuses the whole step.
+        rows = [self._write(segment, here, step) for segment, here in homes]
+        for i, (segment, here) in enumerate(homes):
+            segment.publish_lanes(here, *rows[i], late=i > 0)
+        self._note(step)
+
+    # --- making room -------------------------------------------------------------------------------------------------
+
+    def _make_room(self, step: Step) -> None:
+        """Prepare the lanes that need it, one by one: making room for one may open a segment that others move to."""
+        recorder = self._recorder
+        if not self._one_by_one:
+            recorder.rolling.look_ahead()
+            if self._is_calm(step):
+                return
+        opened = -1
+        while opened != recorder.rolling.opened:
+            opened = recorder.rolling.opened
+            for i in self._unready(step).tolist():
+                two_rows = step.following is not None or bool(step.ends[i] or step.cuts[i])
+                recorder.prepare(recorder.lanes[i], self._items(step.values, i), two_rows)
+
+    def _is_calm(self, step: Step) -> bool:
+        """Whether the steps of all lanes take no more than writing them; in doubt, no."""
+        state, segments = self._lanes, self._recorder.rolling
+        newest = segments.newest
+        if newest is None or len(segments.by_number) > 1 or not newest.has_room() or segments.overstays(newest):
+            return False
+        if np.count_nonzero(state.open) < len(state.open) and (
+            not segments.takes_episodes() or np.count_nonzero(state.continues)
+        ):
+            return False
+        surprised = state.surprised(step.values)
+        return surprised is None or (step.lanes is not None and not np.count_nonzero(surprised[step.lanes]))
+
+    def _unready(self, step: Step) -> Ints:
+        """Return the lanes whose step takes more than writing it."""
+        lanes = self._every if step.lanes is None else step.lanes
+        if self._one_by_one:
+            return lanes
+        state, segments = self._lanes, self._recorder.rolling
+        is_open, home = state.open[lanes], state.home[lanes]
+        newest = segments.newest
+        settled = newest.number if newest is not None and segments.takes_episodes() else _NONE
+        unready = ~is_open
+        unready &= (home != settled) | state.continues[lanes]
+        surprised = state.surprised(step.values)
+        if surprised is not None:
+            unready |= is_open & surprised[lanes]
+        for segment in segments.by_number.values():
+            here = home == segment.number
+            if segments.overstays(segment):
+                unready |= is_open & here
+            unready[here] |= segment.lacks_room(lanes[here], self._rows_needed(lanes[here], step))
+        return lanes[unready]
+
+    @staticmethod
+    def _rows_needed(lanes: Ints, step: Step) -> Ints | int:
+        return 2 if step.following is not None else 1 + (step.ends | step.cuts)[lanes]
+
+    def _items(self, values: list[Array], lane: int) -> list[Any]:
+        return [as_item(leaf, value[lane]) for leaf, value in zip(self._recorder.columns, values, strict=False)]
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(
+        self, segment: SegmentWriter, lanes: Ints | None, step: Step
+    ) -> tuple[Ints, int, NDArray[np.bool_] | None]:
+        """Write prepared steps of lanes of one segment, None for all; return what `publish_lanes` shows."""
+        recorder = self._recorder
+        chosen: Any = slice(None) if lanes is None else lanes
+        rows = segment.rows_of(lanes)
+        ended = (step.ends | step.cuts)[chosen]
+        ends = np.flatnonzero(ended)
+        last = ends if lanes is None else lanes[ends]
+        flags = self._flags(chosen, len(ends) > 0, step)
+        self._put_observations(segment, lanes, rows, step)
+        values = {
+            leaf: value[chosen] for leaf, value in zip(self._rest, step.values[recorder.obs_count :], strict=True)
+        }
+        values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
+        if step.following is None:
+            if len(ends):
+                flags[ends] |= self._put_episodes(segment, last, rows[ends], step)
+            segment.put_lanes(lanes, rows, values)
+            rows += 1
+            return rows, len(rows), None
+        segment.put_lanes(lanes, rows, values)
+        rows += 1
+        segment.put_lanes(
+            lanes, rows, {leaf: x[chosen] for leaf, x in zip(recorder.columns, step.following, strict=False)}
+        )
+        if len(ends):
+            self._put_finals(segment, last, rows[ends], step)
+            rows += ended
+        return rows, len(rows) + len(ends), ~ended
+
+    def _flags(self, chosen: Any, some_end: bool, step: Step) -> NDArray[np.uint8]:
+        state = self._lanes
+        starts = ~state.open[chosen]
+        if not some_end and not np.count_nonzero(starts):
+            return self._no_flags[: len(starts)]
+        flags = starts * np.uint8(FIRST)
+        flags |= (starts & state.continues[chosen]) * np.uint8(CUT)
+        flags |= step.ends[chosen] * np.uint8(TERMINATED)
+        flags |= step.cuts[chosen] * np.uint8(TRUNCATED)
+        return flags
+
+    def _put_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
+        """Write the observations that are not there since the step before."""
+        known = self._lanes.known if lanes is None else self._lanes.known[lanes]
+        count = np.count_nonzero(known)
+        if count == len(known):
+            return
+        if count:
+            fresh = np.flatnonzero(~known)
+            lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
+        chosen: Any = slice(None) if lanes is None else lanes
+        observations = zip(self._recorder.columns, step.values[: self._recorder.obs_count], strict=False)
+        segment.put_lanes(lanes, rows, {leaf: value[chosen] for leaf, value in observations})
+
+    def _put_finals(self, segment: SegmentWriter, lanes: Ints, rows: Ints, step: Step) -> None:
+        """Complete the rows of final observations, which are written."""
+        flags = np.full(len(lanes), OBSERVATION_ONLY | self._put_episodes(segment, lanes, rows, step), np.uint8)
+        # An append that was interrupted may have left bytes here.
+        values: dict[str, Array] = {
+            leaf: np.zeros((len(lanes), *value.shape[1:]), value.dtype)
+            for leaf, value in zip(self._rest, step.values[self._recorder.obs_count :], strict=True)
+        }
+        values[layout.DONE], values[layout.TIME] = flags, self._times[: len(lanes)]
+        segment.put_lanes(lanes, rows, values)
+
+    def _put_episodes(self, segment: SegmentWriter, lanes: Ints, rows: Ints, step: Step) -> int:
+        if not step.episode:
+            return 0
+        segment.put_lanes(lanes, rows, {leaf: value[lanes] for leaf, value in step.episode.items()})
+        return EPISODE_VALUES
+
+    def _note(self, step: Step) -> None:
+        """Take down how the lanes stand after the step."""
+        state = self._lanes
+        chosen: Any = slice(None) if step.lanes is None else step.lanes
+        going_on = ~(step.ends | step.cuts)[chosen]
+        state.open[chosen] = going_on
+        state.continues[chosen] = False
+        if step.following is None:
+            state.known[chosen] = False
+        else:
+            state.note(step.lanes, step.following)
+            state.known[chosen] = going_on
+
+    def _commit_one_by_one(self, step: Step) -> None:
+        """Do the same lane by lane: with one group an episode each has a segment of its own."""
+        recorder, written = self._recorder, []
+        for i in (self._every if step.lanes is None else step.lanes).tolist():
+            ended = bool(step.ends[i] or step.cuts[i])
+            written.append(
+                recorder.write(
+                    recorder.lanes[i],
+                    self._items(step.values, i),
+                    None if step.following is None else self._items(step.following, i),
+                    bool(step.ends[i]),
+                    bool(step.cuts[i]),
+                    {leaf: as_item(leaf, x[i]) for leaf, x in step.episode.items()} if step.episode and ended else None,
+                )
+            )
+        for i, one in enumerate(written):
+            recorder.publish(one, late=i > 0)
+
+
+def as_item(leaf: str, value: Any) -> Any:
+    """Return one lane's value as the writer of episodes takes it: the bytes of a row, or a number."""
+    return value.tobytes() if is_bytes(leaf, value.shape) else value

@@ -1,0 +1,136 @@
+"""The writer of a vector of environments: a lane each, one call a step."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import SchemaError
+from diskreplay.format.schema import Schema
+from diskreplay.store.writing.casting import as_flags
+from diskreplay.store.writing.episode_writer import EpisodeWriter
+from diskreplay.store.writing.turns import in_turn
+from diskreplay.store.writing.vector_steps import Step, VectorSteps, as_item
+from diskreplay.store.writing.whole_episodes import append_block
+from diskreplay.store.writing.writer import _BaseWriter
+
+
+class VectorWriter(_BaseWriter):
+    """Appends the steps of ``num_envs`` environments, each in a lane of its own. Made by ``Store.writer(num_envs=N)``.
+
+    Concurrency: as `Writer`.
+    """
+
+    def __init__(self, schema: Schema, recorder: EpisodeWriter, *args: Any) -> None:
+        super().__init__(schema, recorder, *args)
+        self._steps = VectorSteps(recorder)
+
+    @property
+    def num_envs(self) -> int:
+        """The number of lanes."""
+        return len(self._recorder.lanes)
+
+    @in_turn
+    def append(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any = None,
+        next_obs: Any = None,
+        mask: Any = None,
+        episode: dict[str, Any] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
+
+        Parameters
+        ----------
+        obs, action, reward, next_obs, **extra
+            As in `Writer.append`. ``next_obs`` holds the true next observations: an ended lane's is its final one.
+        terminated, truncated : (num_envs,) bool
+            How the step ended each lane's episode, if it did.
+        mask : (num_envs,) bool, optional
+            Lanes where it is False are passed over; what the arrays hold for them does not matter.
+        episode : dict, optional
+            Values of whole episodes, ``(num_envs, ...)``; stored for the lanes that end with this step.
+
+        Raises
+        ------
+        SchemaError
+            A value does not fit the schema; nothing was written.
+        StorageFull
+            There is no room; no lane's step was written.
+        StoreLocked
+            Another process has held the store lock for a minute, or another thread is in the middle of a call of this
+            writer; no lane's step was written.
+        WriterClosed
+            The writer is closed.
+        """
+        count = self.num_envs
+        ends = as_flags(terminated, "terminated", count)
+        cuts = np.zeros(count, np.bool_) if truncated is None else as_flags(truncated, "truncated", count)
+        values = self._cast_step(obs, action, reward, extra, (count,))
+        following = None if next_obs is None else self._cast("obs", next_obs, (count,))
+        finals = self._cast_episodes(episode)
+        lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
+        if lanes is not None and len(lanes) == 0:
+            return
+        with self._recording():
+            self._steps.append(Step(lanes, values, following, ends, cuts, finals))
+        if self._flushes_episodes and (ends | cuts).any():
+            self._flush()
+
+    def _cast_step(
+        self, obs: Any, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...]
+    ) -> list[NDArray[Any]]:
+        values = self._cast("obs", obs, leading)
+        values += self._cast("action", action, leading)
+        values.append(self._schema.reward.cast(reward, "reward", leading))
+        if extra or self._has_extra:
+            values += self._cast("extra", extra, leading)
+        return values
+
+    def _cast_episodes(self, episode: dict[str, Any] | None) -> dict[str, NDArray[Any]] | None:
+        if not episode:
+            return None
+        leaves, leading = self._schema.leaves, (self.num_envs,)
+        return {path: leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten("episode", episode)}
+
+    @in_turn
+    def append_episode(
+        self,
+        lane: int,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        *,
+        terminated: Any,
+        truncated: Any = False,
+        episode: dict[str, Any] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Append an episode to one lane in one piece; see `Writer.append_episode`."""
+        if not isinstance(lane, (int, np.integer)) or isinstance(lane, bool) or not 0 <= lane < self.num_envs:
+            raise SchemaError(f"lane {lane!r} is not one of 0 to {self.num_envs - 1}")
+        target = self._recorder.lanes[int(lane)]
+        append_block(self, target, obs, action, reward, terminated, truncated, episode, extra)
+        self._after_step(True)
+
+    @in_turn
+    def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:
+        """Cut the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.end_episode`."""
+        count = self.num_envs
+        final = None if final_obs is None else self._cast("obs", final_obs, (count,))
+        values = self._cast_episodes(episode)
+        chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
+        with self._recording(inserts=False):
+            self._recorder.take_time()
+            for i in np.flatnonzero(chosen).tolist():
+                self._recorder.end(
+                    self._recorder.lanes[i],
+                    None if final is None else [value[i].tobytes() for value in final],
+                    None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},
+                )
+        self._after_step(True)

@@ -1,0 +1,1 @@
+"""The independent checker, which shares no code with readers and writers."""

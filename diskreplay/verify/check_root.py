@@ -1,0 +1,258 @@
+"""A store apart from its segments: its own document, its counters, and what lies beside them."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.folders import shown
+from diskreplay.format import layout
+from diskreplay.verify.documents import (
+    MAX_DOCUMENT_BYTES,
+    Document,
+    Plan,
+    check_templates,
+    fits_itself,
+    hidden_document,
+    is_positive,
+    is_uuid,
+    is_whole,
+    limiter_document,
+    make_plan,
+    parse,
+    read_schema,
+    store_documents,
+)
+from diskreplay.verify.files import Files, read_at, reason
+
+COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
+GROUPS = (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
+_HIDDEN_ROWS = 4096
+_LIMITER_SLOTS = 64
+# A counter and its complement disagree for an instant while they are stored, one after the other.
+_LOOKS = 50
+_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Words:
+    """The store's counters that matter here; ``hidden`` counts the entries of evictions by hand."""
+
+    next_segment: int
+    hidden: int
+
+
+def read_plan(files: Files) -> Plan | None:
+    """Return what the segments of a store have, or None where its own document has to be reported.
+
+    Raises StoreNotFound where there is nothing that was a store, FormatError where it is of a version that this release
+    does not know, or needs a feature.
+    """
+    names = _root_names(files)
+    if layout.METADATA not in names and not {layout.COUNTERS, layout.SEGMENTS} <= names.keys():
+        raise StoreNotFound(f"{shown(files.root)} is not a store: it has no zarr.json; diskreplay.create makes a store")
+    data = files.read(layout.METADATA, MAX_DOCUMENT_BYTES)
+    if data is None:
+        return None
+    fits = fits_itself(data)
+    _refuse_others(files, data, fits, {layout.COUNTERS, layout.SEGMENTS} <= names.keys())
+    if not fits:
+        detail = "has no checksum of itself" if fits is None else "does not fit its checksum"
+        files.report("checksum", layout.METADATA, detail)
+        return None
+    document = parse(files, layout.METADATA, data)
+    if document is None:
+        return None
+    attributes = document.get("attributes")
+    return _read_attributes(files, attributes if isinstance(attributes, dict) else {})
+
+
+def _root_names(files: Files) -> dict[str, str]:
+    names = Files(files.root)
+    found = names.listing("")
+    if found is None:
+        raise StoreNotFound(f"{shown(files.root)} {names.problems[0].detail}; diskreplay.create makes a store")
+    return found
+
+
+def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
+    """Refuse what is no store, and what a later release wrote: that is no damage."""
+    scratch = Files(files.root)
+    attributes = (parse(scratch, layout.METADATA, data) or {}).get("attributes")
+    if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
+        if not has_folders:
+            raise StoreNotFound(f"{shown(files.root)} is not a diskreplay store; diskreplay.create makes a store")
+        return
+    version = attributes.get("format_version")
+    if fits is not False and version != layout.FORMAT_VERSION and is_whole(version):
+        raise FormatError(
+            f"{shown(files.root)} has format version {version!r:.40}, this release reads {layout.FORMAT_VERSION}; "
+            "update diskreplay"
+        )
+    if fits and attributes.get("requires"):
+        raise FormatError(f"{shown(files.root)} needs {attributes['requires']!r:.80}, which this release does not know")
+
+
+def _read_attributes(files: Files, attributes: Document) -> Plan | None:
+    before = len(files.problems)
+
+    def wrong(name: str) -> None:
+        files.report("metadata", layout.METADATA, f"{name} is {str(attributes.get(name))[:80]}")
+
+    if attributes.get("format") != layout.FORMAT:
+        wrong("format")
+    if attributes.get("format_version") != layout.FORMAT_VERSION:
+        wrong("format_version")
+    if not is_uuid(store := attributes.get("uuid")):
+        wrong("uuid")
+    for name in ("capacity", "capacity_bytes"):
+        if (most := attributes.get(name)) is not None and not is_whole(most, 1):
+            wrong(name)
+    if (age := attributes.get("max_age_s")) is not None and not is_positive(age):
+        wrong("max_age_s")
+    chunk_bytes = attributes.get("chunk_bytes")
+    if not is_whole(chunk_bytes, layout.MIN_CHUNK_BYTES) or chunk_bytes > layout.MAX_CHUNK_BYTES:  # type: ignore[operator]
+        wrong("chunk_bytes")
+    steps = attributes.get("segment_steps")
+    if steps is not None and steps != "episode" and not is_whole(steps, 1):
+        wrong("segment_steps")
+    schema = read_schema(files, layout.METADATA, attributes.get("schema"))
+    templates = attributes.get("segment_metadata")
+    if not isinstance(templates, dict):
+        wrong("segment_metadata")
+    if schema is None or not isinstance(templates, dict):
+        return None
+    plan = make_plan(schema, templates, str(store))
+    check_templates(files, plan, layout.METADATA)
+    return plan if len(files.problems) == before else None
+
+
+# --- what every store has beside its segments ------------------------------------------------------------------------
+
+
+def check_root(files: Files, plan: Plan) -> set[str]:
+    """Check the folders of a store and their documents; return those that may be looked into."""
+    names = _root_names(files)
+    good = {name for name in GROUPS if files.is_folder(name)}
+    for name, kind in sorted(names.items()):
+        if name in GROUPS or name == layout.METADATA or name.startswith("."):
+            continue
+        if kind in ("link", "other"):
+            files.report("type", name, f"is a {kind} and no file or folder")
+        else:
+            files.report("unexpected", name, "has no place in a store")
+    for name, expected in store_documents(plan).items():
+        if name in good:
+            where = f"{name}/{layout.METADATA}"
+            data = files.read(where, MAX_DOCUMENT_BYTES)
+            if data is not None and data != expected:
+                files.report("metadata", where, "is not what every store has there")
+    if layout.COUNTERS in good:
+        files.check_lock(f"{layout.COUNTERS}/{layout.LOCK}")
+    if layout.HIDDEN in good:
+        copy = files.read(layout.ROOT_COPY, MAX_DOCUMENT_BYTES)
+        if copy is not None and copy != files.read(layout.METADATA, MAX_DOCUMENT_BYTES):
+            files.report("checksum", layout.ROOT_COPY, "is no copy of the root's zarr.json")
+    for name in (layout.LIMITERS, layout.SAMPLERS):
+        if name in good:
+            _check_children(files, plan, name)
+    return good
+
+
+def _check_children(files: Files, plan: Plan, group: str) -> None:
+    for name, kind in sorted((files.listing(group) or {}).items()):
+        where = f"{group}/{name}"
+        if name == layout.METADATA or name.startswith("."):
+            continue
+        if kind != "folder":
+            files.report("type" if kind != "file" else "unexpected", where, f"is a {kind} where only folders are")
+        elif group == layout.LIMITERS:
+            _check_limiter(files, plan, where)
+
+
+def _check_limiter(files: Files, plan: Plan, where: str) -> None:
+    document = f"{where}/{layout.METADATA}"
+    data = files.read(document, MAX_DOCUMENT_BYTES)
+    if data is not None and data != limiter_document(plan, _LIMITER_SLOTS):
+        files.report("metadata", document, "is not that of a limiter's array")
+    slots = files.read(f"{where}/c.0", 8 * _LIMITER_SLOTS, 8 * _LIMITER_SLOTS)
+    if slots is not None and (np.frombuffer(slots, "<i8") < 0).any():
+        files.report("counters", f"{where}/c.0", "holds impossible counts")
+
+
+# --- counters --------------------------------------------------------------------------------------------------------
+
+
+def read_words(files: Files) -> Words | None:
+    """Return the store's counters, or None where they have to be reported."""
+    words = _settled_words(files)
+    if words is None:
+        return None
+    values, complements = words[: layout.COUNTER_WORDS], words[layout.COUNTER_WORDS :]
+    if (values ^ complements != -1).any():
+        word = int(np.flatnonzero(values ^ complements != -1)[0])
+        files.report("counters", COUNTERS_FILE, f"word {word} and its complement disagree")
+        return None
+    first, following = int(values[layout.FIRST_LIVE]), int(values[layout.NEXT_SEGMENT])
+    unused = values[layout.SEALED + 1 :]
+    possible = (values >= 0) & (values <= layout.MOST_COUNTED)
+    if not possible.all() or first > following or following > layout.MAX_SEGMENTS or unused.any():
+        files.report("counters", COUNTERS_FILE, f"holds impossible counters {values.tolist()}")
+        return None
+    return Words(following, int(values[layout.HIDDEN_ENTRIES]))
+
+
+def _settled_words(files: Files) -> NDArray[np.int64] | None:
+    fd = files.open(COUNTERS_FILE, 2 * layout.COUNTER_WORDS * 8)
+    if fd is None:
+        return None
+    try:
+        with open(fd, "rb", buffering=0) as file:
+            for _ in range(_LOOKS):
+                words = np.frombuffer(read_at(file.fileno(), 2 * layout.COUNTER_WORDS * 8, 0), "<i8")
+                if (words[: layout.COUNTER_WORDS] ^ words[layout.COUNTER_WORDS :] == -1).all():
+                    break
+                time.sleep(_PAUSE_S)
+            return words
+    except OSError as error:
+        files.report("unreadable", COUNTERS_FILE, reason(error))
+        return None
+
+
+# --- evictions by hand -----------------------------------------------------------------------------------------------
+
+
+def read_hidden(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
+    """Return position and steps of each episode that was evicted by hand, by segment."""
+    where = f"{layout.HIDDEN}/{layout.METADATA}"
+    data = files.read(where, MAX_DOCUMENT_BYTES)
+    document: Any = None if data is None else parse(files, where, data)
+    if document is not None:
+        shape = document.get("shape")
+        rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
+        # What was appended may not be counted yet.
+        fits = rows >= words.hidden and (rows == words.hidden or rows % _HIDDEN_ROWS == 0)
+        if data != hidden_document(plan, rows) or not fits:
+            files.report("metadata", where, f"is not that of an array of {words.hidden} entries")
+    entries: dict[int, list[tuple[int, int]]] = {}
+    seen: set[int] = set()
+    left = words.hidden
+    for chunk in range(-(-words.hidden // _HIDDEN_ROWS)):
+        name = f"{layout.HIDDEN}/c.{chunk}.0"
+        block = files.read(name, _HIDDEN_ROWS * 16, _HIDDEN_ROWS * 16)
+        if block is None:
+            break
+        for first, steps in np.frombuffer(block, "<i8").reshape(-1, 2)[:left].tolist():
+            number = first >> layout.POSITION_BITS
+            if first < 0 or steps < 1 or number >= words.next_segment:
+                files.report("hidden", name, f"{steps} steps from id {first} were never there")
+            elif first in seen:
+                files.report("hidden", name, f"the episode of id {first} is named twice")
+            else:
+                seen.add(first)
+                entries.setdefault(number, []).append((first & layout.POSITION_MASK, steps))
+        left -= _HIDDEN_ROWS
+    return entries

@@ -1,0 +1,166 @@
+"""The rows of a segment: whether they are episodes, with the steps and times it says, and those evicted by hand."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.format import layout
+from diskreplay.verify.check_attributes import Segment
+from diskreplay.verify.files import read_at, reason
+from diskreplay.verify.row_flags import NO_STEP, START, count_steps, first_wrong
+
+_BLOCK_BYTES = 1 << 20
+
+
+def check_flags(segment: Segment) -> None:
+    """Check that the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
+    files, rows = segment.files, segment.rows
+    last = np.full(segment.attributes.lanes, START, np.uint8)
+    steps = 0
+    for lane, first, flags in _blocks(segment, layout.DONE):
+        lanes = slice(lane, lane + len(flags))
+        counted = np.clip(rows[lanes] - first, 0, flags.shape[1])
+        if wrong := first_wrong(flags, last[lanes], counted):
+            at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
+            value = int(flags[wrong])
+            files.report("flags", segment.inside(layout.DONE), f"{at}: {value} makes no sequence of episodes")
+            return
+        some = np.flatnonzero(counted)
+        last[lane + some] = flags[some, counted[some] - 1]
+        steps += count_steps(flags, counted)
+    if not check_lost(segment):
+        return
+    attributes = segment.attributes
+    steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # every row of a range is a step
+    if attributes.sealed and steps != attributes.steps:
+        files.report(
+            "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, and its rows hold {steps}"
+        )
+
+
+def check_times(segment: Segment) -> None:
+    """Check that no lane has a time before that of the row in front, and the bounds that a sealed segment says."""
+    attributes, files = segment.attributes, segment.files
+    last = np.zeros(attributes.lanes, np.int64)
+    found: list[int] = []
+    for lane, first, times in _blocks(segment, layout.TIME):
+        lanes = slice(lane, lane + len(times))
+        counted = np.clip(segment.rows[lanes] - first, 0, times.shape[1])
+        counts = np.arange(times.shape[1]) < counted[:, None]
+        falls = (times < np.concatenate([last[lanes, None], times[:, :-1]], axis=1)) & counts
+        if falls.any():
+            one, row = (int(i[0]) for i in np.nonzero(falls))
+            at = f"lane {lane + one}, row {first + row}"
+            files.report("times", segment.inside(layout.TIME), f"{at}: its time is before that of the row in front")
+            return
+        some = np.flatnonzero(counted)
+        last[lane + some] = times[some, counted[some] - 1]
+        for position, count in attributes.lost:
+            row, one = divmod(position, attributes.lanes)
+            if lane <= one < lane + len(times):
+                counts[one - lane, max(0, row - first) : max(0, row + count - first)] = False
+        if counts.any():
+            found += [int(times[counts].min()), int(times[counts].max())]
+    bounds = (min(found), max(found)) if found else None
+    if attributes.sealed and attributes.times != bounds:
+        detail = f"says that the times of its rows are {attributes.times}, and they are {bounds}"
+        files.report("counters", segment.inside(layout.METADATA), detail)
+
+
+def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Yield lane and row of the first value, and values of some lanes, in order of rows: a bounded number at a time."""
+    per_chunk, longest = segment.attributes.chunk_rows[path], segment.longest
+    dtype = np.dtype(segment.plan.arrays[path].dtype)
+    at_once = _BLOCK_BYTES // dtype.itemsize
+    width = min(per_chunk, at_once)
+    together = max(1, at_once // per_chunk)
+    for chunk in range(-(-longest // per_chunk)):
+        where = segment.inside(f"{path}/{layout.chunk_key(chunk, 0)}")
+        fd = segment.files.open(where, segment.attributes.lanes * per_chunk * dtype.itemsize)
+        if fd is None:
+            return
+        try:
+            for lane in range(0, segment.attributes.lanes, together):
+                lanes = min(together, segment.attributes.lanes - lane)
+                most = int(segment.rows[lane : lane + lanes].max())
+                for start in range(0, min(per_chunk, most - chunk * per_chunk), width):
+                    count = min(width, most - chunk * per_chunk - start) if lanes == 1 else width
+                    nbytes = lanes * count * dtype.itemsize
+                    data = read_at(fd, nbytes, (lane * per_chunk + start) * dtype.itemsize)
+                    if len(data) < nbytes:
+                        return  # cut off just now; its size was right a moment ago
+                    yield lane, chunk * per_chunk + start, np.frombuffer(data, dtype).reshape(lanes, count)
+        except OSError as error:
+            segment.files.report("unreadable", where, reason(error))
+        finally:
+            os.close(fd)
+
+
+def check_lost(segment: Segment) -> bool:
+    """Check that each range that was lost to damage is one episode of as many steps, truncated by its last."""
+    lanes = segment.attributes.lanes
+    for position, count in segment.attributes.lost:
+        row, lane = divmod(position, lanes)
+        stop, at, good = row + count, row, row + count <= segment.rows[lane]
+        while good and at < stop:
+            end = min(stop, (at // _chunk_rows(segment) + 1) * _chunk_rows(segment), at + _BLOCK_BYTES)
+            expected = np.zeros(end - at, np.uint8)
+            if at == row:
+                expected[0] = layout.FIRST
+            if end == stop:
+                expected[-1] |= layout.TRUNCATED
+            good, at = bool(np.array_equal(_flags(segment, lane, at, end), expected)), end
+        if good and stop < segment.rows[lane]:
+            good = bool((_flags(segment, lane, stop, stop + 1) & layout.FIRST).all())
+        if not good:
+            detail = f"{count} rows from row {row} of lane {lane} on were lost, and are not one episode"
+            segment.files.report("flags", segment.inside(layout.DONE), detail)
+            return False
+    return True
+
+
+def _chunk_rows(segment: Segment) -> int:
+    return segment.attributes.chunk_rows[layout.DONE]
+
+
+def check_hidden(segment: Segment, hidden: list[tuple[int, int]]) -> None:
+    """Check that each eviction by hand, position and steps, names an episode."""
+    for position, steps in hidden:
+        row, lane = divmod(position, segment.attributes.lanes)
+        if not _is_episode(segment, lane, row, row + steps):
+            detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are no episode"
+            segment.files.report("hidden", layout.HIDDEN, detail)
+
+
+def _is_episode(segment: Segment, lane: int, row: int, stop: int) -> bool:
+    """Whether an episode has its steps in exactly the rows ``[row, stop)``."""
+    rows = int(segment.rows[lane])
+    if not row < stop <= rows:
+        return False
+    per_chunk, at = segment.attributes.chunk_rows[layout.DONE], row
+    while at < min(stop + 1, rows):
+        end = min(stop if at < stop else stop + 1, (at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
+        flags = _flags(segment, lane, at, end)
+        starts, others = flags & layout.FIRST, flags & NO_STEP
+        if at == stop:
+            return bool((starts | others).all())
+        if others.any() or starts[int(at == row) :].any() or (at == row and not starts[:1].all()) or not len(flags):
+            return False
+        at = end
+    return True
+
+
+def _flags(segment: Segment, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
+    """Return flags of one lane that lie in one chunk."""
+    per_chunk = segment.attributes.chunk_rows[layout.DONE]
+    where = segment.inside(f"{layout.DONE}/{layout.chunk_key(first // per_chunk, 0)}")
+    fd = segment.files.open(where, segment.attributes.lanes * per_chunk)
+    if fd is None:
+        return np.zeros(0, np.uint8)
+    try:
+        return np.frombuffer(read_at(fd, stop - first, lane * per_chunk + first % per_chunk), np.uint8)
+    finally:
+        os.close(fd)

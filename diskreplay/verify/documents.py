@@ -1,0 +1,195 @@
+"""What the zarr.json files of a store must say, worked out from its schema and from the page on the format."""
+
+import json
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.schema import Schema
+from diskreplay.verify.files import Files
+
+Document = dict[str, Any]
+MAX_DOCUMENT_BYTES = 64 << 20
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SELF = re.compile(rb'(?<="diskreplay_crc32c":")[0-9a-f]{8}(?=")')
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array with rows: its shape without lanes and rows, and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of one lane."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every segment of a store has: arrays with rows and groups by path, and the text of their documents."""
+
+    arrays: dict[str, Array]
+    groups: tuple[str, ...]
+    templates: dict[str, Document]
+    store: str  # its identity
+
+    @property
+    def folders(self) -> list[str]:
+        """Paths of everything below a segment, parents first."""
+        return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS])
+
+
+def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Plan:
+    """Return what the segments of a store with this schema have."""
+    arrays = {path: Array(field.shape, field.dtype.name) for path, field in schema.leaves.items()}
+    groups = {"/".join(parts[:i]) for path in arrays if (parts := path.split("/")) for i in range(1, len(parts))}
+    return Plan(
+        {**arrays, layout.DONE: Array((), "uint8"), layout.TIME: Array((), "int64")},
+        tuple(sorted(groups)),
+        templates,
+        store,
+    )
+
+
+def parse(files: Files, where: str, data: bytes) -> Document | None:
+    """Return a JSON object, or None where it has to be reported."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        files.report("metadata", where, f"is not JSON ({str(error)[:80]})")
+        return None
+    if not isinstance(document, dict):
+        files.report("metadata", where, "is not a JSON object")
+        return None
+    return document
+
+
+def fits_itself(data: bytes) -> bool | None:
+    """Whether a document fits the checksum of itself; None: it has none."""
+    if len(_SELF.findall(data)) != 1:
+        return None
+    (crc,) = _SELF.findall(data)
+    return int(crc32c(_SELF.sub(b"0" * 8, data))) == int(crc, 16)
+
+
+def compact(document: Document) -> bytes:
+    """Return a document as it is written: JSON without spaces, keys in their order."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def shaped(template: Document, shape: list[int], chunks: list[int], names: list[str] | None = None) -> Document:
+    """Return an array's document with other shapes."""
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
+    document = {**template, "shape": shape, "chunk_grid": grid}
+    return document if names is None else {**document, "dimension_names": names}
+
+
+def store_documents(plan: Plan) -> dict[str, bytes]:
+    """Return the documents of the store's own groups and arrays whose every byte is known, by path."""
+    group, counter = plan.templates[""], plan.templates[layout.COMMITTED]
+    words = 2 * layout.COUNTER_WORDS
+    return {
+        **dict.fromkeys((layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS), compact(group)),
+        layout.COUNTERS: compact(shaped(counter, [words], [words], ["word"])),
+    }
+
+
+def hidden_document(plan: Plan, rows: int) -> bytes:
+    """Return the document of ``hidden`` with so many rows."""
+    counter = plan.templates[layout.COMMITTED]
+    return compact(shaped(counter, [rows, 2], [4096, 2], ["entry", "id_and_steps"]))
+
+
+def limiter_document(plan: Plan, slots: int) -> bytes:
+    """Return the document of a limiter's array."""
+    return compact(shaped(plan.templates[layout.COMMITTED], [slots], [slots], ["slot"]))
+
+
+def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
+    """Say what keeps a document from being that of an array of raw blocks, its lengths along ``lead`` axes aside."""
+    if not isinstance(document, dict):
+        return "is no object"
+    dimensions = lead + len(array.shape)
+    shape, grid = document.get("shape"), document.get("chunk_grid")
+    if not _is_shape(shape, dimensions) or tuple(shape[lead:]) != array.shape:  # type: ignore[index]
+        return f"has the shape {str(shape)[:80]}"
+    chunks = grid.get("configuration") if isinstance(grid, dict) and grid.get("name") == "regular" else None
+    chunks = chunks.get("chunk_shape") if isinstance(chunks, dict) else None
+    if not _is_shape(chunks, dimensions) or tuple(chunks[lead:]) != array.shape:  # type: ignore[index]
+        return f"has the chunks {str(grid)[:80]}"
+    wide = np.dtype(array.dtype).itemsize > 1
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, *([] if wide else [{"name": "bytes"}])]
+    expected: list[tuple[str, list[Any]]] = [
+        ("zarr_format", [3]),
+        ("node_type", ["array"]),
+        ("data_type", [array.dtype]),
+        ("chunk_key_encoding", [{"name": "default", "configuration": {"separator": "."}}]),
+        ("fill_value", [0]),
+        ("codecs", [[codec] for codec in codecs]),
+        ("storage_transformers", [[], None]),
+    ]
+    for key, allowed in expected:
+        if document.get(key) not in allowed:
+            return f"has the {key} {str(document.get(key))[:80]}"
+    return None
+
+
+def is_group(document: Any) -> bool:
+    """Whether a document is a zarr v3 group's."""
+    return isinstance(document, dict) and document.get("zarr_format") == 3 and document.get("node_type") == "group"
+
+
+def _is_shape(value: Any, dimensions: int) -> bool:
+    return isinstance(value, list) and len(value) == dimensions and all(is_whole(length) for length in value)
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether a value from JSON is a whole number of at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_templates(files: Files, plan: Plan, where: str) -> bool:
+    """Check the documents that segments are made from against the schema."""
+    counter = Array((), "int64")
+    wanted = {path: (array, 2) for path, array in plan.arrays.items()} | dict.fromkeys(
+        layout.LANE_COUNTERS, (counter, 1)
+    )
+    good = True
+    for path, (array, lead) in wanted.items():
+        if (wrong := array_mismatch(plan.templates.get(path), array, lead)) is not None:
+            files.report("metadata", where, f"segment_metadata: {path[:80]} {wrong}")
+            good = False
+    for path in ("", *plan.groups):
+        if not is_group(plan.templates.get(path)):
+            files.report("metadata", where, f"segment_metadata: {path[:80]!r} is no group")
+            good = False
+    return good
+
+
+def read_schema(files: Files, where: str, data: Any) -> Schema | None:
+    """Return the schema, or None where it has to be reported."""
+    try:
+        return Schema.from_json(data)
+    except FormatError as error:
+        files.report("metadata", where, str(error))
+        return None
+
+
+def is_uuid(value: Any) -> bool:
+    """Whether a value from JSON is the identity of a store or a segment."""
+    return isinstance(value, str) and _UUID.fullmatch(value) is not None
+
+
+def is_positive(value: object) -> bool:
+    """Whether a value from JSON is a finite number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

@@ -1,0 +1,98 @@
+"""What is wrong with a store: an independent reader's findings. It shares no code with the reader or the writer."""
+
+import os
+import re
+from collections.abc import Callable
+
+from diskreplay.errors import StoreNotFound
+from diskreplay.folders import OpenFolder, shown_paths
+from diskreplay.format import layout
+from diskreplay.verify.check_quarantine import check_quarantine
+from diskreplay.verify.check_root import Words, check_root, read_hidden, read_plan, read_words
+from diskreplay.verify.check_segment import verify_segment
+from diskreplay.verify.check_states import verify_states
+from diskreplay.verify.files import Files, Problem, reason
+
+__all__ = ["Problem", "segment_numbers", "verify"]
+
+Progress = Callable[[int, int], None]
+_NUMBER = re.compile(r"[0-9]{8,9}")
+
+
+@shown_paths()
+def verify(
+    path: str | os.PathLike[str] | OpenFolder, *, deep: bool = False, progress: Progress | None = None
+) -> list[Problem]:
+    """Look for what is wrong with a store; it may be written, and segments may leave it, meanwhile.
+
+    Checks that everything the format names is there, has its size and says what the schema says; that counters are
+    possible; that the flags of the rows they count are sequences of episodes; and the checksums of the metadata of
+    sealed segments. Steps in quarantine are findings too, of the kind ``"quarantine"``. Rows that a writer has not
+    committed are none of its business, nor is a segment whose writer died: the next process that opens the store with
+    mode "a" seals it.
+
+    Where the folder of the store is moved meanwhile, on its file system, it is followed. ``deep``: read every sealed
+    chunk and every saved state of a sampler too, and check their checksums. ``progress`` is called with the number of
+    segments that were looked at, and of all of them. The problems are in the order of the store, what it has beside its
+    segments first. Raises StoreNotFound where there is no store at ``path`` or it was deleted meanwhile, FormatError
+    where it is of a version that this release does not know.
+    """
+    try:
+        home = OpenFolder.of(path)  # a link to the store is no part of it
+    except OSError as error:
+        raise StoreNotFound(f"{path} {reason(error)}; diskreplay.create makes a store") from error
+    problems = _problems(str(home.path), deep, progress)
+    if home.is_deleted():
+        raise StoreNotFound(f"{home.name} was deleted, or moved to another file system, while it was verified")
+    return problems
+
+
+def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]:
+    files = Files(root)
+    plan = read_plan(files)
+    if plan is None:
+        return files.problems
+    good = check_root(files, plan)
+    # Before the counters: a segment in it that they do not know was made meanwhile, or is none.
+    numbers = segment_numbers(files) if layout.SEGMENTS in good else []
+    words = read_words(files) if layout.COUNTERS in good else None
+    hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
+    if layout.COUNTERS in good:
+        check_quarantine(files, words.next_segment if words else None)
+    problems = files.problems
+    if deep and layout.SAMPLERS in good:
+        problems += verify_states(root, plan.store)
+    for done, number in enumerate(numbers):
+        if progress is not None:
+            progress(done, len(numbers))
+        found, is_sealed = verify_segment(root, number, plan, deep=deep, hidden=hidden.get(number, []))
+        problems += found
+        if words is not None and not found and (problem := _misplaced(number, words, is_sealed)):
+            problems.append(problem)
+    if progress is not None:
+        progress(len(numbers), len(numbers))
+    return problems
+
+
+def segment_numbers(files: Files) -> list[int]:
+    """Return the numbers of the segments that are there, lowest first."""
+    numbers = []
+    for name, kind in sorted((files.listing(layout.SEGMENTS) or {}).items()):
+        where = f"{layout.SEGMENTS}/{name}"
+        if _NUMBER.fullmatch(name) and layout.segment_name(int(name)) == name and int(name) < layout.MAX_SEGMENTS:
+            numbers.append(int(name))
+        elif kind in ("link", "other"):
+            files.report("type", where, f"is a {kind} and no segment")
+        elif name != layout.METADATA and not name.startswith("."):
+            files.report("unexpected", where, "has no place in a store")
+    return sorted(numbers)
+
+
+def _misplaced(number: int, words: Words, is_sealed: bool) -> Problem | None:
+    """Return what is wrong with a whole segment that the store's counters leave out."""
+    where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+    if number >= words.next_segment and is_sealed:
+        return Problem(
+            "counters", f"{layout.COUNTERS}/c.0", f"the next segment is {words.next_segment}, and {where} is there"
+        )
+    return None
