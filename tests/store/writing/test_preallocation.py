@@ -19,7 +19,7 @@ from diskreplay.store.writing import preallocation as preallocation_module, rota
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
 
 STEPS = 40  # of a segment
-WITHOUT_WAITING = "from diskreplay.store import rotation; rotation.LEAST_QUARTER_S = 0.0\n"
+WITHOUT_WAITING = "from diskreplay.store.writing import rotation; rotation.LEAST_QUARTER_S = 0.0\n"
 
 
 @pytest.fixture(autouse=True)
