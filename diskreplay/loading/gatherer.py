@@ -31,17 +31,17 @@ class Gathered(NamedTuple):
 class Destination:
     """Where batches go: a device, and the memory they are gathered in on the way there; see `BufferPool`.
 
-    CUDA devices have a `courier`; to others but the CPU a batch is copied when it is shown.
+    CUDA devices have a `courier`; to others but the CPU a batch is copied when it becomes a `Batch`.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
         self.device = device
         self.courier = Courier(device) if device.type == "cuda" else None
-        self.ring = BufferPool(pinned_memory if self.courier else ordinary_memory, spare, debug)
+        self.pool = BufferPool(pinned_memory if self.courier else ordinary_memory, spare, debug)
 
 
 class Gatherer:
-    """Makes batches of one view of a store's steps. One thread at a time gathers, and one shows.
+    """Makes batches of one view of a store's steps. One thread at a time gathers, and one makes batches.
 
     For view, schema and fields see `Sampler`. `helped`: whether another thread copies half of what is large. Not for
     what is made beside the trainer, which has use for the other processor meanwhile.
@@ -65,12 +65,12 @@ class Gatherer:
             from diskreplay.views.device_frame_stack import DeviceFrameStack
 
             self.reader = DeviceFrameStack.of(view, schema, self.reader) or self.reader
-        self._device, self._ring, self.courier = device, destination.ring, destination.courier
+        self._device, self._pool, self.courier = device, destination.pool, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]
         self._paths = self.reader.paths
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
         # Nearly always: a batch's arrays become tensors when they are asked for.
-        self._shows_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
+        self._gives_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
         self.disk = Readahead(self.reader, schema)
         self.reader.helper = self._helper = helping_thread() if helped else None
@@ -88,7 +88,7 @@ class Gatherer:
         started = perf_counter()
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
-        slot, fields = self._ring.take(leaves, len(ids))
+        slot, fields = self._pool.take(leaves, len(ids))
         if entropy is not None:
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
@@ -103,10 +103,10 @@ class Gatherer:
         if self._helper is not None:
             self._helper.shutdown(wait=True, cancel_futures=True)
 
-    def show(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
+    def to_batch(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
         """Return the batch, with these weights if they are not all 1."""
         slot, fields, sent = gathered
-        if self._shows_arrays:
+        if self._gives_arrays:
             if weights is not None:
                 ones = fields["weight"]
                 if type(weights) is np.ndarray and weights.dtype == ones.dtype and weights.shape == ones.shape:

@@ -77,24 +77,24 @@ class Planner:
         self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
         self._priorities: Prioritized | None = None
         self._own: Distribution | None = None  # the view's
-        self._places: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
+        self._cursors: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
         self._times = None if max_times_sampled is None else TimesSampled(max_times_sampled)
         self._check_times(view, distribution)
         self._follow(view)
-        self.distribution = self._claimed(distribution)
-        self.active = self._chosen()
+        self.distribution = self._claim(distribution)
+        self.active = self._choose()
 
-    def aim(self, view: View, distribution: Distribution) -> None:
+    def set_target(self, view: View, distribution: Distribution) -> None:
         """Draw from now on with this view and distribution; what was drawn ahead is dropped."""
         self._check_times(view, distribution)
-        claimed = self._claimed(distribution)
+        claimed = self._claim(distribution)
         self.active.rewind()
         for plan in (*self.queue, *self._refused.values()):
             self.active.forget(self.population, plan.draw)
         if view is not self._view:
             self._follow(view)
         self.distribution = claimed
-        self.active = self._chosen()
+        self.active = self._choose()
         self.queue.clear()
         self._refused.clear()
 
@@ -107,7 +107,7 @@ class Planner:
                 "number of times of its own: leave it out"
             )
 
-    def _chosen(self) -> Distribution:
+    def _choose(self) -> Distribution:
         """Return what draws from now on."""
         if self._own is not None:
             return self._own
@@ -116,14 +116,14 @@ class Planner:
         return self.distribution
 
     def _follow(self, view: View) -> None:
-        admission = EpisodeFilter(self._where)
-        places = self._places if self._own is None else {**self._places, self._own.key: self._own.state_dict()}
-        self._own = _own_distribution(view, admission, places)
-        self._view, self._places, self._random = view, places, view.random
-        self.population = Population(view, admission)
+        episode_filter = EpisodeFilter(self._where)
+        cursors = self._cursors if self._own is None else {**self._cursors, self._own.key: self._own.state_dict()}
+        self._own = _own_distribution(view, episode_filter, cursors)
+        self._view, self._cursors, self._random = view, cursors, view.random
+        self.population = Population(view, episode_filter)
         self._loss_masks: Gatherer | None = None
 
-    def _claimed(self, distribution: Distribution) -> Distribution:
+    def _claim(self, distribution: Distribution) -> Distribution:
         """Claim a distribution; a new `Prioritized` goes on with the priorities of the one before."""
         distribution.claim(self)
         if isinstance(distribution, Prioritized):
@@ -157,7 +157,7 @@ class Planner:
             try:
                 population.refresh(snapshot)
             except SegmentGone:  # `where` read an episode
-                snapshot = self._look()
+                snapshot = self._refresh_population()
         if not population.size:
             needed = "1 is" if active.least == 1 else f"{active.least} are"
             raise NotEnoughData(
@@ -183,7 +183,7 @@ class Planner:
         self._rewind()
         return self.draw(size, refresh=True, lost=plan.draw)
 
-    def refused(self, plan: Plan, apart: int | None) -> None:
+    def put_back(self, plan: Plan, apart: int | None) -> None:
         """Take back a plan that was not delivered yet: it is the next one of its size.
 
         `apart` is the size that `draw_apart` was asked for, which may be more than it has ids; None: it is of `next`.
@@ -195,7 +195,7 @@ class Planner:
         else:
             self.queue.appendleft(plan)
 
-    def failed(self, plan: Plan) -> None:
+    def drop(self, plan: Plan) -> None:
         """Give up a batch that was drawn, unless it was refused."""
         if not self._rewind() and plan not in self.queue and plan not in self._refused.values():
             self.active.forget(self.population, plan.draw)
@@ -215,7 +215,7 @@ class Planner:
     def state_dict(self) -> dict[str, Any]:
         """Return what the batches after the last delivered one depend on, beside the store."""
         kept = None if self._priorities is self.distribution else self._priorities
-        places = self._places if self._own is None else {**self._places, self._own.key: self._own.state_dict()}
+        cursors = self._cursors if self._own is None else {**self._cursors, self._own.key: self._own.state_dict()}
         return {
             "rng": json.dumps(self.rng.bit_generator.state),
             "view": str(self._view),
@@ -224,7 +224,7 @@ class Planner:
             "distribution": type(self.distribution).__name__,
             "state": self.distribution.state_dict(),
             "priorities": None if kept is None else {"arguments": kept.arguments, "state": kept.state_dict()},
-            "cursors": places,
+            "cursors": cursors,
             "times": None if self._times is None else self.active.state_dict(),
             "plans": [plan.state_dict() for plan in self.queue],
             "refused": [{"asked": asked, **plan.state_dict()} for asked, plan in self._refused.items()],
@@ -243,21 +243,21 @@ class Planner:
             )
         if refresh:
             self._store.refresh()
-        admission = EpisodeFilter(self._where)
-        own = _own_distribution(self._view, admission, saved.places)
-        population = Population(self._view, admission)
+        episode_filter = EpisodeFilter(self._where)
+        own = _own_distribution(self._view, episode_filter, saved.cursors)
+        population = Population(self._view, episode_filter)
         population.restore(saved.order)
         times = None if self._times is None else TimesSampled.loaded(self._times.most, saved.times)
-        snapshot = self._look(population)
+        snapshot = self._refresh_population(population)
         load_distribution(self.distribution, saved.state)
         # Nothing below raises.
         self._priorities = self.distribution if isinstance(self.distribution, Prioritized) else saved.priorities
         if saved.priorities is not None:
             saved.priorities.claim(self)
         self.rng = np.random.Generator(saved.generator)
-        self._own, self._places, self._times = own, saved.places, times
+        self._own, self._cursors, self._times = own, saved.cursors, times
         self.population = population
-        self.active = self._chosen()
+        self.active = self._choose()
         self.queue = self._accepted(saved.plans, snapshot)
         refused = {asked: self._accepted([plan], snapshot) for asked, plan in saved.refused.items()}
         self._refused = {asked: plans[0] for asked, plans in refused.items() if plans}
@@ -277,7 +277,7 @@ class Planner:
         if not priorities.weighted and self._priorities is not None:
             priorities = self._priorities
         if self.population.version == 0:
-            self._look()
+            self._refresh_population()
         if errors.ndim == 2:
             ids, errors, skipped = self._of_sequences(ids, errors, schema, priorities.eta)
             return skipped + priorities.update(self.population, ids, errors)
@@ -294,7 +294,7 @@ class Planner:
                 break
             except SegmentGone:
                 self._store.refresh()
-                self._look()
+                self._refresh_population()
         else:
             raise SegmentGone(f"segments were evicted faster than they could be read, {ATTEMPTS} times")
         return ids[known], sequence_error(errors[known], mask, eta), int((~known).sum())
@@ -318,7 +318,7 @@ class Planner:
         mask[:, : found.shape[1]] = found
         return mask
 
-    def _look(self, population: Population | None = None) -> Snapshot:
+    def _refresh_population(self, population: Population | None = None) -> Snapshot:
         """Bring the population, or another one, up to the store's snapshot."""
         population = self.population if population is None else population
         for _ in range(ATTEMPTS):
@@ -331,9 +331,9 @@ class Planner:
         raise SegmentGone(f"segments were evicted faster than their episodes could be read, {ATTEMPTS} times")
 
 
-def _own_distribution(view: View, admission: EpisodeFilter, places: Mapping[str, Any]) -> Distribution | None:
-    """Return a view's own distribution, at its place if there is one; None where the view has none."""
-    own = view.own_distribution(admission)
-    if own is not None and own.key in places:
-        own.load_state_dict(places[own.key])
+def _own_distribution(view: View, episode_filter: EpisodeFilter, cursors: Mapping[str, Any]) -> Distribution | None:
+    """Return a view's own distribution, where it was if it was used before; None where the view has none."""
+    own = view.own_distribution(episode_filter)
+    if own is not None and own.key in cursors:
+        own.load_state_dict(cursors[own.key])
     return own

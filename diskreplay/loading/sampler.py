@@ -138,7 +138,7 @@ class Sampler:
             _alive.add(self)
             self._lock: Any = threading.RLock()
             self._limiter = None if limiter is None else limiter.attach(self._store)
-            self._gatherer, self._prefetcher = self._made_for(view)
+            self._gatherer, self._prefetcher = self._make_gatherers(view)
             self._item_steps = view.item_steps
             self._planner = Planner(
                 self._store,
@@ -156,7 +156,7 @@ class Sampler:
             raise
         _logger.info("%s", self)
 
-    def _made_for(self, view: View) -> tuple[Gatherer, Prefetcher | None]:
+    def _make_gatherers(self, view: View) -> tuple[Gatherer, Prefetcher | None]:
         """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
         arguments = view, self._store.schema, self._fields, self._destination
         gatherer = Gatherer(*arguments, helped=True)
@@ -192,9 +192,9 @@ class Sampler:
 
     @view.setter
     def view(self, view: View) -> None:
-        gatherer, prefetcher = self._made_for(view_argument(view))
+        gatherer, prefetcher = self._make_gatherers(view_argument(view))
         with self._lock:
-            self._planner.aim(view, self._planner.distribution)
+            self._planner.set_target(view, self._planner.distribution)
             self._statistics.keep(self._seconds())
             self._end_threads()
             self._view, self._gatherer, self._prefetcher = view, gatherer, prefetcher
@@ -213,7 +213,7 @@ class Sampler:
     @distribution.setter
     def distribution(self, distribution: Distribution) -> None:
         with self._lock:
-            self._planner.aim(self._view, distribution_argument(distribution))
+            self._planner.set_target(self._view, distribution_argument(distribution))
             _logger.info("%s", self)
 
     def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
@@ -280,18 +280,18 @@ class Sampler:
                     gathered = self._gatherer.gather(plan.snapshot, ids, plan.entropy)
                 elif self._prefetcher is not None:
                     gathered = self._prefetcher.wait(gathered)
-                batch = self._gatherer.show(gathered, weights)
+                batch = self._gatherer.to_batch(gathered, weights)
             except SegmentGone:
                 continue
             except Exception:
                 # Not the next one again: a row that is damaged would be read by every call. Unless the next one would
                 # not be what it is with this one left out.
-                planner.failed(plan)
+                planner.drop(plan)
                 raise
             except BaseException:
                 # An interrupt: the batch was not given, and of some distributions its ids would not come again.
                 plan.gathered = None
-                planner.refused(plan, apart)
+                planner.put_back(plan, apart)
                 raise
             if active.gives_once:
                 active.delivered(plan.draw)
@@ -305,7 +305,7 @@ class Sampler:
             counts.elsewhere += started - counts.last
             counts.last = perf_counter()
             return batch
-        planner.refused(plan, apart)
+        planner.put_back(plan, apart)
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def gather(self, ids: Any) -> Batch:
@@ -330,7 +330,7 @@ class Sampler:
                 try:
                     snapshot = self._store.snapshot
                     self._gatherer.reader.check(snapshot, wanted)
-                    return self._gatherer.show(self._gatherer.gather(snapshot, wanted))
+                    return self._gatherer.to_batch(self._gatherer.gather(snapshot, wanted))
                 except SegmentGone:
                     self._store.refresh()  # which makes an evicted id an InvalidIndex
             raise SegmentGone("segments were evicted faster than they could be read")
@@ -356,7 +356,7 @@ class Sampler:
                     f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "
                     "might wait for ever and is dropped: the next call draws another one"
                 ) from error
-            self._planner.refused(plan, apart)
+            self._planner.put_back(plan, apart)
             raise
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
@@ -492,9 +492,9 @@ class Sampler:
             return  # a forked child has none of it
         with self._lock:
             self._closed = True
-            self._planner.aim(self._view, self._planner.distribution)
+            self._planner.set_target(self._view, self._planner.distribution)
             self._end_threads()
-            self._destination.ring.clear()
+            self._destination.pool.clear()
             if self._own_store is not None:
                 if self._steps_when_closed is None:
                     self._steps_when_closed = len(self._own_store)

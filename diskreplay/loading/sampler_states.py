@@ -22,7 +22,7 @@ class PlannerState(NamedTuple):
     """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy.
 
     `refused` are those of other sizes than the sampler's that a limiter refused, by the size that was asked for;
-    `places` the states of views' own distributions, by their keys; `times` how often ids were sampled, nothing where
+    `cursors` the states of views' own distributions, by their keys; `times` how often ids were sampled, nothing where
     that was not counted.
     """
 
@@ -33,7 +33,7 @@ class PlannerState(NamedTuple):
     order: Order
     state: Any
     priorities: Prioritized | None
-    places: dict[str, dict[str, NDArray[np.int64]]]
+    cursors: dict[str, dict[str, NDArray[np.int64]]]
     times: Mapping[str, Any]
     plans: list[tuple[Draw, int | None]]
     refused: dict[int, tuple[Draw, int | None]]
@@ -52,10 +52,10 @@ class PlannerState(NamedTuple):
                 priorities.load_state_dict(kept["state"])
             plans = [_plan(plan) for plan in state["plans"]]
             refused = {int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])}
-            places = {str(key): _columns(place) for key, place in state["cursors"].items()}
+            cursors = {str(key): _columns(cursor) for key, cursor in state["cursors"].items()}
             times = state.get("times") or {}
             return cls(
-                generator, distribution, view, kind, order, state["state"], priorities, places, times, plans, refused
+                generator, distribution, view, kind, order, state["state"], priorities, cursors, times, plans, refused
             )
         except _RUBBISH as error:
             raise ValueError(f"this is no state of a sampler: {error!r}") from None

@@ -96,7 +96,7 @@ def test_what_is_drawn_ahead_is_what_would_have_been_drawn(
         if plain.distribution.weighted:
             for sampler in (plain, ahead):  # before anything is drawn: weights differ
                 store.refresh()
-                sampler._planner._look()
+                sampler._planner._refresh_population()
                 ids = sampler._planner.population.take(np.arange(sampler._planner.population.size))
                 sampler.update_priorities(ids, np.random.default_rng(0).standard_normal(len(ids)))
         held = []
@@ -191,17 +191,17 @@ def test_memory_of_small_batches_is_used_again_when_they_are_gone(store: Any) ->
     with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
         for _ in range(40):
             sampler.sample()
-        assert len(sampler._destination.ring) <= 2
+        assert len(sampler._destination.pool) <= 2
         kept = [sampler.sample().obs["number"][2:4] for _ in range(40)]
         was = [part.tolist() for part in kept]
         for _ in range(40):
             sampler.sample()
         assert [part.tolist() for part in kept] == was
-        assert len(sampler._destination.ring) >= 40
+        assert len(sampler._destination.pool) >= 40
         del kept
         for _ in range(40):
             sampler.sample()
-        assert len(sampler._destination.ring) <= 3 + 2 + 1
+        assert len(sampler._destination.pool) <= 3 + 2 + 1
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
@@ -253,7 +253,7 @@ def test_no_more_memory_than_there_are_plans(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), batch_size=300, prefetch=3) as sampler:
         for _ in range(30):
             sampler.sample()
-        assert len(sampler._destination.ring) <= 3 + 2 + 1
+        assert len(sampler._destination.pool) <= 3 + 2 + 1
 
 
 def test_what_a_thread_raises_is_raised_to_the_caller(tmp_store: Path) -> None:
