@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from diskreplay.buffers.rollout import RolloutBuffer as RolloutBuffer
     from diskreplay.errors import (
         BufferFull as BufferFull,
+        Closed as Closed,
         DamagedSegmentWarning as DamagedSegmentWarning,
         FormatError as FormatError,
         InvalidIndex as InvalidIndex,
@@ -65,6 +66,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Batch": "diskreplay.loading.batch",
     "BufferFull": "diskreplay.errors",
+    "Closed": "diskreplay.errors",
     "DamagedSegmentWarning": "diskreplay.errors",
     "DistillationBuffer": "diskreplay.buffers.distillation",
     "Episode": "diskreplay.store.reading.episodes",

@@ -9,7 +9,8 @@ ReplayError
 ├── ReadOnlyError   PermissionError    a write through mode "r"
 ├── StorageFull     OSError            no space for the next row; nothing was half-written
 ├── NotEnoughData   BufferError        fewer steps than the request needs
-├── WriterClosed    ValueError         an append after close, or from a forked child
+├── Closed          ValueError         a store, sampler or buffer that was closed
+│   └── WriterClosed                   an append after close, or from a forked child
 ├── RateLimited     TimeoutError       a limiter did not let the call through in time
 ├── BufferFull      BufferError        a step for a rollout buffer that has all its steps
 ├── SegmentGone     LookupError        evicted or set aside since the snapshot was taken
@@ -60,7 +61,11 @@ class NotEnoughData(ReplayError, BufferError):
     """There are fewer steps than the request needs; the message says how many there are and how many are needed."""
 
 
-class WriterClosed(ReplayError, ValueError):
+class Closed(ReplayError, ValueError):
+    """The store, sampler, writer or buffer is closed."""
+
+
+class WriterClosed(Closed):
     """The writer is closed, or belongs to the parent of this forked process."""
 
 

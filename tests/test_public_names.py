@@ -13,6 +13,7 @@ import diskreplay
 
 ERRORS = {
     "BufferFull": BufferError,
+    "Closed": ValueError,
     "FormatError": ValueError,
     "InvalidIndex": IndexError,
     "NotEnoughData": BufferError,

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from diskreplay.buffers.values import Given
-from diskreplay.errors import ReplayError, SchemaError, StoreNotFound
+from diskreplay.errors import Closed, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.opening import create, open as open_store
@@ -85,9 +85,9 @@ class Backing:
             raise
 
     def check_open(self) -> None:
-        """Raise ReplayError where the buffer is closed."""
+        """Raise Closed where the buffer is."""
         if self._closed:
-            raise ReplayError("this buffer is closed; make another")
+            raise Closed("this buffer is closed; make another")
 
     def close(self) -> None:
         """Close the store, and remove it where it is temporary. Closing twice is fine."""

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 import torch
 
-from diskreplay.errors import RateLimited, ReplayError
+from diskreplay.errors import Closed, RateLimited, ReplayError
 from diskreplay.loading.arguments import (
     check_meaning,
     distribution_argument,
@@ -508,7 +508,7 @@ class Sampler:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError("this sampler is closed")
+            raise Closed("this sampler is closed; make another")
 
 
 class _ForeignLock:

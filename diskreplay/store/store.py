@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import ReadOnlyError, ReplayError
+from diskreplay.errors import Closed, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.format import layout
 from diskreplay.format.file_systems import warn_of
@@ -367,7 +367,7 @@ class Store:
 
     def _open_follower(self) -> Follower:
         if self._follower is None:
-            raise ReplayError(f"this Store of {self._root.path} is closed; open it again")
+            raise Closed(f"this store of {self._root.path} is closed; open it again")
         return self._follower
 
     def __enter__(self) -> Self:

@@ -80,10 +80,10 @@ def test_a_buffer_at_a_path_that_nobody_closes_is_sealed_with_a_warning(tmp_path
 def test_a_closed_buffer_says_so(make: Callable[[], dr.ReplayBuffer], temporary: Path) -> None:
     buffer = make()
     buffer.close()
-    with pytest.raises(dr.ReplayError, match="closed"):
+    with pytest.raises(dr.Closed, match="closed"):
         len(buffer) if not isinstance(buffer, dr.RolloutBuffer) else buffer.sample()
     arguments = {dr.ReplayBuffer: 5, dr.RolloutBuffer: 6, dr.DistillationBuffer: 2}[type(buffer)]
-    with pytest.raises(dr.ReplayError, match="^this buffer is closed; make another$"):
+    with pytest.raises(dr.Closed, match="^this buffer is closed; make another$"):
         buffer.add(*[np.zeros(2)] * arguments)
 
 

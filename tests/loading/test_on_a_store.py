@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.errors import ReplayError
+from diskreplay.errors import Closed
 from diskreplay.store.reading.snapshot import SegmentGone
 
 SCHEMA = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"), episode={"seed": dr.Field((), "int64")})
@@ -146,7 +146,7 @@ def test_batches_outlive_their_store(tmp_store: Path) -> None:
             append_steps(writer, 0, 50)
         batch = dr.Sampler(store, dr.Transitions(gamma=0.9), batch_size=32, seed=0).sample()
     check(batch)
-    with pytest.raises(ReplayError, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         dr.Sampler(store, dr.Transitions()).sample()
 
 

@@ -427,7 +427,7 @@ def test_a_closed_sampler_refuses_and_its_batches_stay(store: Store) -> None:
         batch = sampler.sample()
         was = batch.obs.clone()
     for call in (sampler.sample, lambda: sampler.gather([2 << 35])):
-        with pytest.raises(ValueError, match="^this sampler is closed$"):
+        with pytest.raises(dr.Closed, match="^this sampler is closed; make another$"):
             call()
     assert batch.obs.equal(was)
     sampler.close()

@@ -623,5 +623,5 @@ def test_names_and_modes_that_do_not_fit_are_refused(tmp_store: Path) -> None:
         assert store.verify(deep=True) == []
         sampler.close()
         for call in (sampler.state_dict, lambda: sampler.save("b"), lambda: sampler.load("b")):
-            with pytest.raises(ValueError, match="this sampler is closed"):
+            with pytest.raises(dr.Closed, match="this sampler is closed"):
                 call()
