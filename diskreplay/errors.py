@@ -14,10 +14,14 @@ ReplayError
 ├── RateLimited     TimeoutError       a limiter did not let the call through in time
 ├── BufferFull      BufferError        a step for a rollout buffer that has all its steps
 ├── SegmentGone     LookupError        evicted or set aside since the snapshot was taken
-└── InvalidIndex    IndexError         an id that never existed
+├── InvalidIndex    IndexError         an id that never existed
+└── MissingExtra    ImportError        a library that an extra of this package installs
 
 DamagedSegmentWarning is the RuntimeWarning of a store that is used without a segment which cannot be read.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
@@ -83,6 +87,23 @@ class SegmentGone(ReplayError, LookupError):
 
 class InvalidIndex(ReplayError, IndexError):
     """An id that no step of the store ever had."""
+
+
+class MissingExtra(ReplayError, ImportError):
+    """A library that the call needs cannot be imported; the message has the command that installs it."""
+
+    @classmethod
+    @contextmanager
+    def raised_for(cls, what: str, extra: str) -> Iterator[None]:
+        """Raise this for an ImportError of the block: ``what`` needs the libraries of ``extra``."""
+        try:
+            yield
+        except cls:
+            raise
+        except ImportError as error:
+            raise cls(
+                f"{what} needs a library that cannot be imported ({error}): pip install diskreplay[{extra}]"
+            ) from error
 
 
 class DamagedSegmentWarning(RuntimeWarning):

@@ -16,6 +16,7 @@ ERRORS = {
     "Closed": ValueError,
     "FormatError": ValueError,
     "InvalidIndex": IndexError,
+    "MissingExtra": ImportError,
     "NotEnoughData": BufferError,
     "RateLimited": TimeoutError,
     "ReadOnlyError": PermissionError,

@@ -1,9 +1,12 @@
 """`diskreplay demo`: four processes play CartPole into one store while this one learns from it."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from diskreplay.errors import MissingExtra
 
 NOT_LEARNT = 1
 
@@ -21,8 +24,12 @@ def demo(
     the growing store, by priority, and learns a DQN, until the greedy policy's mean return over 20 episodes is 475 or
     more. Then it prints what `inspect` prints. The exit code is 1 where it did not learn in time.
     """
-    # Here and not above: gymnasium and multiprocessing would slow the start of every other command.
-    from diskreplay.cli import demo_run
+    with MissingExtra.raised_for("the demo", "torch,gym"):
+        for library in ("torch", "numba"):  # not loaded here: the collectors start meanwhile
+            if find_spec(library) is None:
+                raise ImportError(f"No module named {library!r}")
+        # Here and not above: gymnasium and multiprocessing would slow the start of every other command.
+        from diskreplay.cli import demo_run
 
     if not demo_run.run(seed, path, max_seconds):
         raise typer.Exit(NOT_LEARNT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.errors import SchemaError
+from diskreplay.errors import MissingExtra, SchemaError
 
 DTYPE_NAMES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -187,7 +187,8 @@ def tree_from_space(space: Any, name: str) -> Any:
     ``space`` is a Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, nested; ``name`` the leaf's
     path, for the error message. Raises SchemaError if the space, or one inside it, is of another kind.
     """
-    from gymnasium import spaces
+    with MissingExtra.raised_for("a schema of gymnasium spaces", "gym"):
+        from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
         return {key: tree_from_space(inner, f"{name}/{key}") for key, inner in space.spaces.items()}

@@ -4,13 +4,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from diskreplay import ReplayError
+from diskreplay import MissingExtra, ReplayError
 from diskreplay.interop.step_values import StepValues, as_numpy
+
+with MissingExtra.raised_for("recording an environment", "gym"):
+    import gymnasium as gym
+    from gymnasium.error import ResetNeeded
+    from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 if TYPE_CHECKING:
     from diskreplay import Store, VectorWriter, Writer

@@ -10,19 +10,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-try:
-    import llvmlite.binding  # type: ignore[import-untyped]
+from diskreplay.errors import MissingExtra
+
+with MissingExtra.raised_for("sampling", "torch"):
+    import llvmlite.binding
     import numba
     from llvmlite import ir
     from numba.core import cgutils, types
     from numba.extending import intrinsic
     from numba.np.arrayobj import populate_array
-except ImportError as error:
-    raise ImportError(
-        f"batches are sampled by compiled code, which needs numba: pip install numba ({error})"
-    ) from error
 
-from diskreplay.kernels.cache import compile_kernel
+    from diskreplay.kernels.cache import compile_kernel
 
 STREAM_BLOCK = 128  # bytes: two cache lines
 

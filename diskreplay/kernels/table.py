@@ -41,7 +41,7 @@ MODULES = {
 
 @cache
 def chosen(name: str) -> Kernel:
-    """Return the compiled kernel of this name, or raise ImportError where numba cannot be imported."""
+    """Return the compiled kernel of this name, or raise MissingExtra where numba cannot be imported."""
     from diskreplay.kernels import jit
 
     return jit.ready(getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name))

@@ -1,0 +1,204 @@
+"""What is installed for whom: a collector needs little, and what an extra installs is asked for by its name."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.test_architecture import MODULES, imports_of
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
+# What the test environment has and an installation without extras lacks.
+NOT_CORE = *TORCH, *GYM, "matplotlib", "scipy", "pandas", "hypothesis", "sympy"
+
+HOOK = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+STORE = """
+import json
+import numpy as np
+import diskreplay as dr
+
+path = sys.argv[1]
+schema = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"))
+with dr.create(path, schema, exist_ok=True) as store, store.writer() as writer:
+    for t in range(8):
+        writer.append(np.full(3, t), t, 1.0, t == 7, next_obs=np.full(3, t + 1))
+
+def message(work):
+    try:
+        work()
+    except dr.MissingExtra as error:
+        return str(error)
+"""
+WORK = """
+from diskreplay.cli.main import main
+
+with dr.open(path, "a") as store:
+    with store.writer(num_envs=2) as writer:
+        for t in range(8):
+            ends = np.full(2, t == 7)
+            obs = np.zeros((2, 3))
+            writer.append(obs, np.zeros(2, int), np.ones(2), ends, ends & False, next_obs=obs)
+    with store.writer(durability="episode") as writer:
+        writer.append_episode(np.zeros((9, 3)), np.zeros(8, int), np.ones(8), terminated=True)
+    store.refresh()
+    assert [episode.total_reward for episode in store.episodes] == [8.0] * 4
+    assert [episode.obs.shape for episode in store.episodes] == [(9, 3)] * 4
+    assert store.verify(deep=True) == [] and store.repair() == []
+    assert store.evict(lambda episode: len(episode.ids) == 0) == 0
+    dr.Transitions(n_step=3), dr.Sequences(length=4, overlap=2), dr.Uniform(), dr.Prioritized()
+codes = [main([*command, path]) for command in (["inspect"], ["episodes"], ["verify", "--deep"], ["repair"])]
+assert codes == [0, 0, 0, 0], codes
+assert not set(NAMES) & set(sys.modules)
+print("all done")
+"""
+
+
+def run_without(names: Iterable[str], code: str, *args: Any) -> str:
+    """Run code where these libraries cannot be imported; return what it printed last."""
+    hook = HOOK.format(names=tuple(names)) + f"NAMES = {tuple(names)!r}\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", hook + code, *map(str, args)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_collector_writes_reads_inspects_verifies_and_repairs_without_any_extra(tmp_path: Path) -> None:
+    assert run_without(NOT_CORE, STORE + WORK, tmp_path / "store") == "all done"
+
+
+@pytest.mark.parametrize("library", ["torch", "numba"])
+def test_sampling_says_which_extra_has_the_library(tmp_path: Path, library: str) -> None:
+    code = """
+def sample_buffer():
+    buffer = dr.ReplayBuffer(8)
+    buffer.add([0.0], 0, 1.0, [0.0], True)
+    buffer.sample(1)
+
+calls = [lambda: dr.Sampler(path, dr.Transitions()), lambda: dr.warmup(path, dr.Transitions()), sample_buffer]
+print(json.dumps([message(call) for call in calls]))
+"""
+    for said in json.loads(run_without([library], STORE + code, tmp_path / "store")):
+        assert re.fullmatch(
+            rf"(sampling|a buffer) needs a library that cannot be imported \(No module named '{library}.*'\): "
+            r"pip install diskreplay\[torch\]",
+            said,
+        )
+
+
+def test_recording_says_which_extra_has_gymnasium(tmp_path: Path) -> None:
+    code = """
+class Env:
+    observation_space = action_space = None
+
+calls = [
+    lambda: dr.RecordEpisodes,
+    lambda: dr.RecordVectorEpisodes,
+    lambda: dr.Schema.from_env(Env()),
+    lambda: dr.Schema.from_spaces(None, None),
+]
+print(json.dumps([message(call) for call in calls]))
+"""
+    said = json.loads(run_without(GYM, STORE + code, tmp_path / "store"))
+    why = "needs a library that cannot be imported (No module named 'gymnasium'): pip install diskreplay[gym]"
+    assert said == [f"recording an environment {why}"] * 2 + [f"a schema of gymnasium spaces {why}"] * 2
+
+
+def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path) -> None:
+    code = f"{STORE}\nprint(json.dumps({{name: message(lambda: getattr(dr, name)) for name in dr.__all__}}))"
+    said = json.loads(run_without(NOT_CORE, code, tmp_path / "store"))
+    missing: dict[str, set[str]] = {}
+    for name, text in said.items():
+        if text is not None:
+            missing.setdefault(text.partition("pip install ")[2], set()).add(name)
+    buffers = {"DistillationBuffer", "Experience", "ReplayBuffer", "RolloutBuffer"}
+    assert missing == {
+        "diskreplay[torch]": {"Batch", "MixedSampler", "Sampler", "nstep_targets", "warmup"} | buffers,
+        "diskreplay[gym]": {"RecordEpisodes", "RecordVectorEpisodes"},
+    }
+
+
+@pytest.mark.parametrize("library", ["torch", "numba", "gymnasium"])
+def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
+    code = "import contextlib\nfrom diskreplay.cli.main import main\n"
+    code += "with contextlib.redirect_stderr(sys.stdout):\n    code = main(['demo'])\nassert code == 2, code"
+    said = run_without([library], code)
+    assert said.endswith(f"(No module named '{library}'): pip install diskreplay[torch,gym]")
+
+
+def test_an_import_error_that_has_another_cause_is_shown() -> None:
+    code = """
+sys.modules["torch"] = None
+import diskreplay as dr
+try:
+    dr.Sampler
+except ImportError as error:
+    print(type(error.__cause__).__name__, error)
+"""
+    assert run_without([], code) == (
+        "ModuleNotFoundError sampling needs a library that cannot be imported "
+        "(import of torch halted; None in sys.modules): pip install diskreplay[torch]"
+    )
+
+
+def required(lines: Iterable[str]) -> set[str]:
+    return {Requirement(line).name for line in lines}
+
+
+def test_the_package_depends_on_what_it_imports_and_on_nothing_else() -> None:
+    extras = PROJECT["optional-dependencies"]
+    declared = required(PROJECT["dependencies"]) | required(extras["torch"]) | required(extras["gym"])
+    imported = {
+        item.module.split(".")[0] for name in MODULES for item in imports_of(name) if not name.startswith("testing")
+    }
+    assert imported - sys.stdlib_module_names - {"diskreplay", "llvmlite"} == declared
+
+
+def test_the_tests_install_all_that_the_package_can_use() -> None:
+    extras = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+    (own,) = [requirement for requirement in extras["test"] if requirement.name == "diskreplay"]
+    assert own.extras == {"torch", "gym"}
+
+
+def test_numba_has_the_minor_version_after_the_one_that_is_tested_as_its_bound() -> None:
+    pins = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "tools/constraints.txt").read_text()))
+    major, minor = map(int, pins["numba"].split(".")[:2])
+    (numba,) = [line for line in PROJECT["optional-dependencies"]["torch"] if line.startswith("numba")]
+    assert f"<{major}.{minor + 1}" in numba
+
+
+def test_what_a_collector_installs_takes_less_than_165_megabytes() -> None:
+    waiting, seen, nbytes = set(required(PROJECT["dependencies"])), set(), 0
+    while waiting:
+        seen.add(name := waiting.pop())
+        distribution = metadata.distribution(name)
+        paths = (Path(str(distribution.locate_file(file))) for file in distribution.files or ())
+        nbytes += sum(path.stat().st_size for path in paths if path.exists())
+        needed = [Requirement(line) for line in distribution.requires or ()]
+        waiting |= {r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})} - seen
+    own = sum(path.stat().st_size for path in (ROOT / "diskreplay").rglob("*.py"))
+    assert nbytes + 3 * own < 165_000_000  # with the package's own files, source and compiled
