@@ -23,8 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from numba.core import config, typeinfer
-from numba.core.caching import Cache, CompileResultCacheImpl, _CacheLocator
+from diskreplay.kernels import numba_private
+from diskreplay.kernels.numba_private import Cache, CacheLocator, Dispatcher, NumbaType
 
 COMPILING = (
     "diskreplay compiles its kernels, which takes seconds, once for each version and machine; diskreplay.warmup does "
@@ -38,17 +38,13 @@ _PATIENCE = 60.0
 _POLL = 0.02
 
 
-def compile_kernel(dispatcher: Any, signature: Any) -> None:
+def compile_kernel(dispatcher: Dispatcher, signature: NumbaType) -> None:
     """Compile a kernel for one signature, or load it, and no other ever."""
-    kept: _KernelCache | None = None
-    if folder() is not None:
-        dispatcher._cache = kept = _KernelCache(dispatcher.py_func)
+    kept = None if folder() is None else _KernelCache(dispatcher.py_func)
     try:
-        dispatcher._can_compile = True
-        with typeinfer.register_dispatcher(dispatcher), _no_garbage_collection():
-            dispatcher.compile(signature)
+        with _no_garbage_collection():
+            numba_private.compile_one(dispatcher, signature, kept)
     finally:
-        dispatcher._can_compile = False
         if kept is not None:
             kept.let_go()
 
@@ -92,7 +88,7 @@ def folder() -> str | None:
 
 
 def _parents() -> Iterator[Path]:
-    if chosen := getattr(config, "CACHE_DIR", ""):
+    if chosen := numba_private.chosen_folder():
         yield Path(chosen)
     yield Path(__file__).parent / "__pycache__"
     yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "diskreplay"
@@ -115,7 +111,7 @@ def _prune(parent: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-class _Locator(_CacheLocator):
+class _Locator(CacheLocator):
     """Tells numba where a kernel is kept."""
 
     def __init__(self, path: str, line: int) -> None:
@@ -139,14 +135,10 @@ class _Locator(_CacheLocator):
         return str(self._line)
 
 
-class _KeptResult(CompileResultCacheImpl):
-    _locator_classes = [_Locator]  # noqa: RUF012
-
-
 class _KernelCache(Cache):
     """What numba asks for a kernel before it compiles it, and gives it to afterwards; one process at a time between."""
 
-    _impl_class: Any = _KeptResult
+    _impl_class: Any = numba_private.located_by(_Locator)
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)

@@ -1,7 +1,7 @@
 """How kernels are compiled, and the few instructions on raw addresses that Python cannot write.
 
-Only this module and `cache` import numba. Importing it costs a third of a second, so nothing imports this module before
-a reader is built.
+Only this module, `cache` and `numba_private` import numba. Importing it costs a third of a second, so nothing imports
+this module before a reader is built.
 """
 
 import inspect
@@ -13,23 +13,19 @@ from typing import Any
 from diskreplay.errors import MissingExtra
 
 with MissingExtra.raised_for("sampling", "torch"):
-    import llvmlite.binding
     import numba
     from llvmlite import ir
-    from numba.core import cgutils, types
+    from numba import types
     from numba.extending import intrinsic
-    from numba.np.arrayobj import populate_array
 
+    from diskreplay.kernels import numba_private
     from diskreplay.kernels.cache import compile_kernel
+    from diskreplay.kernels.numba_private import Builder, Context, NumbaType, Value
 
 STREAM_BLOCK = 128  # bytes: two cache lines
 
-# What numba and llvmlite have no types for: a type of either, a builder, a value in LLVM's code, and a function that
-# kernels call and that becomes such code.
-NumbaType = Any
+# More that has no type: one of LLVM's types, and a function that kernels call and that becomes LLVM's code.
 LLVMType = Any
-Builder = Any
-Value = Any
 Instruction = Any
 
 _BYTE, _INT32, _INT, _FLOAT, _DOUBLE = *map(ir.IntType, (8, 32, 64)), ir.FloatType(), ir.DoubleType()
@@ -51,9 +47,9 @@ def _instruction(result: NumbaType, *kinds: NumbaType) -> Callable[[Callable[...
     """Make an instruction of these types of a function that writes it with a builder; None is no value."""
 
     def decorate(build: Callable[..., Value | None]) -> Instruction:
-        def generate(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        def generate(context: Context, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
             found = build(builder, *args)
-            return context.get_dummy_value() if found is None else found
+            return numba_private.no_value(context) if found is None else found
 
         return _typed(result, kinds, generate)
 
@@ -86,13 +82,8 @@ def _reading_as(kind: NumbaType, llvm_type: LLVMType, given: NumbaType) -> Instr
 def _array_at(kind: NumbaType) -> Instruction:
     """Return an instruction that makes an array of the memory at an address, which it borrows."""
 
-    def generate(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
-        item = context.get_data_type(kind.dtype)
-        width = ir.Constant(_INT, context.get_abi_sizeof(item))
-        array, data = context.make_array(kind)(context, builder), builder.inttoptr(args[0], item.as_pointer())
-        strides = [*(builder.mul(count, width) for count in args[2:]), width]
-        populate_array(array, data=data, shape=args[1:], strides=strides, itemsize=width, meminfo=None)
-        return array._getvalue()
+    def generate(context: Context, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        return numba_private.array_at(context, builder, kind, args[0], args[1:])
 
     return _typed(kind, [types.int64] * (1 + kind.ndim), generate)
 
@@ -120,7 +111,7 @@ def load_shared(builder: Builder, address: Value) -> Value:
 def copy_bytes(builder: Builder, target: Value, source: Value, count: Value) -> None:
     """Copy `count` bytes from one address to another; the ranges do not overlap."""
     to, origin = (builder.inttoptr(a, _BYTE.as_pointer()) for a in (target, source))
-    cgutils.raw_memcpy(builder, to, origin, count, 1)
+    numba_private.copy_memory(builder, to, origin, count)
 
 
 @_instruction(types.int64, types.int64)
@@ -132,7 +123,7 @@ def lowest_bit(builder: Builder, x: Value) -> Value:
 @_instruction(types.void, types.int64, types.int64)
 def zero_bytes(builder: Builder, target: Value, count: Value) -> None:
     """Set `count` bytes from an address on to zero."""
-    cgutils.memset(builder, builder.inttoptr(target, _BYTE.as_pointer()), count, 0)
+    numba_private.zero_memory(builder, builder.inttoptr(target, _BYTE.as_pointer()), count)
 
 
 @_instruction(types.void, types.int64)
@@ -149,7 +140,7 @@ def prefetch(builder: Builder, address: Value) -> None:
 def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Value:
     """Call the C library's madvise; 0 is success."""
     kind = ir.FunctionType(_INT32, [_INT, _INT, _INT32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "madvise")
+    function = numba_private.c_function(builder, kind, "madvise")
     return builder.sext(builder.call(function, [address, count, builder.trunc(advice, _INT32)]), _INT)
 
 
@@ -216,13 +207,9 @@ def kernel(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
         options: dict[str, Any] = {"nogil": True, "error_model": "python" if checked else "numpy"}
-        # No kernel makes an array or keeps one (one that does is not compiled): counting references would cost a tenth
-        # of the time of a small batch, and as much of compiling.
-        options["_nrt"] = False
-        # Each wrapper takes its time to compile: nobody calls kernels from C, nor inner ones from Python.
-        options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner, "forceinline": inlined}
+        options |= numba_private.kernel_options(inner=inner, inlined=inlined)
         made: Any = numba.njit(**options)(function)
-        made._can_compile = False
+        numba_private.forbid_compiling(made)
         made.kernel_signature = _TYPES[result](*(_TYPES[a] for a in arguments))
         return ready(made) if inner else made
 
@@ -232,7 +219,7 @@ def kernel(
 def ready(kernel: Any) -> Any:
     """Compile a kernel, or load it, if that has not been done; return it."""
     with _compiling:
-        if not kernel.overloads:
+        if not kernel.signatures:
             compile_kernel(kernel, kernel.kernel_signature)
     return kernel
 
@@ -243,18 +230,9 @@ def apart(called: Any) -> Any:
     A call of the kernel itself copies it into the caller, where it is optimized once more: right for what is small or
     in a loop.
     """
-    (compiled,) = ready(called).overloads.values()
-    symbol, result, kinds = f"diskreplay_{called.__name__}", compiled.signature.return_type, compiled.signature.args
-    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    llvmlite.binding.add_symbol(symbol, address)
+    function = numba_private.CompiledFunction(ready(called), f"diskreplay_{called.__name__}")
 
-    def generate(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
-        convention = context.call_conv
-        kind = convention.get_function_type(result, kinds)
-        function = cgutils.get_or_insert_function(builder.module, kind, symbol)
-        status, found = convention.call_function(builder, function, result, kinds, args)
-        with cgutils.if_unlikely(builder, status.is_error):
-            convention.return_status_propagate(builder, status)
-        return found
+    def generate(context: Context, builder: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        return function.call(context, builder, args)
 
-    return _typed(result, kinds, generate)
+    return _typed(function.result, function.kinds, generate)

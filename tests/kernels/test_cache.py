@@ -114,7 +114,7 @@ def test_without_any_place_kernels_are_compiled_and_a_warning_says_so(read_only_
 
 
 def test_another_source_has_another_folder_and_old_ones_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache.numba_private.config, "CACHE_DIR", str(tmp_path))
     made = []
     for number in range(12):
         monkeypatch.setattr(cache, "source_digest", lambda number=number: f"{number:02x}" * 32)

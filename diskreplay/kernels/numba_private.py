@@ -1,0 +1,111 @@
+"""What kernels use of numba beyond what numba promises to keep; no other module names any of it.
+
+Each release of numba may change these: `pyproject.toml` allows those that were tried, and
+`tests/kernels/test_numba_private.py` says of each name here whether it is still what it was. What is public
+(`njit`, `types`, `extending.intrinsic`, and llvmlite's builder) is used where it is needed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils, config, typeinfer
+from numba.core.caching import Cache as Cache, CompileResultCacheImpl, _CacheLocator
+from numba.np.arrayobj import populate_array
+
+CacheLocator = _CacheLocator
+
+# What numba and llvmlite have no types for: a type of numba's, a compiled function and the object that holds it, a
+# target of compiling, a builder of LLVM's code, and a value in it.
+NumbaType: TypeAlias = Any
+Dispatcher: TypeAlias = Any
+Context: TypeAlias = Any
+Builder: TypeAlias = Any
+Value: TypeAlias = Any
+
+
+def kernel_options(*, inner: bool, inlined: bool) -> dict[str, bool]:
+    """Return the options of `numba.njit` for kernels, beside the public ones."""
+    # No kernel makes an array or keeps one (one that does is not compiled): counting references would cost a tenth of
+    # the time of a small batch, and as much of compiling. Each wrapper takes its time to compile: nobody calls kernels
+    # from C, nor inner ones from Python.
+    return {"_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner, "forceinline": inlined}
+
+
+def forbid_compiling(dispatcher: Dispatcher) -> None:
+    """Have a call with other types than those that were compiled raise, and not compile."""
+    dispatcher._can_compile = False
+
+
+def compile_one(dispatcher: Dispatcher, signature: NumbaType, cache: Cache | None) -> None:
+    """Compile a function for one signature, or load it from a cache, and no other ever."""
+    if cache is not None:
+        dispatcher._cache = cache
+    try:
+        dispatcher._can_compile = True
+        with typeinfer.register_dispatcher(dispatcher):
+            dispatcher.compile(signature)
+    finally:
+        forbid_compiling(dispatcher)
+
+
+def chosen_folder() -> str:
+    """Return what `NUMBA_CACHE_DIR` says, or an empty string."""
+    return str(config.CACHE_DIR)  # type: ignore[attr-defined]  # set from the environment, by name
+
+
+def located_by(locator: type[CacheLocator]) -> type[CompileResultCacheImpl]:
+    """Return the kind of a cache's content that is kept where a locator says."""
+    return type("LocatedResult", (CompileResultCacheImpl,), {"_locator_classes": [locator]})
+
+
+class CompiledFunction:
+    """A compiled function under a name by which LLVM's code can call it where it is."""
+
+    def __init__(self, dispatcher: Dispatcher, symbol: str) -> None:
+        (compiled,) = dispatcher.overloads.values()
+        self.result, self.kinds = compiled.signature.return_type, compiled.signature.args
+        self._symbol = symbol
+        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        llvmlite.binding.add_symbol(symbol, address)
+
+    def call(self, context: Context, builder: Builder, args: Sequence[Value]) -> Value:
+        """Write a call, after which an exception that was raised there goes on here."""
+        convention = context.call_conv
+        kind = convention.get_function_type(self.result, self.kinds)
+        function = cgutils.get_or_insert_function(builder.module, kind, self._symbol)
+        status, found = convention.call_function(builder, function, self.result, self.kinds, args)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return found
+
+
+def array_at(context: Context, builder: Builder, kind: NumbaType, address: Value, shape: Sequence[Value]) -> Value:
+    """Write an array of a contiguous type over the memory at an address, which it borrows."""
+    item = context.get_data_type(kind.dtype)
+    width = ir.Constant(ir.IntType(64), context.get_abi_sizeof(item))
+    array, data = context.make_array(kind)(context, builder), builder.inttoptr(address, item.as_pointer())
+    strides = [*(builder.mul(count, width) for count in shape[1:]), width]
+    populate_array(array, data=data, shape=shape, strides=strides, itemsize=width, meminfo=None)
+    return array._getvalue()
+
+
+def no_value(context: Context) -> Value:
+    """Return what a function without a result returns."""
+    return context.get_dummy_value()
+
+
+def copy_memory(builder: Builder, target: Value, source: Value, count: Value) -> None:
+    """Write a copy of bytes between ranges that do not overlap."""
+    cgutils.raw_memcpy(builder, target, source, count, 1)
+
+
+def zero_memory(builder: Builder, target: Value, count: Value) -> None:
+    """Write zeros to bytes."""
+    cgutils.memset(builder, target, count, 0)
+
+
+def c_function(builder: Builder, kind: ir.FunctionType, name: str) -> Value:
+    """Return a function of the C library, to be called."""
+    return cgutils.get_or_insert_function(builder.module, kind, name)
