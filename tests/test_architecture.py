@@ -49,7 +49,7 @@ PUBLIC_NAMES_ONLY = {"interop"}
 # library -> the parts and modules that may import it; a library that is not named here is free
 LIBRARIES = {
     "zarr": {"format"},
-    "filelock": {"format", "store"},
+    "filelock": {"kernels.cache"},
     "crc32c": {"format", "verify", "store.repair.repair_documents"},
     "numba": {"kernels"},
     "torch": {"loading", "buffers", "cli", "interop.torch_dataset"},

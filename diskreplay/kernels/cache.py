@@ -1,30 +1,34 @@
 """Where compiled kernels are kept, and how processes share the work of compiling them.
 
-The folder is named after the source of all kernels, so that no release, and no edit, ever sees machine code of another
-one. It lies where `NUMBA_CACHE_DIR` says, else beside this file, else, where that cannot be written (a read-only
-installation), in the user's cache. Without any of these each process compiles for itself, and a warning says so.
+The folder is named after the source of all kernels and the version of numba, so that no release, and no edit, ever sees
+machine code of another one. It lies where `NUMBA_CACHE_DIR` says, else in the user's cache, and never beside the
+package, where nothing would remove it: after an uninstall, what is left of a package's folders can still be imported,
+as a namespace with nothing in it. Without either place each process compiles for itself, and a warning says so.
 
 Of processes that start at once, one compiles, and says so, and the others wait for what it saves. What cannot be read
 is compiled again, what cannot be saved is not: a full disk or a damaged file costs time and nothing else.
 """
 
-import fcntl
 import gc
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import numba
 
 from diskreplay.kernels import numba_private
 from diskreplay.kernels.numba_private import Cache, CacheLocator, Dispatcher, NumbaType
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 COMPILING = (
     "diskreplay compiles its kernels, which takes seconds, once for each version and machine; diskreplay.warmup does "
@@ -78,8 +82,9 @@ def folder() -> str | None:
         if is_new:
             _prune(parent)
         return str(path)
+    why = "; ".join(tried) or "the user has no home"
     warnings.warn(
-        f"compiled kernels cannot be kept, so each process compiles them for itself ({'; '.join(tried)}): set "
+        f"compiled kernels cannot be kept, so each process compiles them for itself ({why}): set "
         "NUMBA_CACHE_DIR to a folder that can be written",
         RuntimeWarning,
         stacklevel=2,
@@ -90,14 +95,17 @@ def folder() -> str | None:
 def _parents() -> Iterator[Path]:
     if chosen := numba_private.chosen_folder():
         yield Path(chosen)
-    yield Path(__file__).parent / "__pycache__"
-    yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "diskreplay"
+    # Relative paths are not looked at: the first as its specification asks, the second where there is no home.
+    for cache_home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(cache_home):
+            yield Path(cache_home) / "diskreplay"
+            return
 
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256 of the source of all kernels, and of `ids`, whose numbers are compiled into them."""
-    digest, here = hashlib.sha256(), Path(__file__).parent
+    """Return the SHA-256 of numba's version and the source of all kernels, and of `ids`, whose numbers they contain."""
+    digest, here = hashlib.sha256(numba.__version__.encode()), Path(__file__).parent
     for path in (here.parent / "ids.py", *sorted(here.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
@@ -142,7 +150,7 @@ class _KernelCache(Cache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._lock = -1
+        self._lock: BaseFileLock | None = None
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled kernel, None if there is none: then the caller compiles it, and others wait."""
@@ -169,9 +177,9 @@ class _KernelCache(Cache):
 
     def let_go(self) -> None:
         """Let other processes compile."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 @cache
@@ -180,22 +188,15 @@ def _tell() -> None:
     logging.getLogger("diskreplay").warning(COMPILING)
 
 
-def _locked(path: str) -> int:
-    """Return a descriptor with a lock on a folder's kernels; -1 where none can be had, or not for long."""
-    until = time.monotonic() + _PATIENCE
+def _locked(path: str) -> "BaseFileLock | None":
+    """Return a lock that is held on a folder's kernels; None where none can be had, or not for long."""
+    # Here and not above: it takes longer to import than kernels that were compiled before take to load.
+    from filelock import FileLock
+
+    # Not `fallback_to_soft`: a file that stands for a lock would outlive a process that is killed.
+    lock = FileLock(f"{path}/lock", timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:
-        lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
-        return -1
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(_POLL)
-                continue
-        except OSError:
-            pass
-        os.close(lock)
-        return -1
+        lock.acquire()
+    except OSError:  # a timeout is one
+        return None
+    return lock

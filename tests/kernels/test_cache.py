@@ -138,13 +138,44 @@ def test_what_is_compiled_into_kernels_is_part_of_their_source(file, tmp_path):
 
 def test_a_process_that_holds_the_lock_for_too_long_is_not_waited_for(tmp_path, monkeypatch):
     held = cache._locked(str(tmp_path))
-    assert held >= 0
+    assert held.is_locked
     monkeypatch.setattr(cache, "_PATIENCE", 0.05)
     started = time.monotonic()
-    assert cache._locked(str(tmp_path)) == -1
+    assert cache._locked(str(tmp_path)) is None
     assert time.monotonic() - started >= 0.05
-    os.close(held)
+    held.release()
     again = cache._locked(str(tmp_path))
-    assert again >= 0
-    os.close(again)
-    assert cache._locked(str(tmp_path / "missing")) == -1
+    assert again.is_locked
+    again.release()
+    assert cache._locked(str(tmp_path / "lock")) is None  # in no folder
+
+
+def test_kernels_are_kept_in_the_users_cache_and_nothing_beside_the_package(tmp_path):
+    package = tmp_path / "site-packages"
+    shutil.copytree(REPOSITORY / "diskreplay", package / "diskreplay", ignore=shutil.ignore_patterns("__pycache__"))
+    installed = sorted(package.rglob("*"))
+    home, cache_home = tmp_path / "home", tmp_path / "cache"
+    for environment, expected in [
+        ({"HOME": home, "XDG_CACHE_HOME": cache_home}, cache_home),
+        ({"HOME": home, "XDG_CACHE_HOME": "relative"}, home / ".cache"),
+        ({"HOME": home}, home / ".cache"),
+    ]:
+        folder, _, err = finish(start(where=package, **environment))
+        assert Path(folder).parent == expected / "diskreplay"
+        assert err in ("", f"{cache.COMPILING}\n")
+    assert sorted(package.rglob("*")) == installed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "home", "site-packages"]
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    monkeypatch.setattr(cache.numba_private.config, "CACHE_DIR", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.warns(RuntimeWarning, match=r"^compiled kernels cannot be kept.*\(the user has no home\): set NUMBA"):
+        assert cache.folder.__wrapped__() is None
+
+
+def test_another_numba_has_another_folder(monkeypatch):
+    before = cache.source_digest.__wrapped__()
+    monkeypatch.setattr(cache.numba, "__version__", "0.99.0")
+    assert cache.source_digest.__wrapped__() != before == cache.source_digest()
