@@ -50,6 +50,7 @@ PUBLIC_NAMES_ONLY = {"interop"}
 LIBRARIES = {
     "zarr": {"format"},
     "filelock": {"kernels.cache"},
+    "fcntl": {"format.locks", "format.volume"},
     "crc32c": {"format", "verify", "store.repair.repair_documents"},
     "numba": {"kernels"},
     "torch": {"loading", "buffers", "cli", "interop.torch_dataset"},

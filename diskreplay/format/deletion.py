@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from diskreplay.format import layout
-from diskreplay.format.durable import storage_error, sync_folder, try_lock
+from diskreplay.format.durable import storage_error, sync_folder
+from diskreplay.format.locks import try_lock
 from diskreplay.format.root import Root
 
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import Counters, open_counters
-from diskreplay.format.durable import held_lock, make_lock, storage_error, sync_folder, sync_tree
+from diskreplay.format.durable import storage_error, sync_folder, sync_tree
 from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.mapping import map_file
 from diskreplay.format.metadata import dump
 from diskreplay.format.numbers import segment_numbers

@@ -17,8 +17,9 @@ from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFou
 from diskreplay.folders import OpenFolder, show_paths, shown_paths
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import make_lock, sync_folder, sync_tree
+from diskreplay.format.durable import sync_folder, sync_tree
 from diskreplay.format.file_systems import file_system_type, has_stable_inodes
+from diskreplay.format.locks import make_lock
 from diskreplay.format.machine import check_platform
 from diskreplay.format.schema import Schema
 

@@ -16,7 +16,8 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow, OpenFolder
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
-from diskreplay.format.durable import Lock, overwrite, storage_error, try_lock, write_atomic, write_file
+from diskreplay.format.durable import overwrite, storage_error, write_atomic, write_file
+from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
 from diskreplay.format.mapping import open_regular, refuse_links

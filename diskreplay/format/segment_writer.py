@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.format.append_cursor import AppendCursor, Ints, Places, Window, find_places
 from diskreplay.format.commit import Counters, CountersByPosition, open_lane_counter
-from diskreplay.format.durable import Lock
 from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.layout import WIDE_ROW_BYTES
+from diskreplay.format.locks import Lock
 from diskreplay.format.marking import DurableRows
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo

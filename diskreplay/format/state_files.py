@@ -21,17 +21,9 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
-from diskreplay.format.durable import (
-    Lock,
-    held_lock,
-    storage_error,
-    sync_file,
-    sync_folder,
-    sync_tree,
-    try_lock,
-    write_file,
-)
+from diskreplay.format.durable import storage_error, sync_file, sync_folder, sync_tree, write_file
 from diskreplay.format.limiters import is_name
+from diskreplay.format.locks import Lock, held_lock, try_lock
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.metadata import (
     Document,

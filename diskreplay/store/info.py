@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from diskreplay.errors import SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
-from diskreplay.format.durable import is_held
 from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.locks import is_held
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine

@@ -10,8 +10,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from diskreplay.errors import RateLimited, ReadOnlyError
-from diskreplay.format.durable import Lock, try_lock
 from diskreplay.format.limiters import SLOTS, Inserted, StepCounter, is_name, open_slots, slots_lock
+from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.root import Root
 
 # Between two looks at the counts: short at first, for the other side may be in the middle of its step.

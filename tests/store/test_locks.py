@@ -17,9 +17,9 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.cli.main import main
-from diskreplay.format import durable, layout, limiters, state_files
+from diskreplay.format import layout, limiters, locks, state_files
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import held_lock, is_held, is_locked, try_lock
+from diskreplay.format.locks import held_lock, is_held, is_locked, try_lock
 from diskreplay.store.retention import retention
 from diskreplay.testing.crash import in_child
 from tests.testing.support import append_numbered, serial_schema
@@ -55,14 +55,14 @@ def locks_of(path):
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077, 0o000])
 def test_no_lock_can_be_opened_by_who_may_not_write_it(tmp_store, mask, monkeypatch):
     made = set()
-    real = durable._open_lock
+    real = locks._open_lock
 
     def noted(path):
         fd = real(path)
         made.add((str(Path(path).name), os.fstat(fd).st_mode & 0o777))
         return fd
 
-    monkeypatch.setattr(durable, "_open_lock", noted)
+    monkeypatch.setattr(locks, "_open_lock", noted)
     before = os.umask(mask)
     try:
         limiter = dr.RateLimiter(1.0, 1, 100.0)

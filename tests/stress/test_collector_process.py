@@ -29,7 +29,7 @@ with dr.open(sys.argv[1], mode="a") as store:
         writing_kib = resident_kib()
     store.refresh()
     steps = len(store)
-heavy = [name for name in ("torch", "numba", "llvmlite", "matplotlib", "gymnasium") if name in sys.modules]
+heavy = [name for name in ("torch", "numba", "llvmlite", "matplotlib", "gymnasium", "filelock") if name in sys.modules]
 kib = {"writing_kib": writing_kib, "sealed_kib": resident_kib()}
 print(json.dumps({"steps": steps, "heavy": heavy, "import_s": import_s, **kib}))
 """

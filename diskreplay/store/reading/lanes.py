@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.durable import is_locked
 from diskreplay.format.layout import MAX_LANES
+from diskreplay.format.locks import is_locked
 from diskreplay.format.sealing import may_seal
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from diskreplay.errors import FormatError, StorageFull
 from diskreplay.format import layout
-from diskreplay.format.durable import held_lock, is_locked, try_lock
+from diskreplay.format.locks import held_lock, is_locked, try_lock
 from diskreplay.format.quarantine import QUARANTINE
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo

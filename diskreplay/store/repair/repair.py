@@ -8,7 +8,7 @@ from typing import NamedTuple
 from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.durable import held_lock
+from diskreplay.format.locks import held_lock
 from diskreplay.format.quarantine import note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.root import open_home, read_root
 from diskreplay.format.segment import SegmentInfo

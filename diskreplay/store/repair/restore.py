@@ -6,7 +6,7 @@ from pathlib import Path
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.folders import is_folder, shown, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.durable import held_lock
+from diskreplay.format.locks import held_lock
 from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
 from diskreplay.format.root import Root, open_home
 from diskreplay.format.segment import read_segment

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.durable import held_lock, try_lock, write_atomic
+from diskreplay.format.durable import write_atomic
+from diskreplay.format.locks import held_lock, try_lock
 from diskreplay.format.mapping import map_file
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import segment_numbers

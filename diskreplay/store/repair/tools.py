@@ -5,7 +5,7 @@ from functools import cached_property
 from diskreplay.errors import FormatError
 from diskreplay.folders import OpenFolder
 from diskreplay.format import layout
-from diskreplay.format.durable import Lock, is_locked, try_lock
+from diskreplay.format.locks import Lock, is_locked, try_lock
 from diskreplay.format.quarantine import QUARANTINE, move_aside
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.segment import SegmentInfo, read_segment

@@ -11,8 +11,8 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.deletion import destroy, remove_dead_draft, take_out
-from diskreplay.format.durable import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, reserve
+from diskreplay.format.locks import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diskreplay.errors import StorageFull, StoreLocked
-from diskreplay.format.durable import Lock, try_lock
+from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import NotWritten, seal_segments
 from diskreplay.format.segment import SegmentInfo, read_segment

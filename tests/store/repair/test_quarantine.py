@@ -11,8 +11,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import layout
-from diskreplay.format.durable import is_locked
 from diskreplay.format.limiters import StepCounter
+from diskreplay.format.locks import is_locked
 from diskreplay.format.machine import boot_time
 from diskreplay.format.quarantine import move_aside, read_quarantine
 from diskreplay.format.root import read_root

@@ -12,7 +12,7 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.format import root as root_module, segment as segment_module
-from diskreplay.format.durable import held_lock, is_locked
+from diskreplay.format.locks import held_lock, is_locked
 from diskreplay.store.repair import dead_writers
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify import check_root, check_segment

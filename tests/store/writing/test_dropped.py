@@ -190,12 +190,12 @@ def test_a_forked_childs_copy_of_a_writer_does_nothing_when_it_is_dropped(tmp_st
 
 def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store):
     """The collector may come while this thread holds any lock, and another thread waits for that."""
-    from diskreplay.format import durable
+    from diskreplay.format import locks
 
     with dr.create(tmp_store, serial_schema()) as store:
         writer = store.writer()
         append_numbered(writer, [1])
-        with pytest.warns(ResourceWarning), store._sealer._condition, durable._taking:
+        with pytest.warns(ResourceWarning), store._sealer._condition, locks._taking:
             del writer
         seal_dropped()
         assert store.info()["segments"][0]["state"] == "sealed"

@@ -14,7 +14,7 @@ import diskreplay as dr
 from diskreplay.errors import StorageFull
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import is_locked
+from diskreplay.format.locks import is_locked
 from diskreplay.store.writing import preallocation as preallocation_module, rotation
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
 

@@ -17,7 +17,7 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.format import marks, segment as segment_module
-from diskreplay.format.durable import is_locked
+from diskreplay.format.locks import is_locked
 from diskreplay.format.segment_column import Column
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.reading import follower as follower_module
