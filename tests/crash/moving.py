@@ -27,8 +27,8 @@ import diskreplay as dr
 from diskreplay.format import layout
 from diskreplay.format.marks import read_marks
 from diskreplay.store.repair.repair import repair
-from diskreplay.testing.coded import Span, check_coded_parts, split_codes
 from tests.crash import workloads
+from tests.testing.coded import Span, check_coded_parts, split_codes
 from tests.testing.filesystems import Disk
 
 _MOST_STEPS = 50_000

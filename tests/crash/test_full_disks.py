@@ -15,12 +15,12 @@ import pytest
 import diskreplay as dr
 from diskreplay.errors import StorageFull
 from diskreplay.format import commit, segment_writer
-from diskreplay.testing.coded import check_coded_store
-from diskreplay.testing.crash import Point, in_child, needs_room
 from diskreplay.verify.verify import verify
 from tests.crash import workloads
+from tests.crash.injection import Point, in_child, needs_room
 from tests.crash.test_room import fill_at
 from tests.crash.test_writers import KINDS, STRIDE
+from tests.testing.coded import check_coded_store
 from tests.testing.filesystems import Disk, mounted
 
 DISKS = [

@@ -9,7 +9,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.repair.repair import repair
-from diskreplay.testing.crash import die_at, points_of
+from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
 
 SEGMENT = Path("segments/00000000")

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S
-from diskreplay.testing.coded import Span
-from diskreplay.testing.power import another_boot
 from tests.crash import moving, workloads
 from tests.crash.moving import Collector, Spans, busy, check_moved, count_steps, durable_steps, quiet
+from tests.crash.power import another_boot
+from tests.testing.coded import Span
 from tests.testing.filesystems import Disk, mounted
 
 ROUNDS = int(os.environ.get("DISKREPLAY_MOVE_ROUNDS", 1))  # of each test

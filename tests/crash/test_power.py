@@ -14,10 +14,10 @@ import pytest
 import diskreplay as dr
 from diskreplay.format.marks import read_marks
 from diskreplay.store.repair.repair import repair
-from diskreplay.testing.coded import check_coded_parts
-from diskreplay.testing.crash import in_child
-from diskreplay.testing.power import Recording, State, another_boot, states
 from tests.crash import workloads
+from tests.crash.injection import in_child
+from tests.crash.power import Recording, State, another_boot, states
+from tests.testing.coded import check_coded_parts
 from tests.testing.filesystems import mounted
 from tests.testing.support import digest, scratch
 

@@ -11,8 +11,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.repair.repair import repair
-from diskreplay.testing.crash import die_at, points_of
 from diskreplay.verify import check_segment
+from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
 
 # How many points lie between two that are tried. 1 tries all of them.

@@ -19,7 +19,7 @@ import zarr
 import diskreplay as dr
 from diskreplay.format.root import read_root
 from diskreplay.format.state_files import read_state, write_state
-from diskreplay.testing.crash import die_at
+from tests.crash.injection import die_at
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
 SAVE = """

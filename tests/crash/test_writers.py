@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.testing.coded import check_coded_store, coded_obs, coded_step, make_codes
-from diskreplay.testing.crash import STORE, die_at, points_of
 from tests.crash import workloads
+from tests.crash.injection import STORE, die_at, points_of
+from tests.testing.coded import check_coded_store, coded_obs, coded_step, make_codes
 
 # How many points lie between two that are tried. 1 tries all of them, which takes minutes.
 STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))

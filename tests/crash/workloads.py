@@ -8,7 +8,7 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.store.writing import rotation
-from diskreplay.testing.coded import coded_obs, coded_step, make_codes
+from tests.testing.coded import coded_obs, coded_step, make_codes
 
 CAPACITY = 24
 LANES = 3
@@ -17,7 +17,7 @@ Tell = Callable[[Any], None]
 
 def create(path: Any, **kwargs: Any) -> dr.Store:
     """Make a store in which a dozen steps fill a segment and a few a chunk."""
-    from diskreplay.testing.coded import coded_schema
+    from tests.testing.coded import coded_schema
 
     return dr.create(path, coded_schema(), **{"chunk_bytes": 512, "segment_steps": 8, "capacity": CAPACITY, **kwargs})
 

@@ -11,7 +11,7 @@ from diskreplay.errors import StorageFull
 from diskreplay.format import commit
 from diskreplay.format.commit import CountersByPosition, StoreCounters
 from diskreplay.format.layout import NEXT_SEGMENT, STEPS_EVICTED
-from diskreplay.testing.crash import Point, failing
+from tests.crash.injection import Point, failing
 
 LANES = 1024  # two pages
 

@@ -17,10 +17,10 @@ from diskreplay.format.quarantine import move_aside
 from diskreplay.format.volume import volume_of
 from diskreplay.store import store as store_module
 from diskreplay.store.repair.repair import repair
-from diskreplay.testing.coded import check_coded_parts
-from diskreplay.testing.power import another_boot
 from diskreplay.verify import check_segment
 from tests.crash import workloads
+from tests.crash.power import another_boot
+from tests.testing.coded import check_coded_parts
 from tests.testing.filesystems import mounted
 from tests.testing.support import append_numbered, digest, serial_schema, wait_until
 

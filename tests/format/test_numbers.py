@@ -7,7 +7,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import layout, numbers
 from diskreplay.format.commit import StoreCounters
-from diskreplay.testing.power import another_boot
+from tests.crash.power import another_boot
 from tests.testing.support import append_numbered, serial_schema
 
 

@@ -13,8 +13,8 @@ import pytest
 import diskreplay as dr
 from diskreplay.format.root import read_root
 from diskreplay.store.repair.repair import repair
-from diskreplay.testing.crash import failing
 from diskreplay.verify.verify import verify
+from tests.crash.injection import failing
 from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema
 
 WORKER = """

@@ -21,7 +21,7 @@ from diskreplay.format import layout, limiters, locks, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.locks import held_lock, is_held, is_locked, try_lock
 from diskreplay.store.retention import retention
-from diskreplay.testing.crash import in_child
+from tests.crash.injection import in_child
 from tests.testing.support import append_numbered, serial_schema
 
 NOBODY = 65534

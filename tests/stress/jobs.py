@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.testing.coded import check_coded_batch, coded_obs, coded_step, codes_of, make_codes, split_codes
+from tests.testing.coded import check_coded_batch, coded_obs, coded_step, codes_of, make_codes, split_codes
 
 
 def episode_length(counter: int) -> int:

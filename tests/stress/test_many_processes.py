@@ -7,8 +7,8 @@ import os
 import pytest
 
 import diskreplay as dr
-from diskreplay.testing.coded import check_coded_store, coded_schema
 from tests.stress import jobs
+from tests.testing.coded import check_coded_store, coded_schema
 
 WRITERS, SAMPLERS = 8, 2
 

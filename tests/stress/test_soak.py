@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.testing.coded import coded_step, make_codes, split_codes
+from tests.testing.coded import coded_step, make_codes, split_codes
 from tests.testing.support import REPOSITORY
 from tools.soaks.__main__ import page
 from tools.soaks.account import Plan, Soak

@@ -16,7 +16,7 @@ import numpy as np
 import diskreplay as dr
 from diskreplay.format.layout import NEXT_SEGMENT
 from diskreplay.format.root import read_root
-from diskreplay.testing.coded import Span, check_coded_parts, coded_schema, split_codes
+from tests.testing.coded import Span, check_coded_parts, coded_schema, split_codes
 from tools.soaks.jobs import (
     LANES,
     LONGEST_BLOCK,

@@ -17,8 +17,8 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.store.repair.repair import repair
-from diskreplay.testing.coded import check_coded_batch, coded_obs, coded_step, make_codes, split_codes
 from diskreplay.verify.verify import verify
+from tests.testing.coded import check_coded_batch, coded_obs, coded_step, make_codes, split_codes
 
 T = TypeVar("T")
 Mode = Literal["r", "a"]

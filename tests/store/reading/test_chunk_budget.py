@@ -10,8 +10,8 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import mapping
 from diskreplay.store.reading import arena, chunk_budget, chunk_table
-from diskreplay.testing.crash import in_child
 from tests.conftest import mapped_files
+from tests.crash.injection import in_child
 from tests.testing.support import append_numbered, serial_schema
 
 EPISODES, STEPS = 60, 8

@@ -74,7 +74,7 @@ REFUSED = """
 import re, resource, sys
 import numpy as np
 import diskreplay as dr
-from diskreplay.testing.crash import in_child
+from tests.crash.injection import in_child
 
 path, other = sys.argv[1:3]
 with dr.open(path) as store, dr.open(other) as idle:

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.testing.crash import in_child
+from tests.crash.injection import in_child
 from tests.testing.filesystems import mounted
 
 CARTPOLE = {"obs": dr.Field((4,), "float32"), "action": dr.Field((), "int64"), "reward": dr.Field((), "float32")}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskreplay.format import machine
-from diskreplay.testing.recording import LENGTH, Event, Key, Mark, Names, Put, Recording, Sync
+from tests.crash.recording import LENGTH, Event, Key, Mark, Names, Put, Recording, Sync
 
 __all__ = ["Recording", "State", "another_boot", "states"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diskreplay.testing.crash import Point, intercepted
+from tests.crash.injection import Point, intercepted
 
 SECTOR = 512
 LENGTH = -1

@@ -3,7 +3,7 @@
 `intercepted` is the one mechanism: it calls back around each *point*. A point is a call of a function of the system
 that changes or syncs files, or a line of the code that writes rows and publishes them through mapped memory. On it are
 built `die_at` (a process that is killed at its nth point), `failing` (a call that fails as on a full disk), and the
-recording of what a loss of power could leave, in `diskreplay.testing.power`.
+recording of what a loss of power could leave, in `tests.crash.power`.
 
     for point in itertools.count():
         death = die_at(work, point)          # work(tell) runs in a child process; tell(x) sends x to this one
