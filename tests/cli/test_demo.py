@@ -17,7 +17,8 @@ import torch
 import diskreplay as dr
 from diskreplay.cli import demo_collector, demo_learner, demo_run
 from diskreplay.cli.demo_collector import Policy
-from diskreplay.cli.demo_learner import QNetwork
+from diskreplay.cli.demo_learner import policy_layers
+from diskreplay.cli.dqn_per import Learner, QNetwork, evaluate
 
 COMMAND = [sys.executable, "-m", "diskreplay", "demo"]
 # It learns within a second of its first thousand steps: on a busy machine before a test has seen those.
@@ -36,9 +37,15 @@ def network(seed: int = 0) -> QNetwork:
     return QNetwork()
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[dr.Store]:
+    with dr.create(tmp_path / "store", demo_collector.schema()) as store:
+        yield store
+
+
 def test_the_policy_in_numpy_is_the_network_in_torch() -> None:
     net, obs = network(), np.random.default_rng(0).normal(0, 2, (50, 4)).astype(np.float32)
-    policy = Policy(net.arrays(), epsilon=0.0, allowed=0)
+    policy = Policy(policy_layers(net), epsilon=0.0, allowed=0)
     expected = net(torch.from_numpy(obs)).detach().numpy()
     np.testing.assert_allclose([policy.q_values(row) for row in obs], expected, rtol=1e-5, atol=1e-5)
     rng = np.random.default_rng(0)
@@ -53,7 +60,7 @@ def test_epsilon_is_how_often_an_action_is_random() -> None:
 
 
 def test_a_published_policy_is_loaded_as_it_was(tmp_path: Path) -> None:
-    policy = Policy(network().arrays(), 0.25, 1234)
+    policy = Policy(policy_layers(network()), 0.25, 1234)
     policy.publish(tmp_path / "policy.npz")
     loaded = Policy.load(tmp_path / "policy.npz")
     assert (loaded.epsilon, loaded.allowed, len(loaded.layers)) == (0.25, 1234, 3)
@@ -65,7 +72,7 @@ def test_a_published_policy_is_loaded_as_it_was(tmp_path: Path) -> None:
 
 def test_later_training_does_not_change_a_published_copy() -> None:
     net = network()
-    before = net.arrays()
+    before = policy_layers(net)
     kept = [(weight.copy(), bias.copy()) for weight, bias in before]
     with torch.no_grad():
         for parameter in net.parameters():
@@ -87,8 +94,11 @@ def test_collectors_get_each_new_policy_once_until_the_trainer_closes_the_pipe(t
     theirs.close()
 
 
-def test_the_update_goes_for_reward_plus_discounted_value_of_the_other_networks_choice() -> None:
-    online, target = network(1), network(2)
+def test_the_update_goes_for_reward_plus_discounted_value_of_the_other_networks_choice(store: dr.Store) -> None:
+    torch.manual_seed(1)
+    learner = Learner(store, seed=0, updates=100)
+    learner.target.load_state_dict(network(2).state_dict())
+    online, target = learner.online, learner.target
     generator = torch.Generator().manual_seed(0)
     batch = SimpleNamespace(
         obs=torch.randn(8, 4, generator=generator),
@@ -97,6 +107,11 @@ def test_the_update_goes_for_reward_plus_discounted_value_of_the_other_networks_
         reward=torch.arange(8.0),
         discount=torch.tensor([0.95, 0.0] * 4),
         weight=torch.linspace(0.3, 1.0, 8),
+        index=torch.arange(8),
+    )
+    td_errors = []
+    learner.sampler = SimpleNamespace(
+        sample=lambda: batch, update_priorities=lambda index, td_error: td_errors.append(td_error.detach())
     )
     with torch.no_grad():
         values, ours, theirs = online(batch.obs), online(batch.next_obs), target(batch.next_obs)
@@ -105,8 +120,7 @@ def test_the_update_goes_for_reward_plus_discounted_value_of_the_other_networks_
         for i in range(8)
     ]
     old = [parameter.detach().clone() for parameter in target.parameters()]
-    optimizer = torch.optim.Adam(online.parameters(), 1e-3)
-    losses, td_errors = zip(*(demo_learner.update(online, target, optimizer, batch) for _ in range(20)), strict=True)
+    losses = [learner.update() for _ in range(20)]
     torch.testing.assert_close(td_errors[0], torch.stack(errors))
     assert losses[0] == pytest.approx(float((batch.weight * torch.stack(errors).square()).mean()), rel=1e-5)
     assert losses[-1] < losses[0]
@@ -149,12 +163,12 @@ def test_the_learner_waits_for_the_first_steps_and_then_gives_back_the_errors_of
     assert float(batches[-1][1].weight.min()) < 1.0
 
 
-def test_an_evaluation_is_a_function_of_the_seed_and_counts_each_episode_once() -> None:
-    net = network()
+def test_an_evaluation_is_a_function_of_the_seed_and_counts_each_episode_once(store: dr.Store) -> None:
+    learner = Learner(store, seed=0, updates=100)
     with torch.no_grad():
-        for parameter in net.parameters():
+        for parameter in learner.online.parameters():
             parameter.zero_()
-    first, again = (demo_learner.evaluate(net, 7) for _ in range(2))  # always to the left: falls in about ten steps
+    first, again = (evaluate(learner, 7) for _ in range(2))  # always to the left: falls in about ten steps
     assert first == again
     assert 8 <= first <= 11
 
@@ -215,7 +229,7 @@ def test_collectors_fill_the_store_stop_when_asked_and_a_dead_one_is_noticed(tmp
     path = tmp_path / "store"
     dr.create(path, demo_collector.schema()).close()
     with demo_run.Collectors(path, tmp_path, seed=3) as collectors:
-        Policy(network().arrays(), 0.5, 25).publish(collectors.policy_file)
+        Policy(policy_layers(network()), 0.5, 25).publish(collectors.policy_file)
         wait_for(lambda: collected(path) == 100)
         collectors.check()
         processes = list(collectors._processes)

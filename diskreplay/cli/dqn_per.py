@@ -1,0 +1,1 @@
+../../examples/dqn_per.py
