@@ -22,8 +22,9 @@ FRUITLESS_DRAWS = 32
 class Draw(NamedTuple):
     """Drawn ids, and what their weights are made of.
 
-    `chances` is the probability of each id, None where all are alike; `size` counts the ids it was drawn from; `least`
-    is the smallest chance of any of these, 0 where nobody asked for it. A draw with fewer ids than were asked for comes
+    `chances` is the probability of each id, None where all are alike or the distribution is not `weighted`; `size`
+    counts the ids it was drawn from; `least` is the smallest chance of any of these; where nothing is weighed, both are
+    0. A draw with fewer ids than were asked for comes
     from a distribution that ends; one without any is its end.
     """
 
@@ -40,9 +41,9 @@ class LookAgain(Exception):
 class Distribution(ABC):
     """Which ids are drawn. Not thread-safe unless it says so: a sampler calls it under its lock.
 
-    Only `draw` must be defined; the rest has defaults for a distribution without state or priorities. Drawing and
-    weighing are apart because a batch may be drawn several batches before it is delivered, and a schedule for beta
-    counts delivered ones.
+    `CONTRIBUTING.md` says how to write one. Only `draw` must be defined; the rest has defaults for a distribution
+    without state or priorities. Drawing and weighing are apart because a batch may be drawn several batches before it
+    is delivered, and a schedule for beta counts delivered ones.
     """
 
     # Whether it has priorities: then `weigh` and `update` are called, and beta means something.

@@ -1,5 +1,6 @@
 """What every view has: where its samples start, and a reader that gathers them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -66,7 +67,11 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
 
 
 class Reader:
-    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory."""
+    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
+
+    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. Where batches show the leaves in another
+    form it defines `present`, where they are as long as their ids say `leaves_for`.
+    """
 
     leaves: Sequence[Leaf]  # what is gathered; where that depends on the ids of a batch, for one of one-step items
     paths: Sequence[Path]  # the fields of a batch, in order
@@ -86,9 +91,9 @@ class Reader:
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex where an id is none of the view's.
+        Raises InvalidIndex where no item can begin at an id; whether one of the view's does is left to `check`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define fill")
 
     def present(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
@@ -96,11 +101,11 @@ class Reader:
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> "Pages":
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define check")
 
 
 class CountingReader(Reader):
@@ -108,22 +113,28 @@ class CountingReader(Reader):
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
         """Return how many steps of the environment the items of these ids count for."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
 
 @runtime_checkable
 class View(Protocol):
-    """What an id means. Immutable; any thread may use it. What has a body here is the default of most views."""
+    """What an id means. Immutable; any thread may use it.
+
+    `CONTRIBUTING.md` says how to write one. What is abstract here must be defined, the rest is the default of most.
+    """
 
     @property
+    @abstractmethod
     def kind(self) -> tuple[Any, ...]:
         """What its ids are ids of: views of one kind share one table of priorities."""
 
     @property
+    @abstractmethod
     def item_steps(self) -> int | None:
         """Steps of the environment that an item of a batch counts for; None: that depends on the item."""
 
     @property
+    @abstractmethod
     def starts(self) -> Starts:
         """At which steps of episodes its samples start: the ids that can be drawn."""
 
@@ -144,6 +155,7 @@ class View(Protocol):
         """
         return None
 
+    @abstractmethod
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all.
 
