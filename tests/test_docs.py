@@ -12,6 +12,7 @@ REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
+@pytest.mark.slow
 def test_the_readmes_examples_run_one_after_the_other(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.S)
     printed = [run_block(code, tmp_path) for code in blocks]

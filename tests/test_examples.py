@@ -152,6 +152,7 @@ def test_r2d2_learns_nothing_from_a_burn_in_except_at_an_episodes_start() -> Non
     assert reached[1].tolist() == [False] * 4 + [True] * 13
 
 
+@pytest.mark.slow
 def test_r2d2_learns_from_windows_and_skips_no_priority(tmp_store, monkeypatch, capsys) -> None:
     losses = results_of(monkeypatch, r2d2_memory.Learner, "update")
     skipped = results_of(monkeypatch, dr.Sampler, "update_priorities")
@@ -168,6 +169,7 @@ def test_r2d2_learns_from_windows_and_skips_no_priority(tmp_store, monkeypatch, 
     )
 
 
+@pytest.mark.slow
 def test_ppo_learns_each_rollout_for_some_epochs_and_starts_from_a_ratio_of_one(tmp_store, monkeypatch, capsys) -> None:
     losses = results_of(monkeypatch, ppo_rollouts, "loss_of")
     rollouts = results_of(monkeypatch, dr.RolloutBuffer, "sample")
@@ -284,6 +286,7 @@ def test_a_full_run_that_has_not_learnt_says_no(monkeypatch, capsys) -> None:
     assert last_line(capsys).startswith("not learnt: ")
 
 
+@pytest.mark.slow
 def test_an_example_runs_as_a_script_without_warnings_and_removes_its_buffer(tmp_path, tmp_path_factory) -> None:
     torch_cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("torch"))}  # a folder of torch's own
     done = subprocess.run(

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import gc, mmap, multiprocessing, threading, time
 import pytest
@@ -46,6 +48,7 @@ def test_tidies_up(tmp_path):
 """
 
 
+@pytest.mark.slow
 def test_each_kind_of_leak_fails_its_test_and_nothing_else_does(tmp_path: Path) -> None:
     conftest = (Path(__file__).parent / "conftest.py").read_text()
     assert "GRACE_SECONDS = 2.0" in conftest

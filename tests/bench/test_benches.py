@@ -23,7 +23,10 @@ WITH_TORCHRL = {
     "pixels": "TorchRL ReplayBuffer, uniform",
     "sequences": "TorchRL SliceSampler",
 }
-MANY_SECONDS = ("open", "compile", "durability", "busy", "cold", "online")
+MANY_SECONDS = (
+    *("before", "busy", "cold", "compile", "durability", "many_segments"),
+    *("memory", "online", "open", "retention", "uniform", "write_path"),
+)
 ONLY_BESIDE_OTHERS = ("append", "uniform", "cold")  # their targets: beside peers, or fio
 
 

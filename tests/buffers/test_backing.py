@@ -119,6 +119,7 @@ print(there())
 """
 
 
+@pytest.mark.slow
 def test_temporary_folders_go_when_the_process_dies_of_an_exception(tmp_path: Path) -> None:
     done = run(FILL + "raise RuntimeError('the end')", tmp_path)
     assert done.returncode == 1
@@ -128,6 +129,7 @@ def test_temporary_folders_go_when_the_process_dies_of_an_exception(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_its_parents_folders_alone(tmp_path: Path) -> None:
     child = """
 pid = os.fork()

@@ -52,6 +52,7 @@ def plain_gae(data: dict[str, torch.Tensor], last: torch.Tensor, gamma: float, l
     return torch.stack(advantages[::-1]).float()
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     num_envs=st.integers(1, 4),
@@ -87,6 +88,7 @@ def test_every_rollout_is_what_was_added_since_the_last_one(
             assert len(buffer) == 0
 
 
+@pytest.mark.slow
 def test_many_rollouts_use_the_disk_of_a_few() -> None:
     with dr.RolloutBuffer(8, 256) as buffer:
         filler = Filler(buffer, 8)

@@ -225,6 +225,7 @@ def wait_for(what: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_collectors_fill_the_store_stop_when_asked_and_a_dead_one_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "store"
     dr.create(path, demo_collector.schema()).close()

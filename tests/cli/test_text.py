@@ -143,6 +143,7 @@ def test_json_has_null_for_what_is_no_number_and_plain_values_for_numpy() -> Non
     assert json.loads(text.to_json(value)) == expected
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

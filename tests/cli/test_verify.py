@@ -206,6 +206,7 @@ def test_ten_thousand_steps_may_be_lost_without_asking(run: Callable, many: Path
     assert run("repair", many).out.startswith("rebuilt  ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "asked_for"), [(b"y\n", True), (b"n\n", False)])
 def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: bytes, asked_for: bool) -> None:
     outer, inner = pty.openpty()

@@ -37,6 +37,7 @@ def check_equal(found, arrays):
             assert found[name].tobytes() == x.tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "plan", "segment_steps"),
     [(serial_schema(), PLAN, None), (NESTED, PLAN, "episode"), (NESTED, LANES, 40)],

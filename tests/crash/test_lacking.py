@@ -65,6 +65,7 @@ def check_points(lacking: Path, tmp_path: Path, step: int) -> None:
         shutil.rmtree(tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_a_copy_that_lacks_a_file_loses_nothing_to_an_opener_that_is_killed(lacking: Path, tmp_path: Path) -> None:
     check_points(lacking, tmp_path, 7)
 

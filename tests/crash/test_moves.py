@@ -193,6 +193,7 @@ def play_rounds(kind: str, folder: Path, end: str, durability: float = INTERVAL_
             play(disk, folder, f"{kind} {end} {number}", end, durability, most)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300 + 120 * ROUNDS)
 @pytest.mark.parametrize("end", ["reboot", "mv", "power"])
 def test_after_a_reboot_a_move_or_a_loss_of_power_the_last_interval_at_most_is_not_shown(

@@ -181,7 +181,7 @@ def test_an_eviction_by_hand_is_whole_after_a_loss_of_power(tmp_path: Path) -> N
     assert count > 10
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_a_store_that_lost_its_power_has_everything_durable(seed: int) -> None:
     assert check_run(seed, 10, every=41) > 5
 
@@ -211,6 +211,7 @@ def check_documents(path: Path) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_arrays_with_durable_rows_have_their_documents_after_a_loss_of_power(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -243,6 +244,7 @@ def write_and_die(path: Path, rounds: int, tell: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["data=writeback", "data=writeback,noauto_da_alloc", "data=ordered"])
 def test_arrays_with_durable_rows_have_their_documents_after_a_power_cut_of_an_ext4(options: str) -> None:
     for rounds in range(1, 6):

@@ -87,6 +87,7 @@ def check_points(damaged: Path, tmp_path: Path, points: Any) -> set[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_a_repair_that_is_killed_around_the_replacement_leaves_a_segment(damaged: Path, tmp_path: Path) -> None:
     shutil.copytree(damaged, tmp_path / "counted")
     names = [point.name for point in points_of(lambda: repair(tmp_path / "counted"))]

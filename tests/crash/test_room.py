@@ -159,6 +159,7 @@ def fill(folder: Path, kind: str, pages: int, tell: Any) -> None:
     tell({"was full": not ballast.exists()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_disk_that_fills_up_loses_nothing_and_the_writer_goes_on(small_disk: Path, kind: str) -> None:
     was_full = []
@@ -231,6 +232,7 @@ def refuse_each(folder: Path, kind: str, condition: Any, error: Any, stride: int
 STRIDES = [STRIDE or 997, pytest.param(STRIDE or 307, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3000)
@@ -242,6 +244,7 @@ def test_a_writer_that_finds_no_descriptor_at_any_open_loses_nothing(tmp_path: P
     assert kinds == {"OSError"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3000)

@@ -101,6 +101,7 @@ def check_rounds(path: Path, rounds: int) -> None:
     assert killed_inside
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_process_that_is_killed_at_a_random_instant_leaves_one_whole_state(tmp_store: Path) -> None:
     check_rounds(tmp_store, 4)
@@ -116,6 +117,7 @@ def save(path: Path, number: int, _: Any) -> None:
     write_state(read_root(path), "run", tree(number))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_a_process_that_dies_before_any_file_operation_leaves_one_whole_state(tmp_store: Path, first: bool) -> None:
     dr.create(tmp_store, serial_schema()).close()

@@ -103,6 +103,7 @@ def places(path: Path, kind: str) -> list[int]:
 PUBLISHING = ("set", "restore_complements", "publish", "publish_lanes", "append")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_writer_that_is_killed_where_it_publishes_something_loses_nothing(tmp_path: Path, kind: str) -> None:
     points = places(tmp_path / "whole", kind)

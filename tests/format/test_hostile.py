@@ -128,6 +128,7 @@ def refused(call):
 HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=HEALTH)
 @given(st.data())
 def test_mutated_stores_are_read_or_refused_in_one_line(original, data):
@@ -356,6 +357,7 @@ def swell(path, rows, sealed, first_flag):
     write_document(segment / "zarr.json", document)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["r", "a"])
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize(("flag", "message"), [(4, ""), (0, "flags in done are damaged"), (12, "ends twice")])

@@ -62,6 +62,7 @@ def test_an_episode_is_durable_when_the_append_that_ends_it_returns(tmp_store):
         assert durable_rows(tmp_store) == [6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [None, 1, 3, 40])
 def test_after_a_reboot_just_the_marked_rows_count_and_the_rest_is_kept(tmp_store, lanes):
     schema = dr.Schema(obs=dr.Field((5,), "float32"), action=dr.Field((), "int64"))
@@ -278,7 +279,7 @@ def no_patience(monkeypatch):
 
 @pytest.mark.usefixtures("no_patience")
 @pytest.mark.parametrize(
-    "seed", [*range(4), 12, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24) if seed != 12)]
+    "seed", [12, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(24) if seed != 12)]
 )
 def test_a_copy_of_a_store_that_is_written_shows_what_was_durable_when_it_began_and_nothing_torn(tmp_path, seed):
     rng = random.Random(seed)
@@ -364,6 +365,7 @@ def copy_marked(path: Path, copy: Path) -> None:
         shutil.copytree(path, copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lack", LACKING)
 @pytest.mark.parametrize("chunk", [0, 1])
 @pytest.mark.parametrize("opener", ["open", "repair", "repair of another machine's"])
@@ -405,6 +407,7 @@ def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, monkeypatch, 
         assert store.quarantine == [entry]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_full_disk_leaves_a_copy_that_lacks_a_file_as_it_is(tmp_store, tmp_path, kind):
     with mounted(kind, 8, folder=tmp_path) as disk:

@@ -102,6 +102,7 @@ def test_a_sealed_segment_without_rows_has_no_times(tmp_store):
     assert read_segment(read_root(tmp_store), 0).times is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

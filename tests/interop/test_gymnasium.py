@@ -417,6 +417,7 @@ def test_made_environments_keep_their_spec(plain):
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_every_autoreset_mode_is_stored_as_a_plain_loop_sees_it(store, mode, copy):
@@ -430,6 +431,7 @@ def test_every_autoreset_mode_is_stored_as_a_plain_loop_sees_it(store, mode, cop
     assert (steps < CALLS).all() if mode is AutoresetMode.NEXT_STEP else (steps == CALLS).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # a fresh interpreter a lane would take seconds
 @pytest.mark.parametrize(
     ("mode", "copy"),

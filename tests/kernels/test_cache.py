@@ -61,6 +61,7 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
     assert not list(tmp_path.glob("diskreplay-*/*.tmp.*"))
 
 
+@pytest.mark.slow
 def test_who_compiles_says_so_once(tmp_path):
     code = PICK.replace("print(", 'table.chosen("episode_offset")\nprint(')
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == f"{cache.COMPILING}\n"
@@ -69,6 +70,7 @@ def test_who_compiles_says_so_once(tmp_path):
     assert finish(start(quiet, NUMBA_CACHE_DIR=tmp_path / "other"))[2] == ""
 
 
+@pytest.mark.slow
 def test_damaged_files_are_compiled_again(tmp_path):
     assert finish(start(NUMBA_CACHE_DIR=tmp_path))[1] == 1
     files = sorted(tmp_path.glob("diskreplay-*/ids_at.ids_at-*"))
@@ -96,6 +98,7 @@ def read_only_package(tmp_path):
         path.chmod(0o755)
 
 
+@pytest.mark.slow
 def test_kernels_of_a_read_only_installation_are_kept_in_the_users_cache(read_only_package, tmp_path):
     for expected in (1, 0):
         folder, compiled, _ = finish(start(where=read_only_package, XDG_CACHE_HOME=tmp_path / "cache"))
@@ -104,6 +107,7 @@ def test_kernels_of_a_read_only_installation_are_kept_in_the_users_cache(read_on
     assert not list(read_only_package.rglob("__pycache__"))
 
 
+@pytest.mark.slow
 def test_without_any_place_kernels_are_compiled_and_a_warning_says_so(read_only_package, tmp_path):
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
@@ -124,6 +128,7 @@ def test_another_source_has_another_folder_and_old_ones_go(tmp_path, monkeypatch
     assert set(tmp_path.iterdir()) == set(made[-8:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["ids.py", "kernels/ids_at.py"])
 def test_what_is_compiled_into_kernels_is_part_of_their_source(file, tmp_path):
     package = tmp_path / "changed" / "diskreplay"

@@ -51,6 +51,7 @@ def grow(store: FakeStore, rng: np.random.Generator) -> None:
         store.new_log()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.sampled_from((Transitions(2), Sequences(length=5, overlap=3, pad=False), Sequences(length=90, overlap=0))),

@@ -41,6 +41,7 @@ def reference(r, value, following, ends, gamma, gae_lambda) -> np.ndarray:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", functions)
 @given(st.integers(1, 25), st.integers(1, 5), shares, shares, seeds)
 def test_advantages_are_those_of_equation_16(function, steps, columns, gamma, gae_lambda, seed) -> None:

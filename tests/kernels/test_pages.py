@@ -31,6 +31,7 @@ def some_pages(rng: np.random.Generator, count: int) -> tuple[int, np.ndarray, n
     return origin, lanes, pages, slots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds)
 @given(st.integers(1, 200), seeds)
 def test_every_id_that_can_be_drawn_has_a_place_and_no_other(kind: int, count: int, seed: int) -> None:

@@ -40,6 +40,7 @@ episodes_ = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @given(episodes_, st.integers(0, (5 << 35) + 200), st.lists(st.tuples(*[st.integers(0, 60)] * 3), max_size=3))
 def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: Any, frontier: int, left: Any) -> None:
@@ -72,6 +73,7 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
         assert (block[BEFORE, end + 1 :] == 7).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @given(snapshots())
 def test_episodes_that_are_open_in_a_snapshot_are_like_lines_of_a_table(view: Any, snapshot: Any) -> None:

@@ -344,6 +344,7 @@ def run_python(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     code = (
         "import sys; from diskreplay.kernels.table import chosen; chosen('gather'); chosen('ids_at'); "
@@ -353,6 +354,7 @@ def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     assert run_python(code) == "[]"
 
 
+@pytest.mark.slow
 def test_without_numba_a_store_is_written_and_read_and_a_sampler_says_what_to_install(tmp_path: Path) -> None:
     code = f"""
 import sys

@@ -37,6 +37,7 @@ def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
     assert ring.take(LEAVES, 8)[0] is first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keep",
     [

@@ -65,6 +65,7 @@ def test_a_refused_batch_is_the_next_one(store: Any) -> None:
     assert [*got, limited.sample().index.tolist()] == expected
 
 
+@pytest.mark.slow
 def test_vectors_and_whole_episodes_wait_too(store: Any) -> None:
     limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=4, timeout=0.0)
     with store.writer(2, limiter=limiter) as writer:
@@ -100,6 +101,7 @@ def test_a_limiter_needs_a_store_that_can_be_written(store: Any) -> None:
         dr.Sampler(store, dr.Transitions(), batch_size=400, limiter=dr.RateLimiter(1.0, 1, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("view", "steps"), [(dr.Sequences(4, 2), 4), (dr.Episodes(), 5), (dr.Episodes(3), 3)])
 def test_windows_and_episodes_count_as_the_steps_they_have(store: Any, view: Any, steps: int) -> None:
     with store.writer() as writer:
@@ -139,6 +141,7 @@ def append_episodes(store: Any, lengths: list[int]) -> None:
     store.refresh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("timeout", "error"), [(None, ValueError), (0.0, dr.RateLimited)])
 @pytest.mark.parametrize("size", [None, 1])
 def test_a_batch_that_never_fits_is_named_and_dropped(store: Any, timeout: Any, error: Any, size: int | None) -> None:
@@ -190,6 +193,7 @@ def test_a_refused_batch_of_a_sweep_that_ends_is_not_lost(store: Any) -> None:
         sampler.sample(9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("distribution", [dr.Uniform, dr.Sweep, dr.Prioritized])
 def test_refused_batches_are_saved_and_go_on_to_the_bit(store: Any, prefetch: int, distribution: Any) -> None:

@@ -47,6 +47,7 @@ def test_the_newest_step_is_sampled_at_once(tmp_store: Path) -> None:
         assert batch.action.max() == 19
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_steps", [50, "episode"])
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_old_steps_leave_while_new_ones_come(tmp_store: Path, segment_steps: Any, prefetch: int) -> None:
@@ -68,6 +69,7 @@ def test_old_steps_leave_while_new_ones_come(tmp_store: Path, segment_steps: Any
         assert whole.max() == serial - 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_meets_evicted_segments_draws_again(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA, capacity=300, segment_steps=60) as store, dr.open(tmp_store) as reader:
         writer = store.writer()
@@ -150,6 +152,7 @@ def test_batches_outlive_their_store(tmp_store: Path) -> None:
         dr.Sampler(store, dr.Transitions()).sample()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_threads_sample_while_a_thread_writes(tmp_store: Path, shared: bool) -> None:
     store = dr.create(tmp_store, SCHEMA, capacity=150, segment_steps=40, chunk_bytes=256)

@@ -51,6 +51,7 @@ def contents(batch: dr.Batch) -> list[bytes]:
     return flat(batch.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_what_threads_make_is_what_the_caller_would_have_made(store: Any, view: Any, ahead: int) -> None:
@@ -299,6 +300,7 @@ def test_a_new_view_begins_anew_and_a_dropped_sampler_ends_its_threads(store: An
     gc.collect()  # the check that follows every test looks for threads
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_with_a_sampler_in_the_middle(store: Any) -> None:
     code = (
         "import sys, diskreplay as dr\n"

@@ -255,6 +255,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 @settings(max_examples=10)
 @given(

@@ -181,6 +181,7 @@ def check(
             sampler.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "prefetch"),
     [*((distribution, 3) for distribution in DISTRIBUTIONS), ("uniform", 0), ("prioritized", 0), ("mixture", 0)],
@@ -191,12 +192,14 @@ def test_every_distribution_goes_on_as_if_nothing_had_happened(
     check(tmp_store, "transitions", distribution, prefetch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("before", [17, 18, 23, 24])
 def test_batches_drawn_ahead_go_on_wherever_they_were(tmp_store: Path, distribution: str, before: int) -> None:
     check(tmp_store, "transitions", distribution, 3, before, every=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("distribution", "prefetch"), [("uniform", 3), ("prioritized", 0)])
 @pytest.mark.parametrize("view", ["hindsight", "sequences", "moved back", "episodes"])
 def test_every_view_goes_on_as_if_nothing_had_happened(
@@ -205,6 +208,7 @@ def test_every_view_goes_on_as_if_nothing_had_happened(
     check(tmp_store, view, distribution, prefetch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("share", [{}, {"rank": 1, "world_size": 2}])
 def test_rollouts_go_on_where_they_were(tmp_store: Path, prefetch: int, share: dict[str, int]) -> None:
@@ -216,6 +220,7 @@ def test_a_rank_goes_on_with_its_share(tmp_store: Path, distribution: str) -> No
     check(tmp_store, "transitions", distribution, 2, rank=1, world_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("view", "prefetch", "distribution"),
     [
@@ -232,6 +237,7 @@ def test_where_is_asked_again_and_answers_alike(tmp_store: Path) -> None:
     check(tmp_store, "transitions", "prioritized", 3, where=lambda episode: int(episode.ids[0]) % 5 != 3)
 
 
+@pytest.mark.slow
 def test_a_thousand_batches_are_the_same(tmp_store: Path) -> None:
     check(tmp_store, "transitions", "prioritized", 3, before=100, after=1000, every=20)
 
@@ -242,6 +248,7 @@ def test_a_thousand_batches_are_the_same_while_old_steps_leave(tmp_store: Path, 
     check(tmp_store, "transitions", distribution, 3, before=100, after=1000, every=2, capacity=500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [300, 700])  # of the latter nothing is hidden when the states are saved
 def test_many_episodes_are_sorted_at_the_same_batch(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
@@ -277,6 +284,7 @@ def digest(sampler: Any, batches: int) -> str:
     return found.hexdigest()
 
 
+@pytest.mark.slow
 def test_a_fresh_process_goes_on_too(tmp_store: Path) -> None:
     view, distribution = "hindsight", "prioritized"
     with collected(tmp_store, 100, capacity=300, segment_steps=90) as (store, collector):
@@ -454,6 +462,7 @@ def test_batches_drawn_ahead_are_delivered_whatever_the_prefetch_is_then(tmp_sto
         compare([one, other], 10)
 
 
+@pytest.mark.slow
 def test_of_batches_drawn_ahead_those_that_lost_ids_are_drawn_again(tmp_store: Path) -> None:
     for view in ("transitions", "sequences", "rollouts"):
         with collected(tmp_store / view, 60, capacity=240, segment_steps=90) as (store, collector):

@@ -49,6 +49,7 @@ def lanes_of(store: Any, ids: np.ndarray) -> np.ndarray:
     return lanes.key[lanes.places(ids)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4, LANES])
 @pytest.mark.parametrize("view", VIEWS)
 def test_shares_are_even_complete_disjoint_and_of_every_lane_and_stay(
@@ -103,6 +104,7 @@ def test_lanes_of_rollouts_are_dealt_and_stay(tmp_store: Path) -> None:
 ACTORS, STEPS, CAPACITY = 32, 128, 50_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writers", [1, ACTORS], ids=["a vector", "a writer each"])
 @pytest.mark.parametrize("backlog", [1, CAPACITY // (ACTORS * STEPS) - 1])
 def test_actors_in_lockstep_give_every_step_once_when_the_store_is_full(

@@ -30,6 +30,7 @@ def small_batches_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("view", ["transitions", "sequences", "episodes"])

@@ -37,6 +37,7 @@ def path(tmp_store):
     return tmp_store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("view", "distribution"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -164,6 +165,7 @@ def test_a_window_over_many_chunks_is_gathered_whole() -> None:
         compare(batch, item, expected(view, *windows[step_id], False))
 
 
+@pytest.mark.slow
 def test_windows_of_random_stores_equal_the_reference() -> None:
     counts = []
 

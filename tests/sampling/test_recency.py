@@ -217,6 +217,7 @@ def test_what_is_no_state_is_refused(change: dict[str, Any]) -> None:
         Arrivals.loaded(10, {**state, **change})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writers", [1, 2, 4])
 @pytest.mark.parametrize("at_rest", [False, True])
 def test_ages_fit_the_closed_form_with_several_collectors(tmp_path: Any, writers: int, at_rest: bool) -> None:

@@ -98,6 +98,7 @@ def test_draws_are_the_same_as_without_a_limit_as_long_as_it_is_not_reached(name
         np.testing.assert_array_equal(limited.weigh(found, 0.5), plain.weigh(wanted, 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overdraws", [(1, 8, 64), (1,)], ids=["by rejection", "from a list"])
 def test_what_is_left_keeps_its_probabilities(overdraws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_OVERDRAWS", overdraws)

@@ -60,6 +60,7 @@ def check_random_stores(number, examples, max_steps):
     return sum(counts)
 
 
+@pytest.mark.slow
 def test_random_transitions_equal_the_reference_loop():
     assert check_random_stores(0, examples=15, max_steps=60) > 0
 

@@ -174,6 +174,7 @@ def collect(path: str, limiter: RateLimiter, steps: int) -> None:
                 append(writer, 1, t % 7 == 6)
 
 
+@pytest.mark.slow
 def test_the_rule_holds_across_processes(tmp_store: Path) -> None:
     limiter = RateLimiter(3.0, 20, 12.0, timeout=60.0)
     with dr.create(tmp_store, SCHEMA, segment_steps=30) as store:

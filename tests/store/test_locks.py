@@ -235,6 +235,7 @@ def whole(writer, serial):
     writer.append_episode(np.full((2, 3), serial), value, value.astype("f4"), terminated=True, serial=value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("envs", "call"), [(None, one), (2, lanes), (None, whole)])
 def test_an_append_that_finds_the_store_locked_writes_nothing_and_may_be_repeated(tmp_store, impatient, envs, call):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=8) as store:

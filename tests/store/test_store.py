@@ -154,6 +154,7 @@ def test_a_reader_writes_nothing(tmp_store):
     assert digest(tmp_store) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_step", [1, 3, 10])
 def test_sampling_changes_no_file(tmp_store, n_step):
     filled(tmp_store, steps=12)

@@ -61,7 +61,8 @@ print(json.dumps(answer))
 """
 
 
-@pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [5_000, 100_000])
 def test_a_reader_of_many_short_episodes_needs_few_descriptors_and_mappings(tmp_store, count):
     with dr.create(tmp_store, CARTPOLE) as store, store.writer() as writer:
         for i in range(count):
@@ -108,6 +109,7 @@ with open("/proc/self/maps") as maps:
 """
 
 
+@pytest.mark.slow
 def test_five_thousand_chunks_under_a_limit_of_256_descriptors():
     with scratch() as folder:
         path = f"{folder}/store"
@@ -155,7 +157,8 @@ def unsealed(path):
     return sorted(name for name, document in documents.items() if not document["attributes"]["sealed"])
 
 
-@pytest.mark.parametrize("capacity", [pytest.param(None, marks=pytest.mark.slow), 40_000])
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [None, 40_000])
 def test_uneven_lanes_one_of_them_endless_keep_two_segments_open_and_the_disk_small(tmp_store, capacity):
     # 1, 2, 4, ..., and some that end once in hundreds of steps; the first lane never does.
     lengths = np.array([0] + [1 + int(1.11**i) for i in range(1, LANES)])

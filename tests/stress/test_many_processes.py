@@ -59,6 +59,7 @@ def check_all(path, duration, wide):
             assert newest < counts[tuple(map(int, key.split()))]
 
 
+@pytest.mark.slow
 def test_every_step_is_found_once_and_no_unpublished_one_is_sampled(tmp_store):
     check_all(tmp_store, seconds(3), wide=True)
 

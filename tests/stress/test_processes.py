@@ -268,6 +268,7 @@ def test_workers_of_a_loader_share_the_steps_without_overlap(store, context):
     check_batch(dr.Sampler(store, dr.Transitions(), batch_size=32).sample())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_are_refused_by_a_sampler_of_their_parent(store):
     """All of them, and their parent, would draw the same steps."""
@@ -289,6 +290,7 @@ def _read_in_child(store, answer):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_store_travels_to_a_spawned_process(store):
     context = multiprocessing.get_context("spawn")
     answer = context.SimpleQueue()
@@ -309,6 +311,7 @@ def test_a_writer_cannot_be_pickled_and_says_what_to_do(store, lanes):
 # --- threads ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_threads_share_a_sampler_while_another_updates_priorities_and_steps_are_evicted(store):
     sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(), batch_size=32, seed=0)
     drawn, stop = [], threading.Event()
@@ -345,6 +348,7 @@ def test_threads_share_a_sampler_while_another_updates_priorities_and_steps_are_
     sampler.close()
 
 
+@pytest.mark.slow
 def test_threads_evict_and_write_at_once(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity=400, segment_steps=20, chunk_bytes=1024) as store:
 
@@ -377,6 +381,7 @@ def test_threads_evict_and_write_at_once(tmp_store):
         assert store.verify(deep=True) == []
 
 
+@pytest.mark.slow
 def test_a_segment_has_one_writer(store):
     """Nobody is given a lock that a living writer holds: not this process, not one that looks for dead writers."""
 
@@ -423,9 +428,8 @@ for i, batch in enumerate(sampler):
 """
 
 
-@pytest.mark.parametrize(
-    "end", [pytest.param(e, marks=[pytest.mark.slow] * (e in ("sys.exit", "a thread"))) for e in ENDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
 def test_a_training_loop_that_ends_badly_leaves_nothing_hanging(tmp_store, end):
     dr.create(tmp_store, serial_schema(), segment_steps=500, chunk_bytes=4096).close()
     code = TRAIN.replace("END", ENDS[end].replace("\n", "\n        "))

@@ -116,6 +116,7 @@ def oldest(store):
     return found
 
 
+@pytest.mark.slow
 def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
     rounds = 4
     with (
@@ -154,6 +155,7 @@ def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
         assert store.verify(deep=True) == []
 
 
+@pytest.mark.slow
 def test_states_that_are_saved_without_a_pause_are_never_taken_for_damaged(store_path):
     uuid = dr.open(store_path).uuid
     with running(SAVER, store_path) as stop:
@@ -170,6 +172,7 @@ def test_states_that_are_saved_without_a_pause_are_never_taken_for_damaged(store
     assert verify_states(str(store_path), uuid) == []
 
 
+@pytest.mark.slow
 def test_a_store_is_described_while_its_segments_leave(tmp_store):
     dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=20, capacity=100).close()
     with running(WRITER, tmp_store, 0, 0.001) as stop, dr.open(tmp_store) as reader:

@@ -53,6 +53,7 @@ def test_whole_states_are_no_finding(path):
         assert store.verify(deep=True) == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_a_state_is_found_by_deep_alone(path):
     missed = []
     for file in files_of(path):

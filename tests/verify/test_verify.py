@@ -108,6 +108,7 @@ def test_nothing_is_wrong_with_a_whole_store(original, deep):
     assert digest(original) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_steps", [None, 20, "episode"])
 @pytest.mark.parametrize("lanes", [None, 3])
 def test_nothing_is_wrong_with_a_store_that_is_being_written(tmp_store, segment_steps, lanes):
@@ -565,7 +566,8 @@ def flips(path, step, seed):
         at += len(data)
 
 
-@pytest.mark.parametrize("step", [41, pytest.param(whole_or_part(1, 5), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [41, whole_or_part(1, 5)])
 def test_a_flipped_bit_anywhere_is_found(tmp_store, step):
     with dr.create(tmp_store, SCHEMA, chunk_bytes=4096, segment_steps=12) as store, store.writer() as writer:
         write(writer, 6)

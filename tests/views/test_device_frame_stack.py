@@ -25,6 +25,7 @@ def shown(reader: Any, snapshot: Snapshot, ids: np.ndarray) -> dict[Any, np.ndar
     return dict(zip(reader.paths, reader.present(tensors), strict=True))
 
 
+@pytest.mark.slow
 @given(snapshots(), st.integers(1, 4), st.sampled_from(STACKS), st.sampled_from(FIELDS), st.integers(0, 2**32 - 1))
 def test_batches_are_those_of_the_plain_reader(
     snapshot: Snapshot, n_step: int, stack: Any, fields: Any, seed: int
@@ -89,6 +90,7 @@ def test_where_no_frame_would_be_saved_stacks_are_made_before(view: Any, fields:
     assert DeviceFrameStack.of(view, SCHEMA, view.reader(SCHEMA, fields)) is None
 
 
+@pytest.mark.slow
 def test_an_id_that_cannot_be_sampled_is_refused() -> None:
     view = Transitions(n_step=1, frame_stack=2)
 

@@ -40,6 +40,7 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
     return at_once, block
 
 
+@pytest.mark.slow
 @given(
     snapshots(),
     st.integers(1, 12) | st.none(),
@@ -64,6 +65,7 @@ def test_all_ways_gather_the_same_bytes(
         assert len({array.tobytes() for array in arrays}) == 1
 
 
+@pytest.mark.slow
 @given(snapshots(), st.integers(1, 5))
 def test_what_is_not_mapped_is_mapped_first_and_what_is_not_sampleable_refused(snapshot: Snapshot, n_step: int) -> None:
     view = Transitions(n_step=n_step)

@@ -82,6 +82,7 @@ def return_of(view: Transitions, model: ModelEpisode, t: int, k: int, goal: np.n
     return total
 
 
+@pytest.mark.slow
 @given(
     snapshots(SCHEMA),
     st.sampled_from(STRATEGIES),

@@ -64,6 +64,7 @@ def of_leaf(snapshot: Snapshot, leaf: str, addresses: set[int]) -> list[int]:
     return [at for at in addresses if any(start <= at < start + nbytes for start, nbytes in blocks)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @given(drawn=snapshots(), data=st.data())
 def test_a_views_pages_are_those_of_the_rows_it_copies(view: Any, drawn: Snapshot, data: Any) -> None:

@@ -132,6 +132,7 @@ def test_observations_and_their_stacks_are_views_of_frames_gathered_once() -> No
         np.testing.assert_array_equal(batch[f"obs/{leaf}"][:, 1:], batch[f"next_obs/{leaf}"][:, :-1])
 
 
+@pytest.mark.slow
 @given(snapshots(), views())
 def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view: Sequences) -> None:
     ids = offered(view, snapshot)

@@ -147,6 +147,7 @@ def test_chosen_fields_hold_what_the_whole_batch_holds() -> None:
                 np.testing.assert_array_equal(array, everything[leaf.path])
 
 
+@pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), st.integers(1, 9) | st.none(), st.booleans())
 def test_every_id_that_is_not_sampleable_is_an_invalid_index(snapshot: Snapshot, n: Any, whole: bool) -> None:
     view = Transitions(n, next_fields=("action",) if whole else ())

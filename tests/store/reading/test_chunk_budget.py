@@ -98,6 +98,7 @@ def test_chunks_that_may_change_or_are_large_or_have_wide_rows_are_mapped(tmp_pa
         assert fresh.nbytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mappings", "blocks"), [(40, 0), (5, 0), (30_000, 5), (30, 5), (5, 2)], ids=lambda number: str(number)
 )
@@ -133,6 +134,7 @@ def test_what_was_asked_for_longest_ago_leaves_first(path, monkeypatch, fresh):
         assert not {1, 2, 3} & mapped()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [True, False])
 def test_two_stores_of_a_process_share_what_it_may_have(path, tmp_path, monkeypatch, reads):
     other = make(tmp_path / "other")

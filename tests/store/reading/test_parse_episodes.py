@@ -64,6 +64,7 @@ def stretches(draw):
     return np.array(flags, np.uint8), LaneSlice(*numbers, sealed), ended, opened
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(stretches())
 def test_a_scan_finds_what_was_written(case):
@@ -91,6 +92,7 @@ def without_zeros(flags, where):
     return np.array(kept, np.uint8), np.array(rows, np.int64), Gaps(np.array(at, np.int64), np.array(gaps, np.int64))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(stretches())
 def test_rows_without_a_flag_may_be_left_out(case):

@@ -296,6 +296,7 @@ def sample(path, count):
     return [(files[i].relative_to(path), int(rng.integers(nbytes_of(files[i])))) for i in chosen]
 
 
+@pytest.mark.slow
 def test_a_damaged_byte_costs_the_episodes_in_its_block_and_nothing_else(whole, tmp_path):
     for where, at in sample(whole[1], FAST):
         check_damage(whole, tmp_path / "copy", where, at)

@@ -124,6 +124,7 @@ def test_damage_where_no_row_is_costs_nothing(tmp_store):
     assert repair(tmp_store).actions == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "short", "long", "link", "folder", "pipe"])
 def test_a_chunk_file_that_is_none_costs_the_episodes_in_it(path, tmp_path, how):
     chunk = path / SEGMENT / "reward/c.0.1"

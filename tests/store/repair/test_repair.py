@@ -68,6 +68,7 @@ def serials(path):
         return sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(DAMAGE.keys() - BACKUP))
 def test_after_a_repair_verify_finds_nothing_and_nothing_was_deleted(store_path, name):
     DAMAGE[name][0](store_path)
@@ -114,6 +115,7 @@ def test_a_whole_store_needs_no_repair(store_path):
     assert digest(store_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", ["obs/zarr.json", "obs/image/zarr.json", "done/zarr.json", "observed/zarr.json", "durable/c.0"]
 )
@@ -331,6 +333,7 @@ def words(path):
     return np.fromfile(path / "counters/c.0", "<i8").tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", range(32))
 def test_a_flipped_bit_of_a_counter_is_put_right(store_path, word):
     set_words(store_path, evicted=24, horizon=2)

@@ -313,6 +313,7 @@ def evict_and_die(path, operation, chosen):
     return status != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, ROWS - 1])
 def test_a_process_that_dies_before_any_file_operation_hides_all_or_nothing(tmp_path, before):
     """With all entries of the first chunk but one in use, the entries lie in two chunks."""

@@ -44,6 +44,7 @@ def test_exactly_the_newest_steps_are_visible_after_every_append(tmp_store, capa
                 assert len(store) == len(expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     schemas(),
@@ -100,6 +101,7 @@ def test_lanes_lose_their_oldest_rows_together(tmp_path):
         store.close()
 
 
+@pytest.mark.slow
 def test_old_segments_leave_the_disk(tmp_store):
     capacity, target = 100, 20
     with dr.create(tmp_store, serial_schema(), capacity=capacity, segment_steps=target, chunk_bytes=1024) as store:
@@ -147,6 +149,7 @@ def test_a_slow_writers_fresh_steps_are_not_taken_for_old_ones(tmp_store):
         assert set(left) - set(range(12)) == set(range(1410, 1500))
 
 
+@pytest.mark.slow
 def test_a_slow_writers_endless_episode_moves_on_before_it_is_hidden(tmp_store):
     with (
         dr.create(tmp_store, serial_schema(), capacity=100, segment_steps=20, chunk_bytes=1024) as store,
@@ -162,6 +165,7 @@ def test_a_slow_writers_endless_episode_moves_on_before_it_is_hidden(tmp_store):
         assert len(store) == 100
 
 
+@pytest.mark.slow
 def test_an_old_snapshot_can_be_sampled_after_its_steps_left(tmp_store):
     with (
         dr.create(tmp_store, serial_schema(), capacity=40, segment_steps=10, chunk_bytes=1024) as store,
@@ -183,6 +187,7 @@ def test_an_old_snapshot_can_be_sampled_after_its_steps_left(tmp_store):
         assert visible(reader) == list(range(360, 400))
 
 
+@pytest.mark.slow
 def test_a_sampler_without_refresh_never_fails_while_segments_leave(tmp_store):
     with (
         dr.create(tmp_store, serial_schema(), capacity=40, segment_steps=10, chunk_bytes=1024) as store,
@@ -235,6 +240,7 @@ def test_without_a_capacity_nothing_leaves(tmp_store):
         assert visible(store) == list(range(200))
 
 
+@pytest.mark.slow
 def test_a_store_of_one_group_an_episode_keeps_its_capacity(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity=50, segment_steps="episode") as store:
         with store.writer() as writer:
@@ -244,6 +250,7 @@ def test_a_store_of_one_group_an_episode_keeps_its_capacity(tmp_store):
         assert segments_on_disk(tmp_store) == list(range(190, 200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_steps", [20, "episode"])
 def test_stores_that_evict_in_turn_keep_the_newest_steps_of_all(tmp_store, segment_steps):
     """Each keeps its own account of the segments, which the others make and remove."""

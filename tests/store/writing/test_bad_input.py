@@ -158,6 +158,7 @@ def test_a_bad_episode_is_refused_and_the_open_one_stays_open(store, change, mat
         assert serials(store) == [[0, 1, 2, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kwargs", "match"),
     [({"final_obs": np.zeros(2)}, "obs"), ({"episode": {"sed": 1}}, "sed"), ({"episode": {"seed": 0.5}}, "seed")],
@@ -171,6 +172,7 @@ def test_a_bad_end_leaves_the_episode_open(store, kwargs, match):
         assert serials(store) == [[0, 1, 2, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", [2, -1, 0.5])
 def test_append_episode_to_a_lane_that_is_not_there(store, lane):
     with (
@@ -542,6 +544,7 @@ def test_an_unknown_flag_is_refused(filled):
         read_everything(filled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [0, 1, 4 | 8, 32, 2 | 4, 127])
 def test_flags_that_make_no_episodes_are_an_error_or_episodes_but_never_a_crash(filled, flags):
     for chunk in (filled / "segments" / "00000001" / "done").glob("c.*"):
@@ -564,6 +567,7 @@ def test_a_counter_that_cannot_be_is_refused(filled, name, value):
             read_everything(filled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["committed", "observed"])
 @pytest.mark.parametrize("value", [-1, 10**6, 1 << 40, 1 << 62, -(1 << 63)])
 def test_a_counter_of_a_live_segment_that_cannot_be_is_refused(store, name, value):
@@ -581,6 +585,7 @@ def test_a_counter_of_a_live_segment_that_cannot_be_is_refused(store, name, valu
     assert answer.startswith("5" if name == "observed" and value < 0 else "refused")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["r", "a"])
 @pytest.mark.parametrize("added", [(-1, 0), (1, 1)])
 def test_store_counters_that_disagree_with_their_complements_are_refused(filled, mode, added):
@@ -605,6 +610,7 @@ def test_a_counter_whose_writer_died_before_it_stored_the_complement_counts(fill
         assert store.verify(deep=True) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", range(5))
 @pytest.mark.parametrize("value", [-1, 1 << 27, 1 << 40])
 def test_store_counters_that_cannot_be_are_an_error_and_no_crash(filled, word, value):

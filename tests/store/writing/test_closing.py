@@ -88,6 +88,7 @@ def call_until_it_raises(call, writer, raised):
         raised.append(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("whole_store", [False, True])
 def test_close_waits_for_the_call_in_progress_and_later_ones_are_refused(tmp_path, kind, whole_store):
@@ -179,6 +180,7 @@ def test_the_same_call_works_when_the_other_thread_is_done(store):
     assert [int(serial) for episode in store.episodes for serial in episode["serial"]] == [5, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("envs", [None, LANES])
 def test_threads_that_share_a_writer_tear_no_step(tmp_store, envs):
     call = append if envs is None else append_lanes
@@ -271,6 +273,7 @@ except dr.WriterClosed:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.05, 0.111, 0.2])
 def test_a_signals_handler_may_close_the_store_and_exit(tmp_store, delay):
     dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=100).close()

@@ -40,6 +40,7 @@ def append_wide(writer, serial, lanes=()):
     writer.append(obs, value, value.astype("f4"), np.zeros(lanes, bool) if lanes else False, serial=value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("envs", [None, 2])
 def test_dropped_writers_leave_no_descriptor_and_no_segment_that_is_not_sealed(tmp_store, envs):
     schema = serial_schema(obs={f"image{i}": WIDE for i in range(3)})
@@ -71,6 +72,7 @@ def test_a_writer_in_a_cycle_is_sealed_when_that_is_collected(tmp_store):
     assert serials(tmp_store) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_dropped_writers_segments_count_against_the_capacity_in_bytes(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity_bytes=1 << 20, chunk_bytes=4096) as store:
         with warnings.catch_warnings():
@@ -132,8 +134,9 @@ append_numbered(writer, range(3, 6), end="open")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("action", ["default", pytest.param("error", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("action", ["default", "error"])
 def test_a_writer_that_is_open_when_the_interpreter_ends_is_sealed(tmp_store, end, action):
     dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=50).close()
     started = time.monotonic()
@@ -180,6 +183,7 @@ store.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["drop", "end"])
 def test_a_forked_childs_copy_of_a_writer_does_nothing_when_it_is_dropped(tmp_store, how):
     dr.create(tmp_store, serial_schema()).close()

@@ -46,6 +46,7 @@ def still_clock(monkeypatch):
 wide = st.just(dr.Field((4100,), "uint8"))  # written by position
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     schemas() | st.builds(serial_schema, st.fixed_dictionaries({"wide": wide, "x": st.just(dr.Field((), "float64"))})),
@@ -104,6 +105,7 @@ def vector_calls(rng, lanes, steps, autoreset, given):
             obs[rng.integers(lanes)] = 99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 @pytest.mark.parametrize("given", ["always", "never", "sometimes"])
 @pytest.mark.parametrize(("lanes", "segment_steps"), [(1, 24), (5, 60), (64, 700)])

@@ -426,6 +426,7 @@ def test_what_dead_processes_left_half_removed_is_cleaned_up(store):
         assert not list((store.path / "counters").glob("old-*"))
 
 
+@pytest.mark.slow
 def test_a_reader_lets_go_of_every_chunk_of_an_evicted_segment(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity=100, segment_steps=50, chunk_bytes=64) as store:
         with store.writer() as writer, dr.open(tmp_store) as reader:

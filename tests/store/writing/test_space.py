@@ -50,6 +50,7 @@ def write_with_spares(path: Path, die: bool, tell: Any) -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("die", [False, True])
 def test_writers_with_few_steps_and_their_spare_segments_take_little_alive_and_killed(
     tmp_store: Path, die: bool
@@ -66,6 +67,7 @@ def test_writers_with_few_steps_and_their_spare_segments_take_little_alive_and_k
         assert taken(tmp_store) < 2_500_000  # of which a fifth are folders, on a file system that counts them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 3, 40])
 def test_a_first_chunk_takes_some_times_what_is_written_and_reads_as_before(tmp_store: Path, lanes: int) -> None:
     schema = dr.Schema(**CARTPOLE, extra={"wide": dr.Field((5000,), "uint8"), "odd": dr.Field((7,), "uint8")})
@@ -134,6 +136,7 @@ def append_beside_a_reader(disk: Any, tell: Any) -> None:
         tell(count + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_a_chunk_that_was_read_as_a_whole_has_no_stores_that_a_full_disk_could_refuse(kind: str) -> None:
     with mounted(kind, 64) as disk:

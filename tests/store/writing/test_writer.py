@@ -41,6 +41,7 @@ def sampleable(store, n_step=1):
         sampler.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     schemas(),
