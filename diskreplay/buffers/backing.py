@@ -1,12 +1,13 @@
-"""The store behind a buffer: at a path of the user's, or in a temporary folder."""
+"""What every buffer has: a store, at a path of the user's or in a temporary folder, and its writer."""
 
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -14,101 +15,57 @@ import torch
 from diskreplay.buffers.values import Given
 from diskreplay.errors import Closed, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
+from diskreplay.format.spaces import Field
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S, Durability
 
 
-class Backing:
-    """Opens the store at a path, or makes one when the first step comes; at None in a temporary folder.
+class Backed:
+    """What every buffer has: a store at a path, or in a temporary folder, and one writer of it.
 
-    That folder is removed by `close`, when the buffer is garbage, or when the process exits; a process that is killed
-    leaves it. Not thread-safe.
+    A store that is at the path is taken up at once; else it is made when the first step comes. A temporary folder is
+    removed by `close`, when the buffer is garbage, or when the process exits; a process that is killed leaves it.
+
+    Parameters
+    ----------
+    path : path or None
+        Where the store is; None: in a temporary folder.
+    device : torch.device or str or None
+        Where tensors are delivered; None is the CPU.
+    given : Given
+        Shapes and dtypes of observations and actions.
+    extra : dict of Field
+        The fields beside observation, action and reward.
+    capacity, segment_steps : int
+        Of the store that is made; see `create`.
     """
 
-    def __init__(self, path: PathLike | None) -> None:
+    def __init__(
+        self,
+        path: PathLike | None,
+        device: torch.device | str | None,
+        given: Given,
+        capacity: int,
+        segment_steps: int | None = None,
+        extra: Mapping[str, Field] = MappingProxyType({}),
+    ) -> None:
         self._path = None if path is None else Path(path)
+        self._device = torch.device("cpu" if device is None else device)
+        self._given, self._extra = given, dict(extra)
+        self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
+        self._writer: Any = None
         self._remove: weakref.finalize[Any, Any] | None = None
-        self._kept: list[Any] = []  # by `_remove`, so that it is what ends the writers of a temporary store
-        self.store: Store | None = None
+        self._kept: list[Any] = []  # by `_remove`, so that it is what ends the writer of a temporary store
+        self._store: Store | None = None
         if self._path is not None:
             with suppress(StoreNotFound):
-                self.store = open_store(self._path, "a")
-
-    def make(self, schema: Schema, **options: Any) -> Store:
-        """Make the store; see `create`."""
-        self.check_open()
-        if self._path is not None:
-            self.store = create(self._path, schema, **options)
-            return self.store
-        folder = tempfile.mkdtemp(prefix="diskreplay-")
-        try:
-            self.store = create(Path(folder) / "store", schema, **options)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self._remove = weakref.finalize(self, _discard, folder, self.store, os.getpid(), self._kept)
-        return self.store
-
-    def writer(self, num_envs: int | None = None) -> Any:
-        """Return a writer of the store; nobody need close that of a temporary one."""
-        assert self.store is not None
-        # A temporary folder has nothing to outlive.
-        durability: Durability = "none" if self._path is None else DEFAULT_DURABILITY_S
-        writer: Any
-        if num_envs is None:
-            writer = self.store.writer(durability=durability)
-        else:
-            writer = self.store.writer(num_envs, durability=durability)
-        if self._remove is not None:
-            writer.leave_at_exit()
-            self._kept.append(writer)
-        return writer
-
-    def check(self, store: Store, capacity: int, given: Given, extra: Collection[str] = ()) -> None:
-        """Close a store that is not what a buffer would have made, and raise.
-
-        ValueError where it has another capacity, SchemaError where it has other fields.
-        """
-        try:
-            if store.capacity != capacity:
-                raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {capacity}")
-            given.check(store.schema)
-            if set(store.schema.extra) != set(extra):
-                raise SchemaError(
-                    f"the store at {store.path} has the extra fields {sorted(store.schema.extra)}, not {sorted(extra)}"
-                )
-        except ValueError:
-            self.close()
-            raise
-
-    def check_open(self) -> None:
-        """Raise Closed where the buffer is."""
-        if self._closed:
-            raise Closed("this buffer is closed; make another")
-
-    def close(self) -> None:
-        """Close the store, and remove it where it is temporary. Closing twice is fine."""
-        self._closed = True
-        if self._remove is not None:
-            self._remove()
-        elif self.store is not None:
-            self.store.close()
-
-
-class Backed:
-    """What every buffer has: a store, which is closed with it, and a device where its tensors are.
-
-    Made last in a buffer's constructor: a store that is at the path is taken up at once.
-    """
-
-    def __init__(self, path: PathLike | None, device: torch.device | str | None) -> None:
-        self._device = torch.device("cpu" if device is None else device)
-        self._backing = Backing(path)
-        if self._backing.store is not None:
-            self._begin(self._backing.store)
+                self._store = open_store(self._path, "a")
+        if self._store is not None:
+            self._check(self._store)
+            self._begin(self._store)
 
     def _begin(self, store: Store) -> None:
         """Take up a store, new or found at the path."""
@@ -117,11 +74,74 @@ class Backed:
     @property
     def store(self) -> Store | None:
         """The store that holds the steps, None before the first; it is closed with the buffer."""
-        return self._backing.store
+        return self._store
+
+    def _check(self, store: Store) -> None:
+        """Close a store that is not what this buffer would have made, and raise.
+
+        ValueError where it has another capacity, SchemaError where it has other fields.
+        """
+        try:
+            if store.capacity != self._capacity:
+                raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {self._capacity}")
+            self._given.check(store.schema)
+            if set(store.schema.extra) != set(self._extra):
+                raise SchemaError(
+                    f"the store at {store.path} has the extra fields {sorted(store.schema.extra)}, not "
+                    f"{sorted(self._extra)}"
+                )
+        except ValueError:
+            self.close()
+            raise
+
+    def _check_open(self) -> None:
+        """Raise Closed where the buffer is."""
+        if self._closed:
+            raise Closed("this buffer is closed; make another")
+
+    def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Any:
+        """Return the writer of the store, which is made with this schema where there is none."""
+        if self._store is None:
+            self._store = self._make(schema)
+            self._begin(self._store)
+        if self._writer is None:
+            # A temporary folder has nothing to outlive.
+            durability: Durability = "none" if self._path is None else DEFAULT_DURABILITY_S
+            if num_envs is None:
+                self._writer = self._store.writer(durability=durability)
+            else:
+                self._writer = self._store.writer(num_envs, durability=durability)
+            if self._remove is not None:
+                self._writer.leave_at_exit()
+                self._kept.append(self._writer)
+        return self._writer
+
+    def _make(self, schema: Schema) -> Store:
+        folder = tempfile.mkdtemp(prefix="diskreplay-") if self._path is None else None
+        path = self._path or Path(str(folder)) / "store"
+        try:
+            store = create(path, schema, capacity=self._capacity, segment_steps=self._segment_steps)
+        except BaseException:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if folder is not None:
+            self._remove = weakref.finalize(self, _discard, folder, store, os.getpid(), self._kept)
+        return store
+
+    def _refreshed(self) -> Store | None:
+        """Return the store with its newest steps, None before the first."""
+        if self._store is not None:
+            self._store.refresh()
+        return self._store
 
     def close(self) -> None:
         """Close the store, and remove it where it is temporary; batches stay valid. Closing twice is fine."""
-        self._backing.close()
+        self._closed = True
+        if self._remove is not None:
+            self._remove()
+        elif self._store is not None:
+            self._store.close()
 
     def __enter__(self) -> Self:
         """Return the buffer."""

@@ -6,14 +6,13 @@ import numpy as np
 import torch
 
 from diskreplay.buffers.backing import Backed, seed_argument
-from diskreplay.buffers.values import Given, cast, fitted, leaves_of
+from diskreplay.buffers.values import Given, checked, leaves_of
 from diskreplay.errors import NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.distinct import Distinct
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writing.writer import Writer
 from diskreplay.views.transitions import Transitions
 
 
@@ -51,14 +50,12 @@ class DistillationBuffer(Backed):
         action_dtype: Any = None,
         seed: int | None = None,
     ) -> None:
-        self._capacity = int_argument("capacity", capacity)
-        self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
+        capacity = int_argument("capacity", capacity)
+        given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._seed = seed_argument(seed)
-        self._writer: Writer | None = None
-        super().__init__(path, device)
+        super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
-        self._backing.check(store, self._capacity, self._given)
         view = Transitions(n_step=1)
         fields = ("obs", "action")
         self._sampler = Sampler(store, view, Distinct(), device=self._device, seed=self._seed, fields=fields)
@@ -71,30 +68,23 @@ class DistillationBuffer(Backed):
         SchemaError
             A value does not fit those that came first; nothing was added.
         """
-        self._backing.check_open()
-        store = self._backing.store
+        self._check_open()
         count = self._count(obs, action)
-        if store is None:
+        if self._store is None:
             schema = Schema(self._given.field("obs", obs, count), self._given.field("action", action, count))
         else:
-            schema = store.schema
+            schema = self._store.schema
         rows = (1 if count is None else count,)
-        obs, action = fitted(schema.obs, obs, rows), fitted(schema.action, action, rows)
-        cast(schema, "obs", obs, rows)
-        cast(schema, "action", action, rows)
-        if store is None:
-            self._begin(store := self._backing.make(schema, capacity=self._capacity))
-        if self._writer is None:
-            self._writer = self._backing.writer()
-        self._writer.append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
+        obs, action = checked(schema, "obs", obs, rows), checked(schema, "action", action, rows)
+        self._writer_of(schema).append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
 
     def _count(self, obs: Any, action: Any) -> int | None:
         """Return how many pairs these are, None for a pair without that axis."""
         leaf, acted = leaves_of(obs)[0], leaves_of(action)[0]
-        store = self._backing.store
         shape = self._given.obs_shape
-        if store is not None:
-            shape = next(field.shape for path, field in store.schema.leaves.items() if path.split("/")[0] == "obs")
+        if self._store is not None:
+            leaves = self._store.schema.leaves.items()
+            shape = next(field.shape for path, field in leaves if path.split("/")[0] == "obs")
         if shape is None:
             batch = leaf.ndim >= 2 and acted.shape[:1] == leaf.shape[:1]
         elif leaf.shape in (shape, leaf.shape[:1] + shape):
@@ -122,8 +112,5 @@ class DistillationBuffer(Backed):
 
     def __len__(self) -> int:
         """Return the number of pairs."""
-        store = self._backing.store
-        if store is None:
-            return 0
-        store.refresh()
-        return len(store)
+        store = self._refreshed()
+        return 0 if store is None else len(store)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from diskreplay.buffers.backing import Backed, seed_argument
-from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis, with_aliases
+from diskreplay.buffers.values import Given, bytes_of, checked, fitted, has_one_environments_axis, with_aliases
 from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
 from diskreplay.loading.batch import Batch, map_tree
@@ -19,7 +19,6 @@ from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.schedule import Linear
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.casting import as_flag
-from diskreplay.store.writing.writer import Writer
 from diskreplay.views.base import Starts
 from diskreplay.views.transitions import Transitions
 
@@ -93,19 +92,17 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         action_dtype: Any = None,
         seed: int | None = None,
     ) -> None:
-        self._capacity = int_argument("capacity", capacity)
+        capacity = int_argument("capacity", capacity)
         self._view = Transitions(n_step=n_step, gamma=gamma)
-        self._given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
+        given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._prioritized = bool(prioritized)
         self._seed = seed_argument(seed)
-        self._writer: Writer | None = None
-        self._following: list[bytes] | None = None  # the last step's next observation, if it must continue there
+        self._following: bytes | None = None  # the last step's next observation, if it must continue there
         self._mark = 0  # ids below were cleared
         self._order: _Order | None = None
-        super().__init__(path, device)
+        super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
-        self._backing.check(store, self._capacity, self._given)
         drawn = PrioritizedOfEnough(0.6, Linear(0.4, 1.0, 1_000_000), 1e-6) if self._prioritized else Distinct()
         # `len` has looked for new steps whenever they are asked.
         self._sampler = Sampler(store, self._view, drawn, device=self._device, seed=self._seed, refresh=False)
@@ -134,28 +131,22 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         ValueError
             `next_obs` is None where the step is not done.
         """
-        self._backing.check_open()
+        self._check_open()
         if next_obs is None and not as_flag(done, "done"):
             raise ValueError("next_obs may be None only where done is true: there is nothing to bootstrap from")
-        store = self._backing.store
-        schema = self._first_schema(obs, action) if store is None else store.schema
-        obs, action = fitted(schema.obs, obs), fitted(schema.action, action)
-        reward = fitted(schema.reward, reward)
-        next_obs = None if next_obs is None else fitted(schema.obs, next_obs)
+        schema = self._first_schema(obs, action) if self._store is None else self._store.schema
         # All is cast before anything changes: what does not fit is refused here.
-        seen = _bytes(schema, obs)
-        cast(schema, "action", action)
+        obs, next_obs = fitted(schema.obs, obs), None if next_obs is None else fitted(schema.obs, next_obs)
+        seen, action = bytes_of(schema, obs), checked(schema, "action", action)
+        reward = fitted(schema.reward, reward)
         schema.reward.cast(reward, "reward")
-        following = None if next_obs is None else _bytes(schema, next_obs)
+        following = None if next_obs is None else bytes_of(schema, next_obs)
         ended = as_flag(done, "done") | as_flag(truncated, "truncated")
-        if store is None:
-            self._begin(store := self._backing.make(schema, capacity=self._capacity))
-        if self._writer is None:
-            self._writer = self._backing.writer()
+        writer = self._writer_of(schema)
         if self._following not in (None, seen):
             self._following = None
-            self._writer.end_episode()
-        self._writer.append(obs, action, reward, done, truncated, next_obs)
+            writer.end_episode()
+        writer.append(obs, action, reward, done, truncated, next_obs)
         self._following = None if ended else following
 
     def _first_schema(self, obs: Any, action: Any) -> Schema:
@@ -196,16 +187,15 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         """
         if not self._prioritized:
             raise ValueError("this buffer has no priorities: make it with prioritized=True")
-        if self._backing.store is None:
+        if self._store is None:
             raise NotEnoughData("the buffer has 0 steps, none that could be given a priority")
         return self._sampler.update_priorities(index, td_error)
 
     def __len__(self) -> int:
         """Return the number of steps."""
-        store = self._backing.store
+        store = self._refreshed()
         if store is None:
             return 0
-        store.refresh()
         return self._ordered(store).size if self._mark else len(store)
 
     @overload
@@ -230,9 +220,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         return self._experiences(range(place % steps, place % steps + 1))[0]
 
     def _experiences(self, places: range) -> list[Experience]:
-        store = self._backing.store
-        assert store is not None
-        batch = self._steps.gather(self._ordered(store).ids(places))
+        assert self._store is not None
+        batch = self._steps.gather(self._ordered(self._store).ids(places))
         columns = batch.obs, batch.action, batch.reward, batch.next_obs, batch.terminated.float()
         return [Experience(*(map_tree(operator.itemgetter(i), part) for part in columns)) for i in range(len(places))]
 
@@ -247,16 +236,11 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
         The store keeps them until later ones take their place, so a buffer that is opened at its path shows them.
         """
-        store = self._backing.store
-        if store is None or not len(self):
+        if self._store is None or not len(self):
             return
-        episodes = store.snapshot.episodes
+        episodes = self._store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
         self._sampler.view = Since(self._view.n_step, self._view.gamma, mark=self._mark)
-
-
-def _bytes(schema: Schema, obs: Any) -> list[bytes]:
-    return [leaf.tobytes() for leaf in cast(schema, "obs", obs)]
 
 
 @dataclass(frozen=True, repr=False)

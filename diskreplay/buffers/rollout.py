@@ -7,7 +7,15 @@ import torch
 
 from diskreplay.buffers.backing import Backed
 from diskreplay.buffers.rollout_reading import RolloutReading
-from diskreplay.buffers.values import Given, cast, fitted, has_one_environments_axis, plain, with_aliases
+from diskreplay.buffers.values import (
+    Given,
+    bytes_of,
+    checked,
+    fitted,
+    has_one_environments_axis,
+    plain,
+    with_aliases,
+)
 from diskreplay.errors import BufferFull, NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
@@ -15,7 +23,6 @@ from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.casting import as_flags
-from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.views.estimates import advantages
 
 # The store keeps so many rollouts. A rollout may lie in the newest three segments, of which the first two have at most
@@ -78,14 +85,15 @@ class RolloutBuffer(Backed):
         self._num_envs = int_argument("num_envs", num_envs)
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
-        self._given = Given(obs_shape, action_shape)
-        self._writer: VectorWriter | None = None
         self._following: bytes | None = None  # of a pushed step: the observation of the next one, if it continues there
         self._forget()
-        super().__init__(path, device)
+        extra = {name: Field((), "float32") for name in SCALARS}
+        if self._privileged:
+            extra[PRIVILEGED] = Field((self._privileged,), "float32")
+        steps = max(self._num_envs * self._num_steps, LEAST_SEGMENT_STEPS)
+        super().__init__(path, device, Given(obs_shape, action_shape), KEPT * steps, steps, extra)
 
     def _begin(self, store: Store) -> None:
-        self._backing.check(store, KEPT * self._segment_steps, self._given, self._extra)
         self._reading = RolloutReading(store, self._device)
 
     def _forget(self) -> None:
@@ -93,16 +101,6 @@ class RolloutBuffer(Backed):
         self._pushed = True  # whether all steps so far came with what they led to
         self._batch: Batch | None = None
         self._estimates: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    @property
-    def _segment_steps(self) -> int:
-        return max(self._num_envs * self._num_steps, LEAST_SEGMENT_STEPS)
-
-    @property
-    def _extra(self) -> dict[str, Field]:
-        """The fields beside observation, action and reward."""
-        fields = {name: Field((), "float32") for name in SCALARS}
-        return {**fields, PRIVILEGED: Field((self._privileged,), "float32")} if self._privileged else fields
 
     # --- filling -----------------------------------------------------------------------------------------------------
 
@@ -161,36 +159,26 @@ class RolloutBuffer(Backed):
         self._append(state, action, reward, done, next_state, extra)
 
     def _append(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, extra: dict[str, Any]) -> None:
-        self._backing.check_open()
+        self._check_open()
         if self._steps == self._num_steps:
             raise BufferFull(f"the rollout buffer has all its {len(self)} steps: clear() it before the next")
-        store = self._backing.store
-        schema = self._first_schema(obs, action, reward) if store is None else store.schema
+        schema = self._first_schema(obs, action, reward) if self._store is None else self._store.schema
         lanes = (self._num_envs,)
         # All is cast before anything changes: what does not fit is refused here.
-        obs, action, reward = (
-            fitted(tree, value, lanes)
-            for tree, value in ((schema.obs, obs), (schema.action, action), (schema.reward, reward))
-        )
-        seen = _bytes(schema, obs, lanes)
-        cast(schema, "action", action, lanes)
+        obs, reward = fitted(schema.obs, obs, lanes), fitted(schema.reward, reward, lanes)
+        seen, action = bytes_of(schema, obs, lanes), checked(schema, "action", action, lanes)
         schema.reward.cast(reward, "reward", lanes)
-        extra = {name: fitted(schema.extra[name], value, lanes) for name, value in extra.items()}
-        cast(schema, "extra", extra, lanes)
+        extra = checked(schema, "extra", extra, lanes)
         ended = as_flags(plain(done).reshape(-1), "dones", self._num_envs)
         following = None
         if next_obs is not None:
             next_obs = fitted(schema.obs, next_obs, lanes)
-            following = _bytes(schema, next_obs, lanes)
-        if store is None:
-            steps = self._segment_steps
-            self._begin(store := self._backing.make(schema, capacity=KEPT * steps, segment_steps=steps))
-        if self._writer is None:
-            self._writer = self._backing.writer(self._num_envs)
+            following = bytes_of(schema, next_obs, lanes)
+        writer = self._writer_of(schema, self._num_envs)
         if self._following not in (None, seen):
             self._following = None
-            self._writer.end_episode()
-        self._writer.append(obs, action, reward, ended, next_obs=next_obs, **extra)
+            writer.end_episode()
+        writer.append(obs, action, reward, ended, next_obs=next_obs, **extra)
         self._following = None if ended.all() else following
         self._pushed &= next_obs is not None
         self._steps += 1
@@ -353,7 +341,3 @@ def _num_steps(num_envs: int, num_steps: Any, capacity: Any) -> int:
     if rest:
         raise ValueError(f"capacity must be a multiple of num_envs, {num_envs}, not {capacity}")
     return steps
-
-
-def _bytes(schema: Schema, obs: Any, lanes: tuple[int, ...]) -> bytes:
-    return b"".join(leaf.tobytes() for leaf in cast(schema, "obs", obs, lanes))

@@ -75,6 +75,18 @@ def cast(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -
     return [schema.leaves[path].cast(raw, path, leading) for path, raw in schema.flatten(part, value)]
 
 
+def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
+    """Return the values of a part of a step as `fitted` does; SchemaError where they cannot be cast."""
+    value = fitted(getattr(schema, part), value, leading)
+    cast(schema, part, value, leading)
+    return value
+
+
+def bytes_of(schema: Schema, obs: Any, leading: tuple[int, ...] = ()) -> bytes:
+    """Return an observation as the bytes that are stored of it; SchemaError where it cannot be cast."""
+    return b"".join(leaf.tobytes() for leaf in cast(schema, "obs", obs, leading))
+
+
 @dataclass(frozen=True)
 class Given:
     """What a buffer's user said of the shapes and dtypes of observations and actions; None is what comes first.
