@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
@@ -12,6 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
 PIPE_WIDTH = 200
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports of `yes | head`
+
+PROBLEMS = 1  # the exit code of a command that found some
+
+StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
+"""The argument of every command that looks at a store."""
 
 Report = Callable[[int, int], None]
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -71,7 +70,7 @@ class Filter:
 
 
 def episodes(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")],
+    path: console.StorePath,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array of episodes instead of a table.")] = False,
     limit: Annotated[
         int | None,

@@ -1,7 +1,6 @@
 """`diskreplay inspect`: what a store holds, from its `info()`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,6 @@ from rich.text import Text
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.repair import aside
-from diskreplay.cli.verify import PROBLEMS
 
 # Rows of a table before the rest is summed up; --all shows every one.
 ROWS_SHOWN = 10
@@ -22,7 +20,7 @@ WRITER_STATES = ("alive", "unknown", "dead", "closed")
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")],
+    path: console.StorePath,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")] = False,
     all_rows: Annotated[bool, typer.Option("--all", help="List every segment and every writer.")] = False,
 ) -> None:
@@ -39,7 +37,7 @@ def inspect(
     else:
         console.show(report(info, all_rows=all_rows))
     if info["steps_unproven"] or has_aside:
-        raise typer.Exit(PROBLEMS)
+        raise typer.Exit(console.PROBLEMS)
 
 
 def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:

@@ -19,7 +19,7 @@ from diskreplay.cli.inspect import inspect
 from diskreplay.cli.repair import repair
 from diskreplay.cli.verify import verify
 
-PROBLEMS, UNUSABLE, INTERRUPTED = 1, 2, 130
+UNUSABLE, INTERRUPTED = 2, 130
 
 app = typer.Typer(
     name="diskreplay",
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit as stop:  # typer's answer to a broken pipe
-        return stop.code if isinstance(stop.code, int) else PROBLEMS
+        return stop.code if isinstance(stop.code, int) else console.PROBLEMS
     except (dr.ReplayError, OSError) as error:
         console.complain(text.one_line(error))
         return UNUSABLE

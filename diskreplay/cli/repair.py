@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diskreplay.cli import console, text
-from diskreplay.cli.verify import PROBLEMS, problem_lines
+from diskreplay.cli.verify import problem_lines
 from diskreplay.format.quarantine import Quarantined
 from diskreplay.store.repair.repair import repair as repair_store
 from diskreplay.store.repair.repaired import Action, Repaired
@@ -18,7 +18,7 @@ MOST_LOST = 10_000
 
 
 def repair(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")],
+    path: console.StorePath,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, only tell what would be done.")] = False,
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Seal segments of other machines too; their writers must be dead.")
@@ -79,7 +79,7 @@ def repair(
         lost += done.steps_lost
         _tell(done, dry_run)
     if done.left or lost or done.steps_refused or aside(done.quarantine):
-        raise typer.Exit(PROBLEMS)
+        raise typer.Exit(console.PROBLEMS)
 
 
 def aside(quarantine: Sequence[Quarantined]) -> list[Quarantined]:
@@ -111,7 +111,7 @@ def _drop(path: Path, number: int, *, dry_run: bool, yes: bool) -> None:
     if not dry_run:
         if not yes and not console.ask(f"Delete {entry_line(entry)} for good?"):
             console.emit(f"not deleted  {entry_line(entry)}\nto delete it say --yes")
-            raise typer.Exit(PROBLEMS)
+            raise typer.Exit(console.PROBLEMS)
         entry, what = drop_segment(path, number), "deleted"
     console.emit(f"{what}  {entry_line(entry)}")
 

@@ -1,7 +1,6 @@
 """`diskreplay verify`: what is wrong with a store, one line each."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,11 +8,9 @@ import typer
 from diskreplay.cli import console, text
 from diskreplay.verify.verify import Problem, verify as find_problems
 
-PROBLEMS = 1
-
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")],
+    path: console.StorePath,
     deep: Annotated[bool, typer.Option("--deep", help="Read every sealed chunk and check its checksum.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of lines.")] = False,
 ) -> None:
@@ -30,7 +27,7 @@ def verify(
     else:
         console.emit("\n".join([*problem_lines(problems), summary(len(problems))]))
     if problems:
-        raise typer.Exit(PROBLEMS)
+        raise typer.Exit(console.PROBLEMS)
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
