@@ -2,8 +2,9 @@
 
     python -m tests.compat.make_store
 
-It writes ``stores/v1/store.tar.gz``, and what `read` and `read_batches` find in it into ``stores/v1/expected.json``.
-Both are committed and stay as they are. While version 1 is not released, they may be made anew when the format changes.
+It writes ``stores/v1/store.tar.gz``, and what `read` and `read_batches` find in it into ``stores/v1/expected.json``,
+with the format version in place of 1. Both are committed and stay as they are from the first release of that version
+on: `tools/release` checks that no store has changed since. Before it, they may be made anew when the format changes.
 """
 
 import json
@@ -20,9 +21,10 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.format import machine
+from diskreplay.format import layout, machine
 
-FOLDER = Path(__file__).parent / "stores" / "v1"
+STORES = Path(__file__).parent / "stores"
+FOLDER = STORES / f"v{layout.FORMAT_VERSION}"
 LIMITER, STATE = "pace", "run"
 
 
@@ -184,9 +186,9 @@ def read_batch(batch: dr.Batch) -> dict[str, Any]:
     }
 
 
-def unpack(folder: Path, *, modes: bool) -> Path:
-    """Unpack the store in a folder and return its path; without the modes of its files, all of them may be written."""
-    with tarfile.open(FOLDER / "store.tar.gz") as archive:
+def unpack(folder: Path, *, modes: bool, kept: Path = FOLDER) -> Path:
+    """Unpack a kept store in a folder and return its path; without the modes of its files, all may be written."""
+    with tarfile.open(kept / "store.tar.gz") as archive:
         archive.extractall(folder, filter="fully_trusted" if modes else "data")
     return folder / "store"
 

@@ -14,16 +14,25 @@ import zarr
 import diskreplay as dr
 from diskreplay.format import layout
 from tests.compat.decoder import decode
-from tests.compat.make_store import FOLDER, LIMITER, STATE, append, read, read_batches, read_episode, unpack
+from tests.compat.make_store import FOLDER, LIMITER, STATE, STORES, append, read, read_batches, read_episode, unpack
 from tests.compat.test_zarr_python import read_with_zarr
 
-EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+
+@pytest.fixture(params=sorted(STORES.iterdir()), ids=lambda kept: kept.name)
+def kept(request):
+    """What is kept of one format version: the store, and what the release that made it read of it."""
+    return request.param
+
+
+@pytest.fixture
+def expected(kept):
+    return json.loads((kept / "expected.json").read_text())
 
 
 @pytest.fixture(params=[True, False], ids=["with its modes", "as a tool copies that keeps no modes"])
-def path(tmp_path, request):
+def path(tmp_path, request, kept):
     """The store, in a folder of the test's own; of what was sealed no file may be written, or every file."""
-    path = unpack(tmp_path, modes=request.param)
+    path = unpack(tmp_path, modes=request.param, kept=kept)
     chunk = path / "segments/00000000/obs/speed/c.0.0.0"
     assert bool(chunk.stat().st_mode & 0o200) is not request.param
     return path
@@ -33,8 +42,12 @@ def as_json(value):
     return json.loads(json.dumps(value))
 
 
-def test_a_stored_store_shows_what_it_did(path):
-    expected = {key: value for key, value in EXPECTED.items() if key != "batches"}
+def test_a_store_of_this_format_version_is_kept():
+    assert (FOLDER / "store.tar.gz").exists(), "python -m tests.compat.make_store makes it"
+
+
+def test_a_stored_store_shows_what_it_did(path, expected):
+    del expected["batches"]
     assert as_json(read(path)) == expected
     for episode in expected["episodes"]:
         if episode["ids"][0] >> layout.POSITION_BITS != 1:  # that one has several lanes
@@ -61,14 +74,14 @@ def test_it_has_all_that_the_format_knows(path):
     assert (path / "samplers" / STATE / "zarr.json").exists()
 
 
-def test_a_saved_state_goes_on_with_the_same_batches(path):
-    assert as_json(read_batches(path)) == EXPECTED["batches"]
+def test_a_saved_state_goes_on_with_the_same_batches(path, expected):
+    assert as_json(read_batches(path)) == expected["batches"]
 
 
-def test_a_stored_store_is_written_on(path):
+def test_a_stored_store_is_written_on(path, expected):
     """What a dead writer left is sealed, nothing else changes, and no number of a segment is used again."""
     reserved = int(zarr.open_group(path, mode="r")["counters"][layout.RESERVED])
-    *others, opened = EXPECTED["episodes"]
+    *others, opened = expected["episodes"]
     with dr.open(path, "a") as store, store.writer() as writer:
         append(writer, 9000, 5, "terminated", seed=90)
     with dr.open(path, "a") as store:
@@ -76,7 +89,7 @@ def test_a_stored_store_is_written_on(path):
         assert before == others
         assert cut == opened | {"ended": [False, True, True]}
         assert new["ids"][0] >> layout.POSITION_BITS == reserved
-        assert [[problem.kind, problem.where] for problem in store.verify(deep=True)] == EXPECTED["problems"]
+        assert [[problem.kind, problem.where] for problem in store.verify(deep=True)] == expected["problems"]
         assert [action.what for action in store.repair(salvage=True)] == ["salvaged"]
     with dr.open(path) as store:
         assert store.episodes[-2].action.tolist() == [3 * serial for serial in range(7200, 7207)]
