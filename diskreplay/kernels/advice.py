@@ -8,9 +8,6 @@ from diskreplay.kernels.jit import madvise
 
 Ints = NDArray[np.int64]
 
-WILL_NEED = 3  # start to read the pages from disk
-POPULATE_READ = 22  # wait until they are there, and map them; Linux 5.14
-
 
 @jit.kernel("int", "ints", "ints", "int")
 def advise(starts: Ints, sizes: Ints, advice: int) -> int:

@@ -11,20 +11,22 @@ from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS,
 from diskreplay.kernels import frozen, jit
 from diskreplay.kernels.following import COMMITTED, OBSERVED
 from diskreplay.kernels.freeze import rows_of
+from diskreplay.kernels.gathering import (
+    AFTER,
+    FLOOR,
+    FRAMES_STOP,
+    LANE,
+    OBS_STOP,
+    OWN,
+    OWN_STOP,
+    ROW,
+    SLOT,
+    STEP_STOP,
+    K,
+)
 from diskreplay.kernels.jit import ints_at, load_byte, load_int, prefetch
 
 Ints = NDArray[np.int64]
-
-# Rows of `windows`, one column an id.
-SLOT, LANE, ROW = 0, 1, 2
-FLOOR = 3  # the oldest row that a stack may show: the episode's first, or the first that retention has left
-AFTER = 4  # the row k steps later
-OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
-STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
-K = 7  # the steps of the window
-FRAMES_STOP = 8  # the row behind the last observation: AFTER + 1 where that row has one, else AFTER
-OWN, OWN_STOP = 9, 10  # what a reader writes there; `find_windows` has the bounds of the lane there meanwhile
-WINDOW_ROWS = 11
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64

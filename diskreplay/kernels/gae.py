@@ -7,12 +7,10 @@ A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t + 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import TERMINATED, TRUNCATED
 from diskreplay.kernels import jit
 
 Floats = NDArray[np.float64]
-
-# Bits of `ends`: nothing follows a terminated step; behind a stopped one comes a value, but no further delta.
-TERMINATED, STOPS = 1, 2
 
 
 @jit.kernel(
@@ -32,15 +30,16 @@ def gae(
 ) -> None:
     """Write the advantages of columns of steps, and their sums with `value`; arrays are (steps, columns).
 
-    `next_value` is V of what each step led to; that of a terminated step is not read. The last step of a column is
-    bootstrapped as a stopped one is. `carry` is scratch, (columns,).
+    `ends` has bits: nothing follows a step that is TERMINATED; behind one that is TRUNCATED, as behind the last of a
+    column, comes a value, but no further delta. `next_value` is V of what each step led to; that of a terminated step
+    is not read. `carry` is scratch, (columns,).
     """
     steps, columns = r.shape
     carry[:] = 0.0
     for t in range(steps - 1, -1, -1):
         for n in range(columns):
             following = 0.0 if ends[t, n] & TERMINATED else next_value[t, n]
-            behind = 0.0 if ends[t, n] & (TERMINATED | STOPS) else carry[n]
+            behind = 0.0 if ends[t, n] & (TERMINATED | TRUNCATED) else carry[n]
             delta = r[t, n] + gamma * following - value[t, n]
             carry[n] = delta + gamma * gae_lambda * behind
             advantage[t, n] = carry[n]

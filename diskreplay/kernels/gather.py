@@ -6,7 +6,7 @@ formed once, and the row is on its way from memory before the first byte is copi
 What is done is said by a record of int64, since each argument of a kernel costs about 50 ns: numbers, and addresses of
 arrays, which whoever writes the record keeps alive. Behind its head it has a line a leaf. The first lines are leaves
 that are copied: `LENGTH` rows from row `BEGIN` + `OFFSET` of a window on, to the array of the batch that `TARGET`
-names. `BEGIN` and `STOP` name rows of the table of windows; see `find_windows`. A row below the window's floor is
+names. `BEGIN` and `STOP` name rows of the table of windows; see `gathering`. A row below the window's floor is
 replaced by the one at the floor (the first frame of a stack repeats); a row at or above `STOP` comes out as zeros. The
 other lines are summands of the return.
 
@@ -17,7 +17,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import frozen, jit
-from diskreplay.kernels.find_windows import FLOOR, LANE, ROW, SLOT, WINDOW_ROWS, K, find_windows
+from diskreplay.kernels.find_windows import find_windows
+from diskreplay.kernels.gathering import (
+    BASES,
+    BASES_SIZE,
+    BEGIN,
+    CHUNKS,
+    COLUMNS,
+    COPIED,
+    DISCOUNT,
+    FACTOR,
+    FAILED,
+    FINDS,
+    FIRST_CHUNK,
+    FLAGS,
+    FLOOR,
+    GAMMA,
+    HEAD,
+    INDEX,
+    ITEMS,
+    KIND,
+    LANE,
+    LENGTH,
+    LINES,
+    N_STEPS,
+    OFFSET,
+    REWARD,
+    ROW,
+    ROW_BYTES,
+    SHIFT,
+    SLOT,
+    SLOTS,
+    SOURCES,
+    STACK,
+    STOP,
+    STREAMED,
+    TARGET,
+    TERMINATED,
+    TRUNCATED,
+    WEIGHT,
+    WHOLE,
+    WINDOW_ROWS,
+    WINDOWS,
+    K,
+    N,
+)
 from diskreplay.kernels.stream import WIDE, stream_apart
 
 _find_windows = jit.apart(find_windows)
@@ -26,26 +70,6 @@ Ints = NDArray[np.int64]
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64
-
-# Columns of the record. Whether windows are to be found, how, where they are, and memory for the sources of all items.
-FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
-# How much is copied and summed, whether wide rows go past the caches, and the line that could not be copied, or -1.
-LINES, COPIED, GAMMA, STREAMED, FAILED = range(7, 12)
-# Which array of the batch gets what is not copied from a leaf; -1 is none.
-COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
-REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(12, 19)
-# The table of the flags, as those of leaves below.
-FLAGS = 19
-# Columns of a line. A table: addresses of the arrays by slot and their length, of the chunks' addresses, and of a row.
-FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
-HEAD = FLAGS + 7
-BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
-# Of a summand: its kind of number and its weight in the sum, the bits of a float64.
-KIND, FACTOR = 10, 11
-COLUMNS = 12
-
-KINDS = "fiu"
-"""Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8."""
 
 
 @jit.kernel("none", "out_ints", "int", "ints", "ints", "ints", "ints", "int")

@@ -8,8 +8,6 @@ copied has to be fetched from memory by whoever reads it, so a smaller batch had
 from diskreplay.kernels import jit
 from diskreplay.kernels.jit import STREAM_BLOCK, copy_bytes, stream_block
 
-STREAMED = 8 << 20
-"""Bytes of a batch from which on its wide rows are streamed: a loss by half of that, a clear gain at twice."""
 WIDE = 1024
 """Bytes of a run below which it is not worth it."""
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diskreplay.format.schema import Schema
-from diskreplay.kernels import find_windows as rows
+from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader
 from diskreplay.views.page_ranges import Pages

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.gae import TERMINATED, Floats
+from diskreplay.ids import TERMINATED
 from diskreplay.kernels.table import chosen
 from diskreplay.views.arguments import fraction
 
-_gae = chosen("gae")
-
+Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 
 
@@ -35,5 +34,5 @@ def estimates(
 ) -> tuple[Floats32, Floats32]:
     """Return advantages and returns of columns of steps, given what follows each: see `kernels.gae`."""
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
-    _gae(rewards, values, following, ends, gamma, gae_lambda, np.empty(rewards.shape[1]), advantage, ret)
+    chosen("gae")(rewards, values, following, ends, gamma, gae_lambda, np.empty(rewards.shape[1]), advantage, ret)
     return advantage, ret

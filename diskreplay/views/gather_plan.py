@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.kernels import find_windows as rows, gather as kernel
-from diskreplay.kernels.stream import STREAMED
+from diskreplay.kernels import gathering as kernel
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_table import ChunkTable
@@ -38,8 +37,8 @@ class GatherPlan:
 
     `view`, for messages, is that whose windows these are, and `bounds` says which of them `gather` finds: None for a
     plan that only copies rows of windows that are given. `summands` are path, dtype and weight of scalar fields, whose
-    sum is discounted by `gamma`. `computed` has the arrays of a block for what `kernels.gather.COMPUTED` names; -1 or
-    absent where it has none.
+    sum is discounted by `gamma`. `computed` has the arrays of a block for what `gathering.COMPUTED` names; -1 or absent
+    where it has none.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class GatherPlan:
         computed: Mapping[str, int] | None = None,
     ) -> None:
         self._view, self._bounds = view, bounds
-        self._copies = [*copies, *(Copy(leaf, rows.ROW, rows.AFTER, 0, LONGEST, -1) for leaf, _, _ in summands)]
+        self._copies = [*copies, *(Copy(leaf, kernel.ROW, kernel.AFTER, 0, LONGEST, -1) for leaf, _, _ in summands)]
         self._leaves = list(dict.fromkeys([*(["done"] if bounds else []), *(copy.leaf for copy in self._copies)]))
         self._record = np.zeros(kernel.HEAD + len(self._copies) * kernel.COLUMNS, np.int64)
         lines = self._record[kernel.HEAD :].reshape(-1, kernel.COLUMNS)
@@ -135,7 +134,7 @@ class GatherPlan:
         before, self._size = self._size, -1
         if self._bounds is not None and block.size != before:
             self._use(Windows(block.size))
-        self._record[kernel.STREAMED] = block.nbytes >= STREAMED
+        self._record[kernel.STREAMED] = block.nbytes >= kernel.LARGE_BATCH
         self._size, self._nbytes = block.size, block.nbytes
 
     def _use(self, windows: Windows) -> None:
@@ -189,7 +188,7 @@ class GatherPlan:
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
         """Return the error that says of which leaf a row could not be mapped."""
         failed = int(self._record[kernel.FAILED])
-        copy = self._copies[failed] if failed >= 0 else Copy("done", rows.ROW, rows.AFTER, 0, 1, -1)
+        copy = self._copies[failed] if failed >= 0 else Copy("done", kernel.ROW, kernel.AFTER, 0, 1, -1)
         return FormatError(
             f"segment {self.windows.slot[bad] + snapshot.origin} has no chunk of {copy.leaf} for row "
             f"{self.windows.table[copy.begin, bad]} of lane {self.windows.lane[bad]}; "

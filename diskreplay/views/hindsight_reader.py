@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
-from diskreplay.kernels import find_windows as rows
+from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Reader

@@ -1,17 +1,20 @@
 """Which pages of memory the windows of a batch lie in: what has to be read from disk before they can be gathered."""
 
 from collections.abc import Sequence
-from mmap import PAGESIZE
+from mmap import MADV_WILLNEED, PAGESIZE
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from diskreplay.kernels.advice import POPULATE_READ, WILL_NEED
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
 from diskreplay.views.windows import Copy, Windows
+
+# Advice of `madvise`.
+WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
+POPULATE_READ = 22  # wait until they are there, and map them; Linux 5.14
 
 
 class Pages(NamedTuple):

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.format.schema import Schema
-from diskreplay.kernels import find_windows as rows
-from diskreplay.kernels.gae import STOPS, TERMINATED
+from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, nested, select, step_parts
@@ -110,7 +110,7 @@ class RolloutsReader(Reader):
         numbers = self._numbers.rows(snapshot, steps)
         made["reward"] = rewards = self._weighed(numbers)
         if any((name,) in self._place for name in ESTIMATES):
-            ends = np.where(following.terminated, TERMINATED, 0) | np.where(chained.ravel(), 0, STOPS)
+            ends = np.where(following.terminated, TERMINATED, 0) | np.where(chained.ravel(), 0, TRUNCATED)
             known = [array[:, 0].astype(np.float64) for array in numbers[len(self._rewards) :]]
             values = known[0]
             bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)

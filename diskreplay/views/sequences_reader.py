@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from diskreplay.views.episodes import Episodes
     from diskreplay.views.sequences import Sequences
 
-_episode_offset = chosen("episode_offset")
-
 TO_THE_END = -1  # as many steps as the episode has
 
 
@@ -182,7 +180,7 @@ def _steps_before(snapshot: Snapshot, windows: Windows, ids: Ints, view: Any) ->
     bad = 0
     for _ in range(ATTEMPTS):
         _held, chunks, first_chunk, bases = done.addresses()
-        bad = _episode_offset(
+        bad = chosen("episode_offset")(
             windows.slot, windows.lane, windows.row, first_chunk, chunks, done.shift, snapshot.lanes, bases,
             before, flags,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diskreplay.format.schema import Schema
-from diskreplay.kernels import find_windows as rows
+from diskreplay.kernels import gathering as rows
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import Leaf, Path, select, step_parts
 from diskreplay.views.windows import TIME, TIME_SOURCE, Copy

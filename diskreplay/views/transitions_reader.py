@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from diskreplay.format.schema import Schema
-from diskreplay.kernels import find_windows as rows
+from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import frame_stack_depths, reward_leaves
 from diskreplay.views.base import Block, Ints, Leaf, Path, Reader, select, step_parts

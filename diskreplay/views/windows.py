@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import find_windows as rows
+from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
@@ -45,7 +45,7 @@ class Copy(NamedTuple):
 
 
 class Windows:
-    """The windows of `size` ids: int64 arrays, one number an id; see kernels.find_windows for each."""
+    """The windows of `size` ids: int64 arrays, one number an id; see `kernels.gathering` for each."""
 
     def __init__(self, size: int) -> None:
         self.size = size

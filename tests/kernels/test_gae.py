@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from diskreplay.kernels.gae import STOPS, TERMINATED
+from diskreplay.ids import TERMINATED, TRUNCATED
 from tests.kernels.pairs import KERNELS
 
 seeds = st.integers(0, 2**32 - 1)
@@ -16,7 +16,7 @@ def problem(steps: int, columns: int, seed: int) -> tuple[np.ndarray, ...]:
     """Make rewards, values, next values and ends; the next values of terminated steps are not to be read."""
     rng = np.random.default_rng(seed)
     r, value, following = rng.standard_normal((3, steps, columns)) * 10.0 ** rng.integers(-2, 4)
-    ends = rng.choice(np.array([0, 0, 0, TERMINATED, STOPS, TERMINATED | STOPS], np.uint8), (steps, columns))
+    ends = rng.choice(np.array([0, 0, 0, TERMINATED, TRUNCATED, TERMINATED | TRUNCATED], np.uint8), (steps, columns))
     following[(ends & TERMINATED) != 0] = np.nan
     return r, value, following, ends
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay
-from diskreplay.kernels import find_windows as rows, following, frozen, gather as plans
+from diskreplay.kernels import following, frozen, gathering as rows
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import chosen
@@ -136,16 +136,16 @@ def gather_both(
         memory[row] = values
     no_rows, table = np.zeros(0, np.int64), segments_of(lanes)
     for number, kernel in enumerate(KERNELS["gather"]):
-        record = np.zeros(plans.HEAD + len(lines) * plans.COLUMNS, np.int64)
+        record = np.zeros(rows.HEAD + len(lines) * rows.COLUMNS, np.int64)
         sources = np.empty((len(lines), items), np.int64)
-        record[[plans.WINDOWS, plans.ITEMS, plans.SOURCES]] = memory.ctypes.data, items, sources.ctypes.data
-        record[[plans.LINES, plans.COPIED, plans.STREAMED]] = len(lines), len(lines), streamed
-        record[plans.REWARD : plans.WEIGHT + 1] = -1
+        record[[rows.WINDOWS, rows.ITEMS, rows.SOURCES]] = memory.ctypes.data, items, sources.ctypes.data
+        record[[rows.LINES, rows.COPIED, rows.STREAMED]] = len(lines), len(lines), streamed
+        record[rows.REWARD : rows.WEIGHT + 1] = -1
         outs = [np.full((items, line.length * line.row_bytes), 0xAB, np.uint8) for line in lines]
-        for target, (line, at) in enumerate(zip(lines, range(plans.HEAD, len(record), plans.COLUMNS), strict=True)):
+        for target, (line, at) in enumerate(zip(lines, range(rows.HEAD, len(record), rows.COLUMNS), strict=True)):
             KERNELS["bind_table"][number](record, at, *line.table, line.row_bytes)
             bounds = rows.OWN, rows.OWN_STOP, line.offset, line.length, target
-            record[at + plans.BEGIN : at + plans.TARGET + 1] = bounds
+            record[at + rows.BEGIN : at + rows.TARGET + 1] = bounds
         addresses = np.array([out.ctypes.data for out in outs], np.int64)
         found.append((kernel(no_rows, addresses, record_of(table), record, begin, items), *outs))
     return found
@@ -191,21 +191,21 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
         values = [np.clip(array, -1e30, 1e30) if array.dtype == "f8" else array for array in values]
     found = []
     for number, kernel in enumerate(KERNELS["gather"]):
-        record = np.zeros(plans.HEAD + len(dtypes) * plans.COLUMNS, np.int64)
+        record = np.zeros(rows.HEAD + len(dtypes) * rows.COLUMNS, np.int64)
         none, segments = np.zeros(1, np.int64), segments_of(lanes)
         sources = np.empty((len(dtypes), size), np.int64)
-        record[[plans.WINDOWS, plans.ITEMS, plans.SOURCES]] = memory.ctypes.data, size, sources.ctypes.data
-        record[[plans.LINES, plans.GAMMA]] = len(dtypes), np.float64(0.9).view(np.int64)
-        record[plans.REWARD : plans.WEIGHT + 1] = 0, 1, 2, 3, -1, -1, -1
+        record[[rows.WINDOWS, rows.ITEMS, rows.SOURCES]] = memory.ctypes.data, size, sources.ctypes.data
+        record[[rows.LINES, rows.GAMMA]] = len(dtypes), np.float64(0.9).view(np.int64)
+        record[rows.REWARD : rows.WEIGHT + 1] = 0, 1, 2, 3, -1, -1, -1
         keep = []
-        for at, array in zip(range(plans.HEAD, len(record), plans.COLUMNS), values, strict=True):
+        for at, array in zip(range(rows.HEAD, len(record), rows.COLUMNS), values, strict=True):
             bases = np.arange(array.ctypes.data, array.ctypes.data + array.nbytes, chunk * array.itemsize)
             table = none, np.array([len(bases)]), np.array([3]), bases
             keep.append(table)
             KERNELS["bind_table"][number](record, at, *table, array.itemsize)
-            record[at + plans.BEGIN], record[at + plans.STOP] = rows.ROW, rows.AFTER
-            record[at + plans.KIND] = plans.KINDS.index(array.dtype.kind)
-            record[at + plans.FACTOR] = np.float64(0.3).view(np.int64)
+            record[at + rows.BEGIN], record[at + rows.STOP] = rows.ROW, rows.AFTER
+            record[at + rows.KIND] = rows.KINDS.index(array.dtype.kind)
+            record[at + rows.FACTOR] = np.float64(0.3).view(np.int64)
         outs = [np.zeros(size, dtype) for dtype in ("f4", "f4", "?", "?")]
         addresses = np.array([out.ctypes.data for out in outs], np.int64)
         assert kernel(np.zeros(0, np.int64), addresses, record_of(segments), record, 0, size) == -1

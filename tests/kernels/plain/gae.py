@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.gae import STOPS, TERMINATED, Floats
+from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.kernels.gae import Floats
 
 
 def gae_plain(
@@ -22,7 +23,7 @@ def gae_plain(
     with np.errstate(over="ignore", invalid="ignore"):
         for t in reversed(range(len(r))):
             following = np.where(ends[t] & TERMINATED, 0.0, next_value[t])
-            behind = np.where(ends[t] & (TERMINATED | STOPS), 0.0, carry)
+            behind = np.where(ends[t] & (TERMINATED | TRUNCATED), 0.0, carry)
             carry[:] = r[t] + gamma * following - value[t] + gamma * gae_lambda * behind
             advantage[t] = carry
             ret[t] = carry + value[t]

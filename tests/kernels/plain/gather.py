@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.find_windows import FLOOR, LANE, SLOT, WINDOW_ROWS, K
-from diskreplay.kernels.gather import (
+from diskreplay.ids import Ints
+from diskreplay.kernels.gathering import (
     BASES,
     BASES_SIZE,
     BEGIN,
@@ -19,26 +19,30 @@ from diskreplay.kernels.gather import (
     FINDS,
     FIRST_CHUNK,
     FLAGS,
+    FLOOR,
     GAMMA,
     HEAD,
     INDEX,
     ITEMS,
     KIND,
     KINDS,
+    LANE,
     LENGTH,
     LINES,
     OFFSET,
     REWARD,
     ROW_BYTES,
     SHIFT,
+    SLOT,
     SLOTS,
     STACK,
     STOP,
     TARGET,
     WEIGHT,
     WHOLE,
+    WINDOW_ROWS,
     WINDOWS,
-    Ints,
+    K,
     N,
 )
 from tests.kernels.plain.find_windows import find_windows_plain, row_address

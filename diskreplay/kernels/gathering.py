@@ -1,0 +1,35 @@
+"""The tables of `find_windows` and `gather`: windows, and the record of a gather plan. It needs no numba."""
+
+# Rows of a table of windows, one column an id.
+SLOT, LANE, ROW = 0, 1, 2
+FLOOR = 3  # the oldest row that a stack may show: the episode's first, or the first that retention has left
+AFTER = 4  # the row k steps later
+OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
+STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
+K = 7  # the steps of the window
+FRAMES_STOP = 8  # the row behind the last observation: AFTER + 1 where that row has one, else AFTER
+OWN, OWN_STOP = 9, 10  # what a reader writes there; `find_windows` has the bounds of the lane there meanwhile
+WINDOW_ROWS = 11
+
+# Columns of the record. Whether windows are to be found, how, where they are, and memory for the sources of all items.
+FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
+# How much is copied and summed, whether wide rows go past the caches, and the line that could not be copied, or -1.
+LINES, COPIED, GAMMA, STREAMED, FAILED = range(7, 12)
+# Which array of the batch gets what is not copied from a leaf; -1 is none.
+COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
+REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(12, 19)
+# The table of the flags, as those of leaves below.
+FLAGS = 19
+# Columns of a line. A table: addresses of the arrays by slot and their length, of the chunks' addresses, and of a row.
+FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
+HEAD = FLAGS + 7
+BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
+# Of a summand: its kind of number and its weight in the sum, the bits of a float64.
+KIND, FACTOR = 10, 11
+COLUMNS = 12
+
+KINDS = "fiu"
+"""Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8."""
+
+LARGE_BATCH = 8 << 20
+"""Bytes of a batch from which on its wide rows are streamed: a loss by half of that, a clear gain at twice."""
