@@ -54,11 +54,10 @@ if TYPE_CHECKING:
     from diskreplay.store.writing.vector_writer import VectorWriter as VectorWriter
     from diskreplay.store.writing.writer import Writer as Writer
     from diskreplay.verify.files import Problem as Problem
-    from diskreplay.views.episodes import Episodes as Episodes
     from diskreplay.views.experiences import nstep_experiences as nstep_experiences
     from diskreplay.views.hindsight import Hindsight as Hindsight
     from diskreplay.views.rollouts import Rollouts as Rollouts
-    from diskreplay.views.sequences import Sequences as Sequences
+    from diskreplay.views.sequences import Episodes as Episodes, Sequences as Sequences
     from diskreplay.views.transitions import Transitions as Transitions
 
 __version__ = "0.1.0"
@@ -71,7 +70,7 @@ _MODULES = {
     "DamagedSegmentWarning": "diskreplay.errors",
     "DistillationBuffer": "diskreplay.buffers.distillation",
     "Episode": "diskreplay.store.reading.episodes",
-    "Episodes": "diskreplay.views.episodes",
+    "Episodes": "diskreplay.views.sequences",
     "Experience": "diskreplay.buffers.replay",
     "Field": "diskreplay.format.spaces",
     "FormatError": "diskreplay.errors",

@@ -23,7 +23,7 @@ from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.casting import as_flags
-from diskreplay.views.estimates import advantages
+from diskreplay.views.rollouts import advantages
 
 # The store keeps so many rollouts. A rollout may lie in the newest three segments, of which the first two have at most
 # twice and a third once the rows of a segment, one row of every lane aside; the oldest steps of all must not be its.

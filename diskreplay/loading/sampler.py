@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 
@@ -33,7 +33,7 @@ from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.snapshot import SegmentGone
 from diskreplay.store.saved_states import load_state, save_state
 from diskreplay.store.store import Store
-from diskreplay.views.base import CountingReader, View
+from diskreplay.views.base import View
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
@@ -266,7 +266,7 @@ class Sampler:
                     raise StopIteration(f"{active} has drawn every id")
                 ids, item_steps = plan.draw.ids, self._item_steps
                 if item_steps is None:
-                    steps = cast(CountingReader, self._gatherer.reader).count_steps(plan.snapshot, ids)
+                    steps = self._gatherer.reader.count_steps(plan.snapshot, ids)
                 else:
                     steps = item_steps * len(ids)
                 if self._limiter is not None:

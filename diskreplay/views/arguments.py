@@ -77,19 +77,26 @@ def frame_stack_depths(
     return {known[name]: depth for name, depth in frame_stack.items()}
 
 
+def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] = ()) -> str:
+    """Return the leaf of a scalar extra field, or of another field that may be named too."""
+    path = name if name in others else f"extra/{name}"
+    field = schema.leaves.get(path)
+    if field is None or field.shape != ():
+        scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
+        known = ", ".join([*others, *(leaf.removeprefix("extra/") for leaf in scalars)]) or "none"
+        what = "is not scalar" if field is not None else "is no extra field"
+        fields = "scalar fields" if others else "scalar extra fields"
+        raise ValueError(f"{argument} names {name!r}, which {what}; the {fields} of this store are {known}")
+    return path
+
+
 def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
     """Return path, dtype and weight of each field that is summed."""
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():
-        path = "reward" if name == "reward" else f"extra/{name}"
-        field = schema.leaves.get(path)
-        if field is None or field.shape != ():
-            scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
-            known = ", ".join(["reward"] + [leaf.removeprefix("extra/") for leaf in scalars])
-            what = "is not scalar" if field is not None else "is no extra field"
-            raise ValueError(f"reward names {name!r}, which {what}; the scalar fields of this store are {known}")
+        path = scalar_leaf(schema, "reward", name, ("reward",))
         # A numpy scalar: beside a Python float, numpy would multiply in the field's own precision.
-        found.append((path, field.dtype, np.float64(weight)))
+        found.append((path, schema.leaves[path].dtype, np.float64(weight)))
     return found
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Path = tuple[str, ...]
 
+FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
 ALIGNMENT = 64  # a cache line, and what a copy to a device likes
 
 
@@ -85,6 +86,10 @@ class Reader:
         """Return the leaves of the batch of these ids."""
         return self.leaves
 
+    def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
+        """Return how many steps of the environment the items of these ids count for; of views without `item_steps`."""
+        raise NotImplementedError(f"{type(self).__name__} must define count_steps")
+
     def seed(self, entropy: int) -> None:
         """Say what the next `fill`, and no later one, draws from, where the view draws something itself."""
 
@@ -106,14 +111,6 @@ class Reader:
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
         raise NotImplementedError(f"{type(self).__name__} must define check")
-
-
-class CountingReader(Reader):
-    """The reader of a view without `item_steps`."""
-
-    def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Return how many steps of the environment the items of these ids count for."""
-        raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
 
 @runtime_checkable
@@ -187,18 +184,6 @@ def select(
             known = sorted({leaf.path[0] for leaf in leaves})
             raise ValueError(f"fields names {'/'.join(path)!r}, and a batch has {', '.join(known)}")
     return [leaf for leaf in leaves if any(leaf.path[: len(path)] == path for path in chosen)]
-
-
-def step_parts(schema: Schema) -> dict[str, dict[Path, str]]:
-    """Return the step fields of a batch by name: of each its leaves, path to source."""
-    parts: dict[str, dict[Path, str]] = {}
-    for source in schema.leaves:
-        part = tuple(source.split("/"))
-        if part[0] != "episode":
-            # An extra field stands under its own name in a batch.
-            path = part[1:] if part[0] == "extra" else part
-            parts.setdefault(path[0], {})[path] = source
-    return parts
 
 
 def nested(paths: Sequence[Path], values: Sequence[Any]) -> dict[str, Any]:

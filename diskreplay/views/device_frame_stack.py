@@ -13,13 +13,10 @@ import numpy as np
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Block, Ints, Leaf, Path, Reader
+from diskreplay.views.base import BOOL, INT64, Block, Ints, Leaf, Path, Reader
 from diskreplay.views.page_ranges import Pages
-from diskreplay.views.transitions import Transitions
-from diskreplay.views.transitions_reader import TransitionsReader
+from diskreplay.views.transitions import Transitions, TransitionsReader
 from diskreplay.views.windows import Copy
-
-INT64, BOOL = np.dtype("int64"), np.dtype("bool")
 
 
 class _Stacks(NamedTuple):

@@ -17,7 +17,7 @@ from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.parallel_copy import SHARED, in_halves
-from diskreplay.views.windows import ATTEMPTS, Bounds, Copy, Windows, map_flags, refuse
+from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, refuse
 
 LONGEST = 1 << 40
 """More steps than a window can have."""
@@ -32,8 +32,9 @@ _NO_IDS = np.zeros(0, np.int64)
 class GatherPlan:
     """Gathers the leaves of a batch, and sums rewards over windows, in one call. Not thread-safe.
 
-    The record that the kernel reads is made once, and changed in place. What it has addresses of is kept alive here.
-    Whatever interrupts a change, the next call makes it again: what tells that it was made is set last.
+    Rows of `TIME_SOURCE` become seconds since the epoch. The record that the kernel reads is made once, and changed in
+    place. What it has addresses of is kept alive here. Whatever interrupts a change, the next call makes it again: what
+    tells that it was made is set last.
 
     `view`, for messages, is that whose windows these are, and `bounds` says which of them `gather` finds: None for a
     plan that only copies rows of windows that are given. `summands` are path, dtype and weight of scalar fields, whose
@@ -65,6 +66,7 @@ class GatherPlan:
         self._record[kernel.GAMMA] = np.float64(gamma).view(np.int64)
         wanted = computed or {}
         self._record[kernel.REWARD : kernel.WEIGHT + 1] = [wanted.get(name, -1) for name in kernel.COMPUTED]
+        self._time = next((copy.target for copy in copies if copy.leaf == TIME_SOURCE), -1)
         self.windows = Windows(0)
         self._size = self._nbytes = -1  # of the last block
         self._kernel: Kernel
@@ -101,9 +103,17 @@ class GatherPlan:
                 arguments = ids, block.addresses, snapshot.record, self._record
                 bad = in_halves(helper, self.windows.size, partial(self._kernel, *arguments))
             if bad < 0:
+                if self._time >= 0:
+                    self._to_seconds(snapshot, block.arrays[self._time])
                 return
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
+
+    def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
+        """Make seconds since the epoch of rows of `TIME_SOURCE`, (n,) or (n, length); zeros are padding, and stay."""
+        raw = times.view(np.int64)
+        wall = snapshot.clocks[self.windows.slot].reshape(-1, *[1] * (times.ndim - 1))
+        times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
     def copy(self, snapshot: Snapshot, windows: Windows, block: Block, helper: Executor | None = None) -> None:
         """Copy rows of windows that are given, as `gather` does, into a block, which may have more items."""

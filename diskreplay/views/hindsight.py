@@ -3,13 +3,26 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.format.schema import Schema
+from diskreplay.kernels import gathering as rows
+from diskreplay.kernels.table import chosen
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import fraction
+from diskreplay.views.base import Block, Ints, Reader
+from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.page_ranges import Pages
+from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_evicted, windows_of
 
+if TYPE_CHECKING:
+    from diskreplay.views.transitions import TransitionsReader
+
+ACHIEVED, DESIRED = "obs/achieved_goal", "obs/desired_goal"
+ALL_BEFORE = 1 << 40  # more rows than a lane can have
 STRATEGIES = ("future", "final", "episode")
 
 
@@ -113,3 +126,132 @@ def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
     raise ValueError(
         f"reward_fn must take (achieved_goal, desired_goal), or these and info, and {reward_fn!r} takes {signature}"
     )
+
+
+class HindsightReader(Reader):
+    """Gathers `Transitions` with `Hindsight`, on top of what gathers them as they are. Not thread-safe.
+
+    `fill` relabels only when `seed` came before it: the same seed, snapshot and ids give the same batch.
+    """
+
+    def __init__(self, hindsight: Hindsight, plain: "TransitionsReader", schema: Schema) -> None:
+        _check_goals(schema)
+        self._hindsight, self._plain, self._view = hindsight, plain, plain.view
+        self.leaves, self.paths = self._plain.leaves, self._plain.paths
+        self._goal = schema.leaves[ACHIEVED]
+        place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
+        shown = (("obs", "desired_goal"), ("next_obs", "desired_goal"))
+        self._shown = [place[path] for path in shown if path in place]
+        recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)
+        self._reward = place.get(("reward",), -1) if recomputed else -1
+        others = [leaf for leaf, *_ in self._plain.weights if leaf != "reward"]
+        self._goals = GatherPlan([Copy(ACHIEVED, rows.OWN, rows.OWN_STOP, 0, 1, 0)])
+        self._steps = GatherPlan(
+            [
+                Copy(ACHIEVED, rows.ROW, rows.OWN_STOP, 1, 1, 0),
+                *(Copy(leaf, rows.ROW, rows.OWN, 0, 1, target) for target, leaf in enumerate(others, 1)),
+            ]
+        )
+        self._entropy: int | None = None
+
+    def seed(self, entropy: int) -> None:
+        """Say what the next `fill`, and no later one, draws goals from."""
+        self._entropy = entropy
+
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
+        """Gather the transitions of these ids; ValueError where the reward function returns no finite numbers."""
+        entropy, self._entropy = self._entropy, None
+        self._plain.helper = self.helper
+        self._plain.fill(snapshot, ids, block)
+        if entropy is None:
+            return
+        # Drawn for every item, wanted or not: what becomes of one does not depend on the others.
+        chance, choice = np.random.Generator(np.random.PCG64(entropy)).random((2, len(ids)))
+        items = np.flatnonzero(chance < self._hindsight.ratio)
+        windows = self._find(snapshot, ids[items], looks_back=self._hindsight.strategy == "episode")
+        k, last = self._bounds(windows)
+        known = np.flatnonzero(windows.row + k <= last)
+        if len(known) < len(items):
+            items, k, last, windows = items[known], k[known], last[known], windows.select(known)
+        if len(items):
+            self._relabel(snapshot, windows, k, last, choice[items], items, block)
+
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
+        """Return where the wide rows of these ids lie; those of goals from later steps are not known yet."""
+        return self._plain.pages(snapshot, ids)
+
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
+        self._find(snapshot, ids)
+        refuse_evicted(snapshot, ids)
+
+    def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
+        """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""
+        return windows_of(snapshot, ids, Bounds(TO_THE_END, ALL_BEFORE if looks_back else 1), self._view)
+
+    def _bounds(self, windows: Windows) -> tuple[Ints, Ints]:
+        """Return the steps of the view's windows, and the last row of each episode that has an observation."""
+        k = windows.k.copy() if self._view.n_step is None else np.minimum(windows.k, self._view.n_step)
+        return k, windows.after - (windows.obs_stop == 0)
+
+    def _relabel(
+        self,
+        snapshot: Snapshot,
+        windows: Windows,
+        k: Ints,
+        last: Ints,
+        choice: NDArray[np.float64],
+        items: Ints,
+        block: Block,
+    ) -> None:
+        """Replace goals and rewards of these items of the block."""
+        strategy = self._hindsight.strategy
+        # A goal is what the observation after a step achieved, so the first that counts is one row later.
+        first = last if strategy == "final" else (windows.row if strategy == "future" else windows.floor) + 1
+        row = first + (choice * (last - first + 1)).astype(np.int64)
+        windows.own[:], windows.own_stop[:] = row, row + 1
+        goals = self._goals.rows(snapshot, windows)[0][:, 0]
+        for place in self._shown:
+            shown = block.arrays[place]
+            frames = (1,) * (shown.ndim - goals.ndim)
+            shown[items] = goals.reshape(len(items), *frames, *self._goal.shape)
+        if self._reward >= 0:
+            block.arrays[self._reward][items] = self._returns(snapshot, windows, k, goals)
+
+    def _returns(self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the n-step returns under these goals."""
+        size, width = len(k), int(k.max())
+        inside = np.arange(width) < k[:, None]
+        windows.own[:], windows.own_stop[:] = windows.row + k, windows.row + k + 1
+        self._steps.set_lengths(width)
+        achieved, *others = self._steps.rows(snapshot, windows)
+        rewards = self._hindsight.rewards(achieved[inside], np.repeat(goals, k, axis=0))
+        r = np.zeros((size, width))
+        for leaf, _, weight in self._plain.weights:
+            if leaf == "reward":
+                r[inside] += rewards * weight
+            else:
+                r += others.pop(0) * weight
+        found = np.empty(size, np.float32)
+        chosen("nstep")(r, k, self._view.gamma, found)
+        return found
+
+
+def _check_goals(schema: Schema) -> None:
+    """Refuse observations that are not goal-conditioned, naming what is missing."""
+    wanted = 'relabel needs observations that are a dict with "observation", "achieved_goal" and "desired_goal"'
+    names = [leaf.split("/")[1:] for leaf in schema.leaves if leaf.split("/")[0] == "obs"]
+    if [] in names:
+        raise ValueError(f"{wanted}; those of this store are one array")
+    keys = list(dict.fromkeys(path[0] for path in names))
+    for key in ("observation", "achieved_goal", "desired_goal"):
+        if key not in keys:
+            raise ValueError(f"{wanted}; those of this store have no {key!r}, but {', '.join(map(repr, keys))}")
+        if key != "observation" and [key] not in names:
+            raise ValueError(f"relabel needs goals that are one array each; {key!r} of this store is nested")
+    achieved, desired = schema.leaves[ACHIEVED], schema.leaves[DESIRED]
+    if (achieved.dtype, achieved.shape) != (desired.dtype, desired.shape):
+        raise ValueError(
+            f"relabel needs goals of one dtype and shape; in this store achieved_goal is {achieved.dtype}"
+            f"{list(achieved.shape)} and desired_goal {desired.dtype}{list(desired.shape)}"
+        )

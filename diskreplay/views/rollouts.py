@@ -1,18 +1,55 @@
-"""The view of rollouts: the steps of all lanes side by side, each given once, with advantages."""
+"""Rollouts: the view, how they are gathered, and advantages of columns of steps.
+
+A batch is a grid of ids, (num_steps, columns), one row after the other; all else is derived from the rows they name:
+copy the leaves, follow each column's chain, bootstrap where it stops, sum backwards.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.format.schema import Schema
+from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import ALL_STEPS, Starts
+from diskreplay.kernels.table import chosen
+from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.views.arguments import described, fraction, frame_stack_argument, reward_argument
-from diskreplay.views.base import Reader, View
+from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.views.arguments import (
+    described,
+    fraction,
+    frame_stack_argument,
+    reward_argument,
+    reward_leaves,
+    scalar_leaf,
+)
+from diskreplay.views.base import (
+    BOOL,
+    FLOAT32,
+    INT64,
+    Block,
+    Ints,
+    Leaf,
+    Reader,
+    View,
+    nested,
+    select,
+)
+from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.page_ranges import Pages, wide_pages
+from diskreplay.views.rollout_cursor import RolloutCursor
+from diskreplay.views.successors import NONE, Bools, Following, Successors, place
+from diskreplay.views.windows import TIME, TIME_SOURCE, Copy, StepField, Windows, refuse, refuse_evicted, step_fields
 
-if TYPE_CHECKING:
-    from diskreplay.sampling.episode_filter import EpisodeFilter
-    from diskreplay.views.rollout_cursor import RolloutCursor
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+
+ESTIMATES = ("advantage", "ret")
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,16 +140,195 @@ class Rollouts(View):
         """No: what they are bootstrapped with is to be the policy's as it is."""
         return False
 
-    def own_distribution(self, admission: "EpisodeFilter") -> "RolloutCursor":
+    def own_distribution(self, admission: EpisodeFilter) -> RolloutCursor:
         """Return what gives each lane's steps once, in order."""
-        # Here and not above, as the reader below: following lanes loads the store.
-        from diskreplay.views.rollout_cursor import RolloutCursor
-
         return RolloutCursor(self, admission)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""
-        # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
-        from diskreplay.views.rollouts_reader import RolloutsReader
-
         return RolloutsReader(self, schema, fields)
+
+
+class RolloutsReader(Reader):
+    """Gathers `Rollouts`. Not thread-safe: it keeps what it has learnt of the store's lanes.
+
+    `leaves` are those of one step, without weights.
+    """
+
+    shows_leaves = False
+
+    def __init__(self, view: Rollouts, schema: Schema, fields: Sequence[str] | None) -> None:
+        self._view = view
+        self._rewards = reward_leaves(schema, view.reward)
+        value = scalar_leaf(schema, "value", view.value)
+        numbers = [*(leaf for leaf, *_ in self._rewards), value]
+        if view.next_value is not None:
+            numbers.append(scalar_leaf(schema, "next_value", view.next_value))
+        self._numbers, self._values = _scalars(numbers), _scalars([value])
+        steps = step_fields(schema, view.frame_stack)
+        del steps["reward"]  # which is summed
+        steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
+        self._obs = steps["obs"]
+        self.leaves: Sequence[Leaf] = select(_leaves(steps), fields, always=("index",), on_request=[TIME])
+        self.paths = [leaf.path for leaf in self.leaves]
+        self._place = {path: number for number, path in enumerate(self.paths)}
+        every = [field for below in steps.values() for field in below]
+        every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
+        self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
+        self._plan = GatherPlan(self._copies)
+        self._obs_plan = GatherPlan([field.copy(target) for target, field in enumerate(self._obs)])
+        self._successors = Successors(max(field.stack for field in self._obs))
+        self.evaluate = view.value_fn
+
+    def present(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the fields of a batch, in the order of `paths`: (num_steps, columns, ...) of (items, ...)."""
+        steps = self._view.num_steps
+        shown = tensors[: len(self.paths)]
+        return [tensor.reshape(steps, len(tensor) // steps, *tensor.shape[1:]) for tensor in shown]
+
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
+        """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
+
+        Raises InvalidIndex where an id is no step's, or they are no grid; ReplayError where a step that was truncated,
+        or the last of a column, has nothing to bootstrap from.
+        """
+        steps = self._find(snapshot, ids)
+        following = self._successors.follow(snapshot, ids, steps)
+        grid = ids.reshape(self._view.num_steps, -1)
+        chained = np.zeros(grid.shape, np.bool_)
+        chained[:-1] = following.successor.reshape(grid.shape)[:-1] == grid[1:]
+        inside = np.ones(grid.shape, np.bool_)
+        inside[-1] = False
+        broken = (inside & ~chained).ravel() & ~following.terminated
+        made: dict[str, Any] = {
+            "terminated": following.terminated,
+            "truncated": following.truncated | broken,
+            "index": ids,
+        }
+        numbers = self._numbers.rows(snapshot, steps)
+        made["reward"] = rewards = self._weighed(numbers)
+        if any((name,) in self._place for name in ESTIMATES):
+            ends = np.where(following.terminated, TERMINATED, 0) | np.where(chained.ravel(), 0, TRUNCATED)
+            known = [array[:, 0].astype(np.float64) for array in numbers[len(self._rewards) :]]
+            values = known[0]
+            bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)
+            inputs: Any = (array.reshape(grid.shape) for array in (rewards, values, bootstraps, ends.astype(np.uint8)))
+            found = estimates(self._view.gamma, self._view.gae_lambda, *inputs)
+            made |= dict(zip(ESTIMATES, found, strict=True))
+        self._plan.copy(snapshot, steps, block, self.helper)
+        with np.errstate(over="ignore"):
+            for name, array in made.items():
+                if (name,) in self._place:
+                    block.arrays[self._place[name,]][:] = array.ravel()
+
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
+        """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""
+        return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
+
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""
+        self._find(snapshot, ids)
+        refuse_evicted(snapshot, ids)
+
+    def _find(self, snapshot: Snapshot, ids: Ints) -> Windows:
+        steps = self._view.num_steps
+        if not len(ids) or len(ids) % steps:
+            raise InvalidIndex(
+                f"{len(ids)} ids are no grid of {steps} steps a column, one row of steps after the other"
+            )
+        return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
+
+    def _weighed(self, numbers: Sequence[NDArray[Any]]) -> Floats:
+        total: Floats = np.zeros(len(numbers[0]))
+        for (_, _, weight), array in zip(self._rewards, numbers, strict=False):
+            total += array[:, 0].astype(np.float64) * weight
+        return total
+
+    def _next_values(
+        self,
+        snapshot: Snapshot,
+        ids: Ints,
+        following: Following,
+        chained: Bools,
+        values: Floats,
+        next_values: Floats | None = None,
+    ) -> Floats:
+        """Return V of what each step led to; anything where it terminated."""
+        columns = len(ids) // self._view.num_steps
+        found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values
+        left = np.flatnonzero(~following.terminated & ~chained)
+        if self.evaluate is not None and len(left):
+            seen = left[following.has_obs[left]]
+            if len(seen):
+                found[seen] = self._evaluated(snapshot, following.obs.select(seen))
+            left = left[~following.has_obs[left]]
+        if next_values is None and len(left):
+            unknown = left[following.successor[left] == NONE]
+            if len(unknown):
+                raise self._nothing_behind(int(ids[unknown[0]]), bool(following.truncated[unknown[0]]))
+            found[left] = self._values.rows(snapshot, place(snapshot, following.successor[left]))[0][:, 0]
+        return found
+
+    def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
+        """Return what `evaluate` says of the observations of these steps."""
+        size, found = steps.size, self._obs_plan.rows(snapshot, steps)
+        # Copies: a function of the user's may keep them.
+        arrays = [array.reshape(size, *field.leaf.shape).copy() for field, array in zip(self._obs, found, strict=True)]
+        assert self.evaluate is not None
+        values = np.asarray(self.evaluate(nested([field.path for field in self._obs], arrays)["obs"]))
+        if values.shape not in ((size,), (size, 1)):
+            raise ValueError(
+                f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"
+            )
+        return values.reshape(size).astype(np.float64)
+
+    def _nothing_behind(self, step_id: int, truncated: bool) -> ReplayError:
+        what = "was truncated" if truncated else "is the last of its column"
+        if self.evaluate is not None:
+            return ReplayError(
+                f"step {step_id} {what}, and the observation behind it, which value_fn would be given, is not in the "
+                "store: name a field that holds its value in next_value"
+            )
+        return ReplayError(
+            f"step {step_id} {what}, and nothing says the value of what it led to: give Rollouts value_fn, which "
+            "computes it from the observation, or next_value, the name of a field that holds it"
+        )
+
+
+def _scalars(leaves: Sequence[str]) -> GatherPlan:
+    return GatherPlan([Copy(leaf, rows.ROW, rows.AFTER, 0, 1, target) for target, leaf in enumerate(leaves)])
+
+
+def _leaves(steps: Mapping[str, Sequence[StepField]]) -> list[Leaf]:
+    """Return all leaves of a batch in order."""
+    by_name = {name: [field.leaf for field in below] for name, below in steps.items()}
+    made = {"reward": FLOAT32, "terminated": BOOL, "truncated": BOOL, "advantage": FLOAT32, "ret": FLOAT32}
+    by_name |= {name: [Leaf((name,), dtype)] for name, dtype in {**made, "index": INT64}.items()}
+    order = ["obs", "action", "reward", "terminated", "truncated", "value", "advantage", "ret", "index"]
+    order += [name for name in by_name if name not in order]
+    return [leaf for name in order for leaf in by_name[name]]
+
+
+def advantages(
+    rewards: Any, values: Any, last_values: Any, dones: Any, gamma: float, gae_lambda: float
+) -> tuple[Floats32, Floats32]:
+    """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
+
+    Arrays are (num_steps, columns); `last_values`, (columns,), is V of the observation behind each column, and
+    bootstraps its last step. Nothing follows a step that is done. Returns the advantages, and the returns: advantage +
+    value, float32. Raises ValueError where `gamma` or `gae_lambda` is not from 0 to 1.
+    """
+    gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
+    r, v = np.array(rewards, np.float64), np.array(values, np.float64)
+    following = np.concatenate([v[1:], np.asarray(last_values, np.float64)[None]])
+    ends = np.where(np.asarray(dones) != 0, TERMINATED, 0).astype(np.uint8)
+    return estimates(gamma, gae_lambda, r, v, following, ends)
+
+
+def estimates(
+    gamma: float, gae_lambda: float, rewards: Floats, values: Floats, following: Floats, ends: NDArray[np.uint8]
+) -> tuple[Floats32, Floats32]:
+    """Return advantages and returns of columns of steps, given what follows each: see `kernels.gae`."""
+    advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
+    chosen("gae")(rewards, values, following, ends, gamma, gae_lambda, np.empty(rewards.shape[1]), advantage, ret)
+    return advantage, ret

@@ -5,17 +5,14 @@ its first stacks, the frame of each step, and the one behind the last step. `obs
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import gathering as rows
-from diskreplay.views.arguments import frame_stack_depths
-from diskreplay.views.base import Leaf, Path, select, step_parts
-from diskreplay.views.windows import TIME, TIME_SOURCE, Copy
+from diskreplay.views.base import BOOL, FLOAT32, INT64, Leaf, Path, select
+from diskreplay.views.windows import TIME, TIME_SOURCE, Copy, StepField, step_fields
 
-BOOL = np.dtype("bool")
 FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 # Layouts that are kept: batches of whole episodes have as many lengths as episodes have.
@@ -32,12 +29,14 @@ class _Shown(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A leaf: its name, a value's dtype and shape, and whether it has one for each step."""
+    """A leaf: a value of it, what it is copied from, whether it has one for each step, and the depth of its stacks.
 
-    path: Path
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    each_step: bool
+    `source` is None where nothing is copied, `stack` 0 where it is no observation.
+    """
+
+    value: Leaf
+    source: str | None = None
+    each_step: bool = True
     stack: int = 0
 
 
@@ -55,44 +54,35 @@ class StepLayout:
         frame_stack: int | Mapping[str, int] = 1,
         start_only: Sequence[str] = (),
     ) -> None:
-        parts = step_parts(schema)
-        _check_start_only(start_only, parts)
-        depths = frame_stack_depths(frame_stack, parts["obs"])
-        self._sources: dict[int, str] = {}  # by the leaves that are copied from them
-        self._kinds: list[_Kind] = []
-        every = [Leaf(path, BOOL) for path in _paths(parts)]
+        steps = step_fields(schema, frame_stack)
+        _check_start_only(start_only, steps)
+        every = [Leaf(path, BOOL) for path in _paths(steps)]
         wanted = {leaf.path for leaf in select(every, fields, on_request=[TIME])}
+        self._kinds: list[_Kind] = []
+        shown: dict[Path, _Shown] = {}
 
-        def add(kind: _Kind, source: str | None = None) -> int:
-            if source is not None:
-                self._sources[len(self._kinds)] = source
+        def add(kind: _Kind) -> None:
+            shown[kind.value.path] = _Shown(kind.value.path, len(self._kinds), kind.stack)
             self._kinds.append(kind)
-            return len(self._kinds) - 1
 
-        shown = {}
-        for path, source in parts["obs"].items():
-            following = ("next_obs", *path[1:])
-            if {path, following} & wanted:
-                field, stack = schema.leaves[source], depths.get(path, 1)
-                number = add(_Kind(path, field.dtype, tuple(field.shape), True, stack), source)
-                shown[path] = _Shown(path, number, stack)
-                shown[following] = _Shown(following, number, stack, 1)
-        for name, below in parts.items():
-            for path, source in below.items() if name != "obs" else ():
-                if path in wanted:
-                    field = schema.leaves[source]
-                    kind = _Kind(path, field.dtype, tuple(field.shape), name not in start_only)
-                    shown[path] = _Shown(path, add(kind, source))
+        for field in steps["obs"]:
+            following = ("next_obs", *field.path[1:])
+            if {field.path, following} & wanted:
+                add(_Kind(field._replace(stack=1).leaf, field.source, stack=field.stack))
+                shown[following] = shown[field.path]._replace(path=following, offset=1)
+        for name in steps:
+            for field in steps[name] if name != "obs" else ():
+                if field.path in wanted:
+                    add(_Kind(field.leaf, field.source, name not in start_only))
         for name in FLAGS:
             if (name,) in wanted:
-                shown[name,] = _Shown((name,), add(_Kind((name,), BOOL, (), True)))
+                add(_Kind(Leaf((name,), BOOL)))
         if TIME.path in wanted:
-            kind = _Kind(TIME.path, TIME.dtype, (), True)
-            shown[TIME.path] = _Shown(TIME.path, add(kind, TIME_SOURCE))
-        for name, dtype in (("index", "int64"), ("weight", "float32")):
-            shown[name,] = _Shown((name,), add(_Kind((name,), np.dtype(dtype), (), False)))
-        self._shown = [shown[path] for path in (*_paths(parts), TIME.path) if path in wanted]
-        self.place = {kind.path: number for number, kind in enumerate(self._kinds)}
+            add(_Kind(TIME, TIME_SOURCE))
+        for name, dtype in (("index", INT64), ("weight", FLOAT32)):
+            add(_Kind(Leaf((name,), dtype), each_step=False))
+        self._shown = [shown[path] for path in (*_paths(steps), TIME.path) if path in wanted]
+        self.place = {kind.value.path: number for number, kind in enumerate(self._kinds)}
         self.stack = max((kind.stack for kind in self._kinds), default=1) or 1
         self._layouts: dict[int, tuple[Leaf, ...]] = {}
 
@@ -112,13 +102,14 @@ class StepLayout:
     def copies(self, length: int) -> list[Copy]:
         """Return what is copied of windows of this length."""
         found = []
-        for target, source in self._sources.items():
-            kind = self._kinds[target]
+        for target, kind in enumerate(self._kinds):
+            if kind.source is None:
+                continue
             if kind.stack:
                 stop, offset, count = rows.FRAMES_STOP, 1 - kind.stack, length + kind.stack
             else:
                 stop, offset, count = rows.AFTER, 0, length if kind.each_step else 1
-            found.append(Copy(source, rows.ROW, stop, offset, count, target))
+            found.append(Copy(kind.source, rows.ROW, stop, offset, count, target))
         return found
 
     def length(self, leaves: Sequence[Leaf]) -> int:
@@ -134,7 +125,8 @@ class StepLayout:
 
 
 def _leaf(kind: _Kind, length: int) -> Leaf:
-    return Leaf(kind.path, kind.dtype, (length + kind.stack, *kind.shape) if kind.each_step else kind.shape)
+    value = kind.value
+    return replace(value, shape=(length + kind.stack, *value.shape)) if kind.each_step else value
 
 
 def _show(tensor: Any, shown: _Shown) -> Any:
@@ -147,16 +139,17 @@ def _show(tensor: Any, shown: _Shown) -> Any:
     return frames.unfold(1, shown.stack, 1).movedim(-1, 2)
 
 
-def _paths(parts: Mapping[str, Mapping[Path, str]]) -> list[Path]:
+def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:
     """Return all fields of a batch in their order."""
-    following = [("next_obs", *path[1:]) for path in parts["obs"]]
+    paths = {name: [field.path for field in below] for name, below in steps.items()}
+    obs, action, reward = (paths.pop(name) for name in ("obs", "action", "reward"))
+    following = [("next_obs", *path[1:]) for path in obs]
     own = [(name,) for name in (*FLAGS, "index", "weight")]
-    extra = [path for name in parts if name not in ("obs", "action", "reward") for path in parts[name]]
-    return [*parts["obs"], *following, *parts["action"], *parts["reward"], *own, *extra]
+    return [*obs, *following, *action, *reward, *own, *(path for below in paths.values() for path in below)]
 
 
-def _check_start_only(names: Sequence[str], parts: Mapping[str, Any]) -> None:
-    extra = [name for name in parts if name not in ("obs", "action", "reward")]
+def _check_start_only(names: Sequence[str], steps: Mapping[str, Any]) -> None:
+    extra = [name for name in steps if name not in ("obs", "action", "reward")]
     for name in names:
         if name not in extra:
             known = f"are {', '.join(extra)}" if extra else "are none"

@@ -1,14 +1,38 @@
-"""The view of n-step transitions."""
+"""n-step transitions: the view, and how they are gathered: find the windows, copy the leaves, sum the rewards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diskreplay.format.schema import Schema
+from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import Starts
 from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.views.arguments import described, fraction, frame_stack_argument, names, reward_argument
-from diskreplay.views.base import Reader, View
-from diskreplay.views.hindsight import Hindsight
+from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.views.arguments import (
+    described,
+    fraction,
+    frame_stack_argument,
+    names,
+    reward_argument,
+    reward_leaves,
+)
+from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
+from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.hindsight import Hindsight, HindsightReader
+from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
+from diskreplay.views.windows import (
+    TIME,
+    TIME_SOURCE,
+    TO_THE_END,
+    Bounds,
+    Copy,
+    Windows,
+    refuse_evicted,
+    step_fields,
+    windows_of,
+)
+
+SCALARS = {"reward": FLOAT32, "discount": FLOAT32, "terminated": BOOL, "truncated": BOOL}
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,10 +114,85 @@ class Transitions(View):
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; with `relabel`, one of goal-conditioned observations."""
-        # Here and not above: the reader's kernels load numba, which nobody needs to make or describe a view.
-        from diskreplay.views.hindsight_reader import HindsightReader
-        from diskreplay.views.transitions_reader import TransitionsReader
+        reader = TransitionsReader(self, schema, fields)
+        return reader if self.relabel is None else HindsightReader(self.relabel, reader, schema)
 
-        if self.relabel is not None:
-            return HindsightReader(self, self.relabel, schema, fields)
-        return TransitionsReader(self, schema, fields)
+
+class TransitionsReader(Reader):
+    """Gathers `Transitions`. Not thread-safe: it owns scratch memory.
+
+    `weights` are the fields that are summed: path, dtype and weight of each.
+    """
+
+    def __init__(self, view: Transitions, schema: Schema, fields: Sequence[str] | None) -> None:
+        self.view = view
+        self.weights = reward_leaves(schema, view.reward)
+        sources, leaves = _plan(view, schema)
+        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=[TIME]))
+        self.paths = [leaf.path for leaf in self.leaves]
+        place = {path: i for i, path in enumerate(self.paths)}
+        self.copies = [copy._replace(target=place[path]) for path, copy in sources.items() if path in place]
+        self._computed = {path[0]: i for path, i in place.items()}
+        self._summands = self.weights if place.keys() & {(name,) for name in SCALARS} else []
+        self.plan()
+
+    def plan(self, more: Sequence[Copy] = ()) -> None:
+        """Plan what `fill` copies, and more than that into arrays of a block behind those of `leaves`."""
+        view, copies = self.view, [*self.copies, *more]
+        stack = max((1 - copy.offset for copy in copies), default=1)
+        self._bounds = Bounds(TO_THE_END if view.n_step is None else view.n_step, stack, bool(view.next_fields))
+        self._plan = GatherPlan(copies, view, self._bounds, self._summands, view.gamma, self._computed)
+
+    @property
+    def windows(self) -> Windows:
+        """The windows of the last batch."""
+        return self._plan.windows
+
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
+        """Gather the transitions of these ids into the block."""
+        self._plan.gather(snapshot, ids, block, self.helper)
+
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
+        """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
+        windows = Windows(len(ids))
+        if windows.find(snapshot, ids, *self._bounds) >= 0:
+            return NO_PAGES  # `fill` says what is wrong
+        return wide_pages(snapshot, windows, self.copies)
+
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
+        windows_of(snapshot, ids, self._bounds, self.view)
+        refuse_evicted(snapshot, ids)
+
+
+def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
+    """Return what is copied for each leaf, and all leaves of a batch in order."""
+    fields = step_fields(schema, view.frame_stack)
+    unknown = [name for name in view.next_fields if name not in fields]
+    if unknown:
+        known = ", ".join(name for name in fields if name != "obs")
+        raise ValueError(f"next_fields names {unknown[0]!r}; the step fields of this store are {known}")
+    copies = {TIME.path: Copy(TIME_SOURCE, rows.ROW, rows.AFTER, 0, 1, -1)}
+    leaves: list[Leaf] = []
+
+    def add(name: str, following: bool) -> None:
+        begin, stop = rows.ROW, rows.AFTER
+        if following:
+            begin, stop = rows.AFTER, rows.OBS_STOP if name == "obs" else rows.STEP_STOP
+        for field in fields[name]:
+            path = (f"next_{name}", *field.path[1:]) if following else field.path
+            copies[path] = field.copy(-1)._replace(begin=begin, stop=stop)
+            leaves.append(replace(field.leaf, path=path))
+
+    add("obs", False)
+    add("action", False)
+    leaves.append(Leaf(("reward",), FLOAT32))
+    add("obs", True)
+    leaves += [Leaf((name,), SCALARS[name]) for name in ("terminated", "truncated", "discount")]
+    leaves += [Leaf(("n_steps",), INT64), Leaf(("index",), INT64), Leaf(("weight",), FLOAT32)]
+    for extra in fields:
+        if extra not in ("obs", "action", "reward"):
+            add(extra, False)
+    for following in view.next_fields:
+        add(following, True)
+    return copies, leaves

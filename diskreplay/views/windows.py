@@ -1,17 +1,19 @@
-"""Windows of steps, found for a batch of ids, and the rows of them that are copied: what all readers share."""
+"""Windows of steps, found for a batch of ids, and which rows of them are copied: what all readers share."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
+from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Ints, Leaf
+from diskreplay.views.arguments import frame_stack_depths
+from diskreplay.views.base import Ints, Leaf, Path
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the
 # system refuses more.
@@ -22,8 +24,12 @@ ATTEMPTS = 8
 TIME, TIME_SOURCE = Leaf(("time",), np.dtype("float64")), "time"
 
 
+TO_THE_END = -1
+"""In place of a number of steps: as many as the episode has."""
+
+
 class Bounds(NamedTuple):
-    """Which windows are found; as of `kernels.find_windows`. `n` is -1 for windows to the end of the episode."""
+    """Which windows are found; as of `kernels.find_windows`. `n` may be TO_THE_END."""
 
     n: int
     stack: int = 1
@@ -42,6 +48,47 @@ class Copy(NamedTuple):
     offset: int
     length: int
     target: int
+
+
+class StepField(NamedTuple):
+    """A leaf of the store that a batch shows: `stack` frames of it a step."""
+
+    path: Path
+    source: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    stack: int
+
+    @property
+    def leaf(self) -> Leaf:
+        """The leaf of a batch: (stack, *shape) a step where there is more than one frame."""
+        return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
+
+    def copy(self, target: int) -> Copy:
+        """Return what is copied of windows of one step."""
+        return Copy(self.source, rows.ROW, rows.AFTER, 1 - self.stack, self.stack, target)
+
+
+def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dict[str, list[StepField]]:
+    """Return the step fields of a batch by name, each with its leaves.
+
+    Raises ValueError where `frame_stack` names what is no leaf of the observations.
+    """
+    paths: dict[str, dict[Path, str]] = {}
+    for source in schema.leaves:
+        part = tuple(source.split("/"))
+        if part[0] != "episode":
+            # An extra field stands under its own name in a batch.
+            path = part[1:] if part[0] == "extra" else part
+            paths.setdefault(path[0], {})[path] = source
+    depths = frame_stack_depths(frame_stack, paths["obs"])
+    return {
+        name: [
+            StepField(path, source, schema.leaves[source].dtype, schema.leaves[source].shape, depths.get(path, 1))
+            for path, source in below.items()
+        ]
+        for name, below in paths.items()
+    }
 
 
 class Windows:
@@ -103,16 +150,6 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
         return False
     snapshot.leaf("done").ensure(slot, np.maximum(row - stack + 1, 0), last if n < 0 else np.minimum(row + n, last))
     return True
-
-
-def to_seconds(snapshot: Snapshot, ids: Ints, times: NDArray[np.float64]) -> None:
-    """Make seconds since the epoch of the rows of `TIME_SOURCE` that were copied there, (n,) or (n, length).
-
-    Zeros, which stand for padding, stay zeros. `ids` are those of the items, (n,).
-    """
-    raw = times.view(np.int64)
-    wall = snapshot.clocks[(ids >> POSITION_BITS) - snapshot.origin].reshape(-1, *[1] * (times.ndim - 1))
-    times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
 
 def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:

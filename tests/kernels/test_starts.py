@@ -11,9 +11,8 @@ from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, TIME, TimedRuns, without_hidden
-from diskreplay.views.episodes import Episodes
 from diskreplay.views.rollouts import Rollouts
-from diskreplay.views.sequences import Sequences
+from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
 from tests.kernels.pairs import KERNELS
 from tests.kernels.test_twins import segments_of

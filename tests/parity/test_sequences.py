@@ -18,8 +18,7 @@ from diskreplay.testing.reference import window, window_starts
 from diskreplay.testing.scripts import play
 from diskreplay.testing.strategies import schemas, writer_plans
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.episodes import Episodes
-from diskreplay.views.sequences import Sequences
+from diskreplay.views.sequences import Episodes, Sequences
 from tests.testing.support import quiet, scratch
 from tests.views.fakes import SCHEMA, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from diskreplay.sampling import population as module
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Order, Population
-from diskreplay.views.episodes import Episodes
-from diskreplay.views.sequences import Sequences
+from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, grown
 from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode

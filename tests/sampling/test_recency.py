@@ -12,8 +12,7 @@ import diskreplay as dr
 from diskreplay.sampling.arrivals import Arrivals
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.recency import Recency
-from diskreplay.views.episodes import Episodes
-from diskreplay.views.sequences import Sequences
+from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of
 

@@ -12,8 +12,7 @@ from diskreplay.ids import POSITION_MASK
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.share import belongs
 from diskreplay.sampling.uniform import Uniform
-from diskreplay.views.episodes import Episodes
-from diskreplay.views.sequences import Sequences
+from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import everything, grown, population_of as growing_population
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from diskreplay.views.estimates import advantages
+from diskreplay.views.rollouts import advantages
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**32 - 1), st.floats(0, 1), st.floats(0, 1))

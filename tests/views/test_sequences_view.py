@@ -13,9 +13,8 @@ from hypothesis import given, strategies as st
 import diskreplay as dr
 from diskreplay.kernels.runs import ALL_VISIBLE
 from diskreplay.views import gather_plan
-from diskreplay.views.episodes import Episodes
 from diskreplay.views.parallel_copy import in_halves
-from diskreplay.views.sequences import Sequences
+from diskreplay.views.sequences import Episodes, Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots
