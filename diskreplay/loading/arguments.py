@@ -10,6 +10,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.share import Share
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import View
@@ -43,12 +44,12 @@ class Sampled(Protocol):
         """Follow what is written with compiled code from now on."""
 
 
-def share_arguments(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Return a rank and how many there are, or raise ValueError."""
+def share_argument(rank: Any, world_size: Any) -> Share:
+    """Return the share of a rank, or raise ValueError."""
     world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
-    return rank, world_size
+    return Share(rank, world_size)
 
 
 def store_argument(store: Any) -> Sampled:

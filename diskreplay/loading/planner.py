@@ -19,6 +19,7 @@ from diskreplay.sampling.base import Distribution, Draw, LookAgain
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
+from diskreplay.sampling.share import EVERY_ID, Share
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.snapshot import SegmentGone, Snapshot
@@ -63,8 +64,7 @@ class Planner:
         *,
         seed: Any,
         where: Callable[[Episode], bool] | None,
-        rank: int,
-        world_size: int,
+        share: Share = EVERY_ID,
         max_times_sampled: int | None = None,
     ) -> None:
         self._store = store
@@ -72,7 +72,7 @@ class Planner:
         self._where: Callable[[Snapshot, int], bool] | None = None
         if where is not None:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
-        self._rank, self._world_size = rank, world_size
+        self._share = share
         self.queue: deque[Plan] = deque()
         self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
         self._priorities: Prioritized | None = None
@@ -120,7 +120,7 @@ class Planner:
         cursors = self._cursors if self._own is None else {**self._cursors, self._own.key: self._own.state_dict()}
         self._own = _own_distribution(view, episode_filter, cursors)
         self._view, self._cursors, self._random = view, cursors, view.random
-        self.population = Population(view, episode_filter)
+        self.population = Population(view, episode_filter, self._share)
         self._loss_masks: Gatherer | None = None
 
     def _claim(self, distribution: Distribution) -> Distribution:
@@ -165,11 +165,11 @@ class Planner:
             )
         try:
             if lost is not None:
-                draw = active.redraw(lost, population, size, self.rng, self._rank, self._world_size)
-            elif self._world_size == 1:
+                draw = active.redraw(lost, population, size, self.rng)
+            elif self._share.world_size == 1:
                 draw = active.draw(population, size, self.rng)
             else:
-                draw = active.draw_share(population, size, self.rng, self._rank, self._world_size)
+                draw = active.draw_share(population, size, self.rng)
         except LookAgain:
             return self.draw(size, refresh, lost)
         return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._random else None)
@@ -245,7 +245,7 @@ class Planner:
             self._store.refresh()
         episode_filter = EpisodeFilter(self._where)
         own = _own_distribution(self._view, episode_filter, saved.cursors)
-        population = Population(self._view, episode_filter)
+        population = Population(self._view, episode_filter, self._share)
         population.restore(saved.order)
         times = None if self._times is None else TimesSampled.loaded(self._times.most, saved.times)
         snapshot = self._refresh_population(population)

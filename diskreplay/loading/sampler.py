@@ -15,7 +15,7 @@ from diskreplay.loading.arguments import (
     distribution_argument,
     errors_argument,
     ids_argument,
-    share_arguments,
+    share_argument,
     store_argument,
     view_argument,
 )
@@ -114,7 +114,7 @@ class Sampler:
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
         self._prefetch = int_argument("prefetch", prefetch, 0)
-        rank, world_size = share_arguments(rank, world_size)
+        share = share_argument(rank, world_size)
         if max_times_sampled is not None:
             max_times_sampled = int_argument("max_times_sampled", max_times_sampled)
         if where is not None and not callable(where):
@@ -146,8 +146,7 @@ class Sampler:
                 distribution,
                 seed=seed,
                 where=where,
-                rank=rank,
-                world_size=world_size,
+                share=share,
                 max_times_sampled=max_times_sampled,
             )
         except BaseException:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule
-from diskreplay.sampling.share import belongs, has_any, nothing_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -57,6 +56,8 @@ class Distribution(ABC):
     # Whether what was drawn does not come again by itself. Then what is left of a draw that lost ids stays in its
     # batch, and `delivered` is called.
     gives_once: bool = False
+    # Whether `draw` itself draws of the population's share alone.
+    keeps_share: bool = False
     # Of a view's own distribution: tells apart those that draw different ids. One goes on from the state of another
     # with the same key.
     key: str = ""
@@ -67,41 +68,38 @@ class Distribution(ABC):
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
 
-    def draw_share(
-        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
-        """Draw `size` of the rank's ids, by rejection: among themselves they keep the probabilities they had.
+    def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids of the population's share, by rejection: among themselves they keep their probabilities.
 
-        NotEnoughData where the population holds no id of the rank.
+        NotEnoughData where there is none.
         """
-        if world_size == 1:
+        share = population.share
+        if share.world_size == 1 or self.keeps_share:
             return self.draw(population, size, rng)
         ids, chances, missing, fruitless = [np.zeros(0, np.int64)], [], size, 0
         draw = Draw(ids[0], None, population.size)
         while missing:
-            draw = self.draw(population, missing * world_size, rng)
+            draw = self.draw(population, missing * share.world_size, rng)
             # At random if there are too many: a stratified draw is in order, its first ids are alike.
-            mine = np.sort(rng.permutation(np.flatnonzero(belongs(draw.ids, rank, world_size)))[:missing])
+            mine = np.sort(rng.permutation(np.flatnonzero(share.contains(draw.ids)))[:missing])
             ids.append(draw.ids[mine])
             if draw.chances is not None:
                 chances.append(draw.chances[mine])
             missing -= len(mine)
             fruitless = 0 if len(mine) else fruitless + 1
-            if fruitless == FRUITLESS_DRAWS and not has_any(population, rank, world_size):
-                raise nothing_of(population, rank, world_size)
+            if fruitless == FRUITLESS_DRAWS and not population.has_share():
+                raise population.nothing_in_share()
         return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
 
-    def redraw(
-        self, lost: Draw, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
+    def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw in place of a batch that lost ids before it was delivered; what is left stays where it comes but once.
 
         NotEnoughData as in `draw_share`.
         """
         left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
         if not len(left):
-            return self.draw_share(population, size, rng, rank, world_size)
-        more = self.draw_share(population, size - len(left), rng, rank, world_size)
+            return self.draw_share(population, size, rng)
+        more = self.draw_share(population, size - len(left), rng)
         ids = np.concatenate([left, more.ids])
         return more._replace(ids=ids, chances=self.chances(population, ids) if self.weighted else None)
 

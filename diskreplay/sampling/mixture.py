@@ -35,6 +35,8 @@ class Mixture(Distribution):
         `Prioritized` must normalize over the batch.
     """
 
+    keeps_share = True
+
     def __init__(self, parts: Sequence[tuple[Distribution, float]]) -> None:
         try:
             given = [(distribution, share) for distribution, share in parts]
@@ -61,13 +63,7 @@ class Mixture(Distribution):
         return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of a population that is not empty."""
-        return self.draw_share(population, size, rng, 0, 1)
-
-    def draw_share(
-        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
-        """Draw `size` of a rank's ids, as `draw` does: each distribution gives its share of what the rank gets."""
+        """Draw `size` ids of the population's share, which is not empty: each distribution gives its part of them."""
         # Not by thinning out the whole mixture: a sweep would lose ids. Among several ranks the probabilities are then
         # those of `chances` but for how evenly each distribution falls on the ranks, which are dealt by row.
         ids = np.empty(size, np.int64)
@@ -75,7 +71,7 @@ class Mixture(Distribution):
         for i, part in enumerate(self._parts):
             chosen = np.flatnonzero(which == i)
             if len(chosen):
-                ids[chosen] = part.draw_share(population, len(chosen), rng, rank, world_size).ids
+                ids[chosen] = part.draw_share(population, len(chosen), rng).ids
         return Draw(ids, self.chances(population, ids) if self.weighted else None, population.size)
 
     def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.errors import NotEnoughData
 from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
@@ -41,6 +42,7 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.episode_filter import EpisodeFilter
+from diskreplay.sampling.share import EVERY_ID, Share
 from diskreplay.sampling.snapshot import Snapshot
 
 Ints = NDArray[np.int64]
@@ -50,6 +52,8 @@ Floats = NDArray[np.float64]
 SMALL = 1024
 # Runs for which insertion is the quickest sort.
 FEW = 32
+# Ids that are searched together for one of a share.
+_AT_ONCE = 1 << 16
 
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
@@ -120,12 +124,14 @@ class View(Protocol):
 class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
 
-    Of its episodes those count that `admission` lets in; None is all. `snapshot` is the one that it follows, None
-    before the first; `size` counts the ids that can be drawn. `epoch` changes when positions of older ids change but by
-    those that leave: after a sort or a fresh start; `version` with every refresh that brings another snapshot.
+    Of its episodes those count that `admission` lets in; None is all. `share` is what a rank draws of them. `snapshot`
+    is the one that it follows, None before the first; `size` counts the ids that can be drawn. `epoch` changes when
+    positions of older ids change but by those that leave: after a sort or a fresh start; `version` with every refresh
+    that brings another snapshot.
     """
 
-    def __init__(self, view: View, admission: EpisodeFilter | None = None) -> None:
+    def __init__(self, view: View, admission: EpisodeFilter | None = None, share: Share = EVERY_ID) -> None:
+        self.share = share
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
         self._find_starts = chosen("starts")
         self._find_random = chosen("random_ids")
@@ -332,6 +338,18 @@ class Population:
             self._scratch = np.empty(count, np.int64)
         self._find_random(key, self._hidden, self._end, self._block.array, self._scratch, out)
         return out
+
+    def has_share(self) -> bool:
+        """Search all ids for one of the share."""
+        blocks = (np.arange(at, min(at + _AT_ONCE, self.size)) for at in range(0, self.size, _AT_ONCE))
+        return any(self.share.contains(self.take(positions)).any() for positions in blocks)
+
+    def nothing_in_share(self) -> NotEnoughData:
+        """Return the error that none of the ids is in the share."""
+        rank, world_size = self.share
+        return NotEnoughData(
+            f"none of the {self.size} sampleable steps belongs to rank {rank} of {world_size}; 1 is needed, append more"
+        )
 
     def runs(self) -> IdRuns:
         """Return the runs of all ids that can be drawn, in the order of their positions."""

@@ -1,34 +1,26 @@
 """Which ids are one rank's among several."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import NotEnoughData
 from diskreplay.ids import mixed
-from diskreplay.sampling.population import Population
 
 
-def belongs(ids: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.bool_]:
-    """Tell which ids are the rank's: by a hash, so that shares are even whatever lanes and windows the ids are of.
+class Share(NamedTuple):
+    """The ids of one rank among `world_size`: by a hash, so that shares are even whatever lanes and windows they have.
 
     No two ranks share an id, each has one, and it stays there while the store grows.
     """
-    mine: NDArray[np.bool_] = mixed(ids.astype(np.uint64)) % np.uint64(world_size) == rank
-    return mine
+
+    rank: int = 0
+    world_size: int = 1
+
+    def contains(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which ids are in it."""
+        found: NDArray[np.bool_] = mixed(ids.astype(np.uint64)) % np.uint64(self.world_size) == self.rank
+        return found
 
 
-def has_any(population: Population, rank: int, world_size: int, block: int = 1 << 16) -> bool:
-    """Search the whole population for an id of the rank."""
-    for start in range(0, population.size, block):
-        positions = np.arange(start, min(start + block, population.size))
-        if belongs(population.take(positions), rank, world_size).any():
-            return True
-    return False
-
-
-def nothing_of(population: Population, rank: int, world_size: int) -> NotEnoughData:
-    """Return the error that none of the ids is the rank's."""
-    return NotEnoughData(
-        f"none of the {population.size} sampleable steps belongs to rank {rank} of {world_size}; 1 is needed, append "
-        "more"
-    )
+EVERY_ID = Share()

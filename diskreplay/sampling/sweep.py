@@ -12,7 +12,6 @@ from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.share import belongs, nothing_of
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -43,6 +42,7 @@ class Sweep(Owned):
     """
 
     gives_once = True
+    keeps_share = True
 
     def __init__(self, passes: int | None = None) -> None:
         self._passes = None if passes is None else int_argument("passes", passes, otherwise="or None for no end")
@@ -58,15 +58,9 @@ class Sweep(Owned):
         return self._passes
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the next `size` ids, fewer at the end of the last pass, none after it."""
-        return self.draw_share(population, size, rng, 0, 1)
+        """Draw the next `size` ids of the population's share, fewer at the end of the last pass, none after it.
 
-    def draw_share(
-        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
-        """Draw the next `size` of a rank's ids, as `draw` does.
-
-        NotEnoughData where the passes have no end, and none of the ids is the rank's.
+        NotEnoughData where the passes have no end, and none of the ids is in the share.
         """
         found, missing = [np.zeros(0, np.int64)], size
         fruitless = False
@@ -77,10 +71,10 @@ class Sweep(Owned):
                 if self._passes is not None and self._finished >= self._passes:
                     break
                 if fruitless:
-                    raise nothing_of(population, rank, world_size)
+                    raise population.nothing_in_share()
                 self._pass, fruitless = _Pass.begun(population, rng), self._passes is None
-            ids = self._pass.peek(missing * world_size)
-            good = np.flatnonzero(belongs(ids, rank, world_size) & population.contains(ids))[:missing]
+            ids = self._pass.peek(missing * population.share.world_size)
+            good = np.flatnonzero(population.share.contains(ids) & population.contains(ids))[:missing]
             missing -= len(good)
             fruitless = fruitless and not len(good)
             found.append(ids[good])

@@ -12,7 +12,6 @@ from diskreplay.kernels.runs import IdRuns, Visible
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Mark, Population
 from diskreplay.sampling.schedule import Schedule
-from diskreplay.sampling.share import belongs
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -100,6 +99,7 @@ class AtMost(Distribution):
     """
 
     gives_once = True
+    keeps_share = True
 
     def __init__(self, distribution: Distribution, times: TimesSampled, kind: tuple[Any, ...]) -> None:
         self._distribution, self._times, self._kind = distribution, times, kind
@@ -108,7 +108,7 @@ class AtMost(Distribution):
         self._pending: list[Draw] = []  # drawn and not delivered
         # The ids that are left, in order, where they were listed, and what of.
         self._left, self._mark = _NONE, None
-        self._left_of: tuple[Any, ...] = ()
+        self._left_of: Population | None = None
 
     _mark: Mark | None
 
@@ -116,16 +116,10 @@ class AtMost(Distribution):
         return f"{self._distribution}, each id at most {self._times.most} times,"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids; see `draw_share`."""
-        return self.draw_share(population, size, rng, 0, 1)
-
-    def draw_share(
-        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
-        """Draw `size` of a rank's ids; NotEnoughData where they may be drawn fewer times than that: then none is."""
+        """Draw `size` ids of the population's share; NotEnoughData, and no draw, where there are not so many."""
         ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
         for overdraw in _OVERDRAWS:
-            draw = self._distribution.draw_share(population, (size - len(ids)) * overdraw, rng, rank, world_size)
+            draw = self._distribution.draw_share(population, (size - len(ids)) * overdraw, rng)
             times = self._counts.of(draw.ids) + _named(draw.ids, ids)
             good = np.flatnonzero(times < self._times.most)
             if len(good) > size - len(ids):
@@ -140,17 +134,17 @@ class AtMost(Distribution):
             if len(ids) == size:
                 break
         else:
-            more, their_chances = self._draw_left(population, ids, size, rng, rank, world_size)
+            more, their_chances = self._draw_left(population, ids, size, rng)
             ids, chances = np.append(ids, more), np.append(chances, their_chances)
         self._count(population, ids, 1)
         self._pending.append(Draw(ids, None if draw.chances is None else chances, draw.size, draw.least))
         return self._pending[-1]
 
     def _draw_left(
-        self, population: Population, drawn: Ints, size: int, rng: np.random.Generator, rank: int, world_size: int
+        self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
         """Draw what a batch lacks, where most ids may not be drawn; return ids and their chances."""
-        left = self._list_left(population, rank, world_size)
+        left, (rank, world_size) = self._list_left(population), population.share
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]
         allowed = self._times.most - self._counts.of(left) - _named(left, drawn)
@@ -171,25 +165,22 @@ class AtMost(Distribution):
             chosen = np.append(chosen, at)
         return left[chosen], mass[chosen]
 
-    def _list_left(self, population: Population, rank: int, world_size: int) -> Ints:
+    def _list_left(self, population: Population) -> Ints:
         """List the ids that may be drawn, in order, at a cost of these and of what is new."""
-        now = population, rank, world_size
-        changes = population.changes(self._mark if self._left_of == now else None)
+        changes = population.changes(self._mark if self._left_of is population else None)
         found = [_NONE if changes.whole else self._left]
         for ids in _blocks(IdRuns(*changes.runs)):
-            mine = ids[belongs(ids, rank, world_size)]
+            mine = ids[population.share.contains(ids)]
             found.append(mine[self._counts.of(mine) < self._times.most])
         left = np.unique(np.concatenate(found))
         left = left[self._counts.of(left) < self._times.most]
-        self._left, self._mark, self._left_of = left[population.contains(left)], changes.mark, now
+        self._left, self._mark, self._left_of = left[population.contains(left)], changes.mark, population
         return self._left
 
-    def redraw(
-        self, lost: Draw, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
+    def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw in place of a batch that lost ids, which does not count."""
         self.forget(population, lost)
-        return self.draw_share(population, size, rng, rank, world_size)
+        return self.draw(population, size, rng)
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, as the distribution does."""

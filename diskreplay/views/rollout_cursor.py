@@ -12,6 +12,7 @@ from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, E
 from diskreplay.sampling.base import Draw, LookAgain, Owned
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.share import EVERY_ID
 from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 from diskreplay.store.reading.snapshot import Snapshot
 
@@ -147,7 +148,7 @@ class RolloutCursor(Owned):
     """Draws each lane's steps once, oldest first. It belongs to one sampler, under whose lock it is called.
 
     Steps are planned by a draw, and seen when its batch is `delivered`; after `rewind`, what was planned and not
-    delivered is planned again. A rank's share are the lanes for which writer + lane, modulo the number of ranks, is
+    delivered is planned again. A rank's share is the lanes for which writer + lane, modulo the number of ranks, is
     the rank: that does not change when writers come and go.
 
     `view` says how many steps, and what they are bootstrapped with; `admission` which episodes count, None is all.
@@ -155,13 +156,14 @@ class RolloutCursor(Owned):
 
     sized = False
     gives_once = True
+    keeps_share = True
 
     def __init__(self, view: "Rollouts", admission: EpisodeFilter | None = None) -> None:
         self._view = view
         self._admission = admission or EpisodeFilter()
         self.least = view.num_steps
         self.key = json.dumps([view.num_steps, view.value, view.next_value])
-        self._share = 0, 1
+        self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
         # Lanes without enough steps that are known not to go on in a segment that was begun meanwhile.
@@ -177,20 +179,14 @@ class RolloutCursor(Owned):
         self._ended = LaneEpisodes(*(np.zeros(0, np.int64) for _ in LaneEpisodes._fields))
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the next steps of all lanes; see `draw_share`."""
-        return self.draw_share(population, size, rng, 0, 1)
-
-    def draw_share(
-        self, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
-        """Draw the next steps of a rank's lanes, (num_steps * columns,), one row of steps after the other.
+        """Draw the next steps of the share's lanes, (num_steps * columns,), one row of steps after the other.
 
         Neither `size` nor `rng` counts. Raises NotEnoughData, and changes nothing, where a lane of a writer that is
         not closed has too few steps, or no lane has enough. Raises LookAgain where a lane seems to have left: a writer
         that closed a segment may have begun the next just after this snapshot was taken.
         """
-        if (rank, world_size) != self._share:
-            self._share = rank, world_size
+        if population.share != self._share:
+            self._share = population.share
             self._forget()
         look, grid = self._next(cast(Snapshot, population.followed))
         left = np.setdiff1d(look.lanes, grid.keys, assume_unique=True)
@@ -216,11 +212,9 @@ class RolloutCursor(Owned):
         self._planned = self._seen
         return True
 
-    def redraw(
-        self, lost: Draw, population: Population, size: int, rng: np.random.Generator, rank: int, world_size: int
-    ) -> Draw:
-        """Draw the steps that are the oldest now; see `draw_share`."""
-        return self.draw_share(population, size, rng, rank, world_size)
+    def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw the steps that are the oldest now."""
+        return self.draw(population, size, rng)
 
     def accept(self, population: Population, draw: Draw) -> bool:
         """Count as planned what was planned when a state was saved, if all of it is still there; tell whether so."""

@@ -21,6 +21,7 @@ from diskreplay.loading.torch_values import torch_values
 from diskreplay.sampling.base import Draw, LookAgain
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.share import Share
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.views.base import nested
 from diskreplay.views.rollout_cursor import RolloutCursor
@@ -46,9 +47,10 @@ class Source:
     def __init__(
         self, store: Any, view: Rollouts, rank: int = 0, world_size: int = 1, admission: EpisodeFilter | None = None
     ) -> None:
-        self.store, self.share = store, (rank, world_size)
+        self.store = store
         self.view, self.reader = view, view.reader(SCHEMA)
-        self.population, self.cursor = Population(view, admission), RolloutCursor(view, admission)
+        self.population = Population(view, admission, Share(rank, world_size))
+        self.cursor = RolloutCursor(view, admission)
         self.calls: list[torch.Tensor] = []
         if view.value_fn is not None:
             self.reader.evaluate = torch_values(self._value, torch.device("cpu"))
@@ -63,7 +65,7 @@ class Source:
             self.store.refresh()
             self.population.refresh(self.store.snapshot)
             with suppress(LookAgain):
-                return self.cursor.draw_share(self.population, 0, np.random.default_rng(0), *self.share)
+                return self.cursor.draw(self.population, 0, np.random.default_rng(0))
 
     def sample(self) -> Batch:
         draw = self.draw()

@@ -11,7 +11,7 @@ from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.sampling.recency import Recency
 from diskreplay.sampling.schedule import Linear
-from diskreplay.sampling.share import belongs
+from diskreplay.sampling.share import Share
 from diskreplay.sampling.sweep import Sweep
 from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import everything, grown, population_of
@@ -60,9 +60,10 @@ def test_without_priorities_all_weigh_one() -> None:
 def test_a_sweep_inside_a_mixture_misses_no_id_of_a_rank() -> None:
     population = population_of(grown(1, [[50]]))
     ids = everything(population)
-    mine = ids[belongs(ids, 1, 2)]
+    mine = ids[Share(1, 2).contains(ids)]
+    population.share = Share(1, 2)
     mixture, rng = Mixture([(Sweep(), 0.5), (Recency(0.001), 0.5)]), np.random.default_rng(0)
-    drawn = np.concatenate([mixture.draw_share(population, 10, rng, 1, 2).ids for _ in range(12)])
+    drawn = np.concatenate([mixture.draw(population, 10, rng).ids for _ in range(12)])
     assert set(drawn.tolist()) == set(mine.tolist())
 
 
@@ -115,7 +116,7 @@ def test_a_batch_that_lost_ids_keeps_what_is_left_of_it_where_a_sweep_is_a_part(
     store.frontier = int(ids[10])
     population.refresh(store.snapshot())
     left = [i for i in lost.ids if i >= store.frontier]
-    again = mixture.redraw(lost, population, 40, rng, 0, 1)
+    again = mixture.redraw(lost, population, 40, rng)
     assert again.ids[: len(left)].tolist() == left
     assert len(again.ids) == 40
     assert population.contains(again.ids).all()
@@ -129,5 +130,5 @@ def test_a_batch_that_lost_ids_is_drawn_afresh_where_ids_come_again() -> None:
     population = population_of(grown(1, [[50]]))
     for mixture in (Mixture([(Uniform(), 1), (Recency(5), 1)]), Uniform()):
         lost = mixture.draw(population, 10, np.random.default_rng(0))
-        again = mixture.redraw(lost, population, 10, np.random.default_rng(1), 0, 1)
+        again = mixture.redraw(lost, population, 10, np.random.default_rng(1))
         assert again.ids.tolist() == mixture.draw(population, 10, np.random.default_rng(1)).ids.tolist()

@@ -12,7 +12,7 @@ from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.schedule import Linear
-from diskreplay.sampling.share import belongs
+from diskreplay.sampling.share import Share
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of
@@ -362,10 +362,11 @@ def test_ranks_share_the_ids_in_proportion(world_size: int) -> None:
     chances = distribution.chances(population, ids)
     for rank in range(world_size):
         rng = np.random.default_rng(rank)
-        mine = belongs(ids, rank, world_size)
-        draws = [distribution.draw_share(population, 50, rng, rank, world_size) for _ in range(400)]
+        mine = Share(rank, world_size).contains(ids)
+        population.share = Share(rank, world_size)
+        draws = [distribution.draw_share(population, 50, rng) for _ in range(400)]
         drawn = np.concatenate([draw.ids for draw in draws])
-        assert belongs(drawn, rank, world_size).all()
+        assert Share(rank, world_size).contains(drawn).all()
         counts = np.bincount(np.searchsorted(ids, drawn), minlength=len(ids))
         assert goodness(counts[mine], chances[mine]) > 1e-4
         np.testing.assert_allclose(draws[0].chances, chances[np.searchsorted(ids, draws[0].ids)])

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling.share import belongs
+from diskreplay.sampling.share import Share
 from diskreplay.sampling.sweep import Sweep, permuted
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
@@ -78,18 +78,20 @@ def test_ranks_sweep_their_own_ids_once_a_pass(world_size: int) -> None:
     ids = everything(population)
     for rank in range(world_size):
         sweep, rng = Sweep(), np.random.default_rng(rank)
-        mine = ids[belongs(ids, rank, world_size)].tolist()
-        drawn = [sweep.draw_share(population, 1, rng, rank, world_size).ids[0] for _ in range(3 * len(mine))]
+        mine = ids[Share(rank, world_size).contains(ids)].tolist()
+        population.share = Share(rank, world_size)
+        drawn = [sweep.draw(population, 1, rng).ids[0] for _ in range(3 * len(mine))]
         for i in range(3):
             assert sorted(drawn[i * len(mine) : (i + 1) * len(mine)]) == mine
 
 
 def test_a_rank_without_any_id_is_not_enough_data_or_the_end() -> None:
     population = population_of(grown(1, [[3]]))
+    population.share = Share(5, 6)
     message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        Sweep().draw_share(population, 4, np.random.default_rng(0), 5, 6)
-    assert len(Sweep(passes=3).draw_share(population, 4, np.random.default_rng(0), 5, 6).ids) == 0
+        Sweep().draw(population, 4, np.random.default_rng(0))
+    assert len(Sweep(passes=3).draw(population, 4, np.random.default_rng(0)).ids) == 0
 
 
 @pytest.mark.parametrize("done", [0, 1, 17, 40, 41, 95])

@@ -14,7 +14,7 @@ from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.sampling.recency import Recency
-from diskreplay.sampling.share import belongs
+from diskreplay.sampling.share import Share
 from diskreplay.sampling.times_sampled import AtMost, Counts, TimesSampled
 from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import add_episodes, everything, grown, population_of
@@ -34,9 +34,10 @@ def at_most(distribution: Distribution, most: int) -> AtMost:
 
 def drain(limited: AtMost, population: Any, size: int, rng: Any, rank: int = 0, world_size: int = 1) -> Counter[int]:
     found: Counter[int] = Counter()
+    population.share = Share(rank, world_size)
     while True:
         try:
-            draw = limited.draw_share(population, size, rng, rank, world_size)
+            draw = limited.draw(population, size, rng)
         except dr.NotEnoughData:
             return found
         assert len(draw.ids) == size
@@ -59,7 +60,7 @@ def test_every_id_is_drawn_so_many_times_and_no_more(name: str, most: int, world
             assert set(found.values()) <= set(range(most + 1))
         state = limited.state_dict()['["transitions"]']
         ids = everything(population)
-        assert state["ids"].tolist() == ids[belongs(ids, rank, world_size)].tolist()
+        assert state["ids"].tolist() == ids[Share(rank, world_size).contains(ids)].tolist()
         assert set(state["counts"].tolist()) == {most}
 
 
@@ -79,9 +80,9 @@ def test_new_ids_can_be_drawn_and_what_is_left_of_old_ones(name: str, monkeypatc
             add_episodes(store, 0, [[6], []], [2, 2])
             population.refresh(store.snapshot())
             # What is listed at a cost of what is new is what a search of everything finds.
-            limited._list_left(population, 0, 1)
+            limited._list_left(population)
             fresh = AtMost(limited._distribution, limited._times, ("transitions",))
-            assert limited._left.tolist() == fresh._list_left(population, 0, 1).tolist()
+            assert limited._left.tolist() == fresh._list_left(population).tolist()
             assert len(limited._left)
     assert set(found.values()) <= {1, 2}
 
@@ -131,7 +132,7 @@ def test_a_draw_that_is_not_delivered_does_not_count() -> None:
     limited.forget(population, first)
     rest = limited.draw(population, 12, rng)
     assert sorted([*first.ids, *rest.ids]) == everything(population).tolist()
-    again = limited.redraw(rest, population, 12, rng, 0, 1)
+    again = limited.redraw(rest, population, 12, rng)
     assert sorted(again.ids) == sorted(rest.ids)
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 import diskreplay as dr
 from diskreplay.ids import POSITION_MASK
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.share import belongs
+from diskreplay.sampling.share import Share
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
@@ -46,9 +46,10 @@ def test_ranks_share_the_ids_without_overlap_and_each_draws_its_own_equally_ofte
     seen = []
     for rank in range(world_size):
         rng = np.random.default_rng(rank)
-        draw = Uniform().draw_share(population, 20_000, rng, rank, world_size)
+        population.share = Share(rank, world_size)
+        draw = Uniform().draw_share(population, 20_000, rng)
         assert len(draw.ids) == 20_000
-        assert belongs(draw.ids, rank, world_size).all()
+        assert Share(rank, world_size).contains(draw.ids).all()
         ids, counts = np.unique(draw.ids, return_counts=True)
         assert stats.chisquare(counts).pvalue > 0.001
         seen += ids.tolist()
@@ -57,18 +58,20 @@ def test_ranks_share_the_ids_without_overlap_and_each_draws_its_own_equally_ofte
 
 def test_a_rank_without_any_id_is_not_enough_data() -> None:
     population = population_of([[3]])
+    population.share = Share(5, 6)
     message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        Uniform().draw_share(population, 4, np.random.default_rng(0), 5, 6)
+        Uniform().draw_share(population, 4, np.random.default_rng(0))
 
 
 def test_a_rank_with_one_id_of_many_gets_it() -> None:
     population = population_of([[200]])
     every = everything(population)
     for rank in range(2000):
-        mine = every[belongs(every, rank, 2000)].tolist()
+        mine = every[Share(rank, 2000).contains(every)].tolist()
         if mine:
-            draw = Uniform().draw_share(population, 3, np.random.default_rng(0), rank, 2000)
+            population.share = Share(rank, 2000)
+            draw = Uniform().draw_share(population, 3, np.random.default_rng(0))
             assert set(draw.ids.tolist()) <= set(mine)
             break
 
@@ -82,7 +85,7 @@ def test_shares_are_as_even_as_a_hash_makes_them_and_each_rank_sees_each_lane(
     lengths = rng.integers(1, 400, (lanes, 2400 // lanes)).tolist()
     population = growing_population(grown(lanes, lengths), view)
     every = np.sort(population.take(np.arange(population.size)))
-    rank_of = np.argmax([belongs(every, rank, world_size) for rank in range(world_size)], axis=0)
+    rank_of = np.argmax([Share(rank, world_size).contains(every) for rank in range(world_size)], axis=0)
     counts = np.bincount(rank_of, minlength=world_size)
     assert counts.sum() == len(every)
     assert stats.chisquare(counts).pvalue > 0.001
@@ -93,4 +96,4 @@ def test_shares_are_as_even_as_a_hash_makes_them_and_each_rank_sees_each_lane(
 
 def test_an_id_stays_in_its_share_while_the_store_grows() -> None:
     ids = np.arange(1000)
-    assert (belongs(ids, 1, 3) == belongs(np.arange(2000), 1, 3)[:1000]).all()
+    assert (Share(1, 3).contains(ids) == Share(1, 3).contains(np.arange(2000))[:1000]).all()
