@@ -12,6 +12,7 @@ from diskreplay.loading.arguments import errors_argument, ids_argument
 from diskreplay.loading.batch import Batch, Tree, map_tree
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.saved_state import state_of
 
 # Which sampler an index belongs to stands in the bits above an id's: more than 8 million segments would reach them.
 SOURCE_SHIFT = 58
@@ -131,10 +132,8 @@ class MixedSampler:
         ValueError
             It is none of as many samplers, or one of them refuses its state; then those before it have taken theirs.
         """
-        try:
+        with state_of("a mixed sampler"):
             rng, states = json.loads(state["rng"]), list(state["samplers"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no state of a mixed sampler: {error!r}") from None
         if len(states) != len(self._samplers):
             raise ValueError(f"this is the state of {len(states)} samplers, and these are {len(self._samplers)}")
         for sampler, own in zip(self._samplers, states, strict=True):

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Order
 from diskreplay.sampling.prioritized import Prioritized
+from diskreplay.sampling.saved_state import columns, state_of
 
 VERSION = 1
-
-# What reading rubbish may raise.
-_RUBBISH = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
 class PlannerState(NamedTuple):
@@ -41,24 +39,31 @@ class PlannerState(NamedTuple):
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
         """Read what `Planner.state_dict` returned; ValueError where this is no such state."""
-        try:
+        with state_of("a sampler"):
             generator = np.random.PCG64()
             generator.state = json.loads(state["rng"])
-            distribution, view, kind = (str(state[name]) for name in ("distribution", "view", "kind"))
-            order = Order.loaded(state["order"])
             kept = state["priorities"]
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
                 priorities.load_state_dict(kept["state"])
-            plans = [_plan(plan) for plan in state["plans"]]
-            refused = {int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])}
-            cursors = {str(key): _columns(cursor) for key, cursor in state["cursors"].items()}
-            times = state.get("times") or {}
+            # Of views' own distributions: checked as far as they can be without the view.
+            cursors = {
+                str(key): dict(zip(map(str, cursor), columns(cursor, cursor), strict=True))
+                for key, cursor in state["cursors"].items()
+            }
             return cls(
-                generator, distribution, view, kind, order, state["state"], priorities, cursors, times, plans, refused
+                generator=generator,
+                distribution=str(state["distribution"]),
+                view=str(state["view"]),
+                kind=str(state["kind"]),
+                order=Order.loaded(state["order"]),
+                state=state["state"],
+                priorities=priorities,
+                cursors=cursors,
+                times=state.get("times") or {},
+                plans=[_plan(plan) for plan in state["plans"]],
+                refused={int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])},
             )
-        except _RUBBISH as error:
-            raise ValueError(f"this is no state of a sampler: {error!r}") from None
 
 
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
@@ -74,12 +79,10 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
         )
     if (found := state.get("store", store)) != store:
         raise ValueError(f"this is a state of another store ({found!r:.80}) and not of this one ({store})")
-    try:
+    with state_of("a sampler"):
         counts = {name: int(state[name]) for name in ("batch_size", "paid", "batches", "steps")}
         if min(counts.values()) < 0 or not isinstance(state["planner"]["plans"], list):
             raise ValueError(f"counts are {counts}")
-    except _RUBBISH as error:
-        raise ValueError(f"this is no state of a sampler: {error!r}") from None
     if counts["batch_size"] != batch_size and (state["planner"]["plans"] or state["planner"].get("refused")):
         raise ValueError(
             f"this state holds batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
@@ -92,18 +95,11 @@ def load_distribution(distribution: Distribution, state: Any) -> None:
     """Give a distribution its state; ValueError, and no change, where this is no such state."""
     before = distribution.state_dict()
     try:
-        distribution.load_state_dict(state)
-    except _RUBBISH as error:
+        with state_of(str(distribution)):
+            distribution.load_state_dict(state)
+    except ValueError:
         distribution.load_state_dict(before)  # a mixture may have come halfway
-        raise ValueError(f"this is no state of {distribution}: {error}") from None
-
-
-def _columns(state: Mapping[str, Any]) -> dict[str, NDArray[np.int64]]:
-    """Return the state of a view's own distribution, as far as it can be checked without the view."""
-    columns = {str(name): np.array(column, np.int64) for name, column in state.items()}
-    if len({column.shape for column in columns.values()}) != 1 or any(c.ndim != 1 for c in columns.values()):
-        raise ValueError("the place of a view must be columns of one length")
-    return columns
+        raise
 
 
 def _plan(plan: Mapping[str, Any]) -> tuple[Draw, int | None]:

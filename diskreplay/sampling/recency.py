@@ -1,18 +1,42 @@
-"""Newer steps more often."""
+"""Newer steps more often.
 
+The newest ids of a population are kept in the order in which they came: in blocks of consecutive steps, each a small
+part of a half-life; older ones than `HALF_LIVES` are left out, as nothing would ever draw them. A block holds pieces,
+arithmetic runs of ids of one lane, which are taken to have come evenly while it was filled. So one array of a few
+thousand blocks says how probable each is, and to follow a store costs what is new.
+"""
+
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.sampling.arrivals import Arrivals
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, Visible, keep, lane_keys
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import number
-from diskreplay.sampling.population import Population
+from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.saved_state import columns, state_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+# Blocks of a half-life: what is in one of them differs by a fiftieth in its probability.
+BLOCKS = 32
+# What came so many half-lives ago is drawn once in 10 ** 12 times.
+HALF_LIVES = 40
+# Pieces of a block, beyond which it ends though it is not full.
+_MOST_PIECES = 256
+# A share of the pieces of what is sorted by time: they are a few to each block.
+_PARTS = 4
+# Ids that are looked up together.
+_AT_ONCE = 1 << 20
+# Of the ids that can be drawn: behind so many of them, whatever is gone is so for being the oldest.
+_NEARLY_ALL = 0.9
+# Half-lives between the newest block and the one by which weights are told: 2 ** 500 is within a double.
+_FAR = 500.0
 
 
 class Recency(Owned):
@@ -64,10 +88,11 @@ class Recency(Owned):
 
         ValueError where it is none.
         """
-        self._arrivals = Arrivals.loaded(self._half_life, state)
+        with state_of("Recency"):
+            self._arrivals = Arrivals.loaded(self._half_life, state)
         self._population = None
 
-    def _followed(self, population: Population) -> Arrivals:
+    def _followed(self, population: Population) -> "Arrivals":
         if self._population is not population:
             # What was loaded is of the population that is drawn from next.
             if self._population is not None:
@@ -75,3 +100,334 @@ class Recency(Owned):
             self._population = population
         self._arrivals.follow(population)
         return self._arrivals
+
+
+class Arrivals:
+    """The newest ids of one population, by when they came. Not thread-safe.
+
+    `half_life`: steps after which an id is half as probable.
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._block = max(1.0, half_life / BLOCKS)
+        self._most = max(HALF_LIVES * half_life, 4.0)
+        self._version = 0
+        self._mark: Mark | None = None
+        self._generation: int | None = None
+        self._visible = ALL_VISIBLE
+        self._lanes: Ints | None = None  # of each segment, as they were looked at last
+        self._clear()
+
+    def _clear(self) -> None:
+        self._taken: Ints = np.zeros(0, np.int64)  # by lane: the last id that is in, -1 for none
+        # First, stride and count of each piece, and the ids before it; with room for more of them.
+        self._room: Ints = np.zeros((3, 64), np.int64)
+        self._before: Ints = np.zeros(65, np.int64)
+        self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and where the last one ends
+        self._ranks: Floats = np.zeros(1)  # the steps before each block, and before the one that comes next
+        self._is_full = True  # the last block
+        self._arrange()
+
+    @property
+    def _pieces(self) -> Ints:
+        return self._room[:, : self._starts[-1]]
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self, size: int, rng: np.random.Generator) -> Ints:
+        """Draw ids with replacement."""
+        drawn = self._draw(size, rng)
+        if not self._visible.reached:
+            return drawn
+        while (hidden := np.flatnonzero(drawn < self._visible.least_ids(drawn))).size:
+            drawn[hidden] = self._draw(len(hidden), rng)
+        return drawn
+
+    def _draw(self, size: int, rng: np.random.Generator) -> Ints:
+        at, which = rng.random((2, size))
+        at *= self._weights[-1]
+        block = np.minimum(np.searchsorted(self._weights, at, "right") - 1, len(self._ids) - 1)
+        share = (at - self._weights[block]) / (self._weights[block + 1] - self._weights[block])
+        length = self._lengths[block]
+        share = np.log1p(share * np.expm1(length)) / length
+        among = self._before[self._starts[block]] + (which * self._ids[block]).astype(np.int64)
+        piece = np.searchsorted(self._before[: self._starts[-1]], among, "right") - 1
+        first, stride, count = self._pieces[:, piece]
+        drawn: Ints = first + np.minimum((share * count).astype(np.int64), count - 1) * stride
+        return drawn
+
+    def chances(self, ids: Ints) -> Floats:
+        """Return the probability with which each visible id is drawn."""
+        first, stride, count = self._pieces
+        _, origin, lanes, *_ = self._visible
+        keys = lane_keys(first, origin, lanes)
+        order = np.argsort(keys, kind="stable")
+        piece = order[np.maximum(np.searchsorted(keys[order], lane_keys(ids, origin, lanes), "right") - 1, 0)]
+        number, between = np.divmod(ids - first[piece], stride[piece])
+        found = (between == 0) & (number >= 0) & (number < count[piece])
+        number = np.where(found, number, 0)
+        chance = np.where(found, self._mass(piece, number + 1) - self._mass(piece, number), 0.0)
+        hidden = np.clip(-((first - self._visible.least_ids(first)) // stride), 0, count)
+        every = np.arange(len(count))
+        total = self._mass(every, count).sum() - self._mass(every, hidden).sum()
+        return np.asarray(chance / total, np.float64)
+
+    def _mass(self, piece: Ints, number: Ints) -> Floats:
+        """Return how probable it is to draw one of the first ids of a piece, in any unit."""
+        block = np.searchsorted(self._starts, piece, "right") - 1
+        count, length = self._pieces[2, piece], self._lengths[block]
+        share = np.expm1(length * number / count) / np.expm1(length)
+        mass: Floats = np.diff(self._weights)[block] / self._weights[-1] * count / self._ids[block] * share
+        return mass
+
+    # --- following ---------------------------------------------------------------------------------------------------
+
+    def follow(self, population: Population) -> None:
+        """Look at what has changed."""
+        if population.version == self._version:
+            return
+        changes = population.changes(self._mark)
+        self._mark, self._visible = None, population.visible
+        if self._generation == population.generation:
+            self._taken = np.append(self._taken, np.full(len(self._visible.oldest) - len(self._taken), -1))
+        else:
+            self._list_lanes()
+        self._leave_out_gone(population.size)
+        if self._generation != population.generation:
+            self._leave_out(population)
+        if not self._take(IdRuns(*changes.runs), population):
+            # Steps are back that had been set aside: only their times tell where they belong.
+            self._clear()
+            self._list_lanes()
+            self._take(population.runs(), population)
+        self._forget(population.size)
+        self._arrange()
+        self._version, self._mark, self._generation = population.version, changes.mark, population.generation
+
+    def _list_lanes(self) -> None:
+        """Put the last id of each lane where that lane is now."""
+        known = self._taken[self._taken >= 0]
+        place = _places(known, self._visible)
+        self._taken = np.full(len(self._visible.oldest), -1)
+        self._taken[place[place >= 0]] = known[place >= 0]
+
+    def _leave_out(self, population: Population) -> None:
+        """Take away what was evicted by hand; what a capacity hides is the oldest, and goes with its blocks."""
+        (first, stride, count), before = self._pieces, self._before[: self._starts[-1] + 1]
+        parts, start = [np.zeros((4, 0), np.int64)], 0
+        while start < len(first):
+            stop = max(start + 1, int(np.searchsorted(before, before[start] + _AT_ONCE, "right")) - 1)
+            piece = np.repeat(np.arange(start, stop), count[start:stop])
+            number = np.arange(before[start], before[stop]) - before[piece]
+            ids = first[piece] + number * stride[piece]
+            left = population.contains(ids) | (ids < self._visible.least_ids(ids))
+            ids, piece, number = ids[left], piece[left], number[left]
+            # What is left of a piece are stretches of it.
+            begins = np.ones(len(ids), np.bool_)
+            begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
+            at = np.flatnonzero(begins)
+            parts.append(np.stack([ids[at], stride[piece[at]], np.diff(np.append(at, len(ids))), piece[at]]))
+            start = stop
+        *pieces, of = np.concatenate(parts, axis=1)
+        if len(of) != len(first) or (pieces[2] != count).any():
+            self._replace(np.stack(pieces), of)
+
+    def _leave_out_gone(self, size: int) -> None:
+        """Take away what was in segments that were set aside; ``size`` ids can be drawn.
+
+        Those that a capacity has deleted are behind all that can be drawn. They go with their blocks: readers learn of
+        them at different times, and have to draw the same.
+        """
+        if self._visible.lanes is not self._lanes:
+            self._lanes = self._visible.lanes
+            known = np.flatnonzero(self._taken >= 0)
+            self._taken[known[_places(self._taken[known], self._visible) < 0]] = -1
+            newer = self._before[self._starts[-1]] - self._before[1 : self._starts[-1] + 1]
+            is_old = (newer >= _NEARLY_ALL * size) & bool(self._visible.reached)
+            left = np.flatnonzero(is_old | (_places(self._pieces[0], self._visible) >= 0))
+            if len(left) < self._pieces.shape[1]:
+                self._replace(self._pieces[:, left], left)
+
+    def _replace(self, pieces: Ints, of: Ints) -> None:
+        """Go on with some of the pieces, or parts of them; ``of`` says which ones. What went makes none older."""
+        block = np.searchsorted(self._starts, of, "right") - 1
+        kept = np.unique(block)
+        lengths = np.diff(self._ranks)[kept]
+        self._put(0, pieces)
+        self._starts = np.append(np.searchsorted(block, kept), len(of))
+        self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
+
+    def _take(self, runs: IdRuns, population: Population) -> bool:
+        """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
+        place = _places(runs.first, self._visible)
+        there = place >= 0
+        runs, place = keep(runs, there), place[there]
+        skipped = np.clip((self._taken[place] - runs.first) // runs.stride + 1, 0, runs.count)
+        runs = runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
+        new = runs.count > 0
+        runs, place = keep(runs, new), place[new]
+        if not len(place):
+            return True
+        if self._pieces.shape[1] and (self._taken[place] < 0).any():
+            last = self._pieces[:, self._starts[-2] :]
+            newest = population.followed.times(last[0] + (last[2] - 1) * last[1]).max()
+            if population.followed.times(runs.first[self._taken[place] < 0]).min() < newest:
+                return False
+        np.maximum.at(self._taken, place, runs.first + (runs.count - 1) * runs.stride)
+        steps = self._steps(runs, population)
+        if float((runs.count * steps).sum()) <= self._block:
+            self._extend(runs, float((runs.count * steps).sum()))
+        else:
+            self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
+        return True
+
+    def _steps(self, runs: IdRuns, population: Population) -> Floats:
+        """Return for how many steps each id of these runs stands."""
+        slot = (runs.first >> POSITION_BITS) - self._visible.origin
+        return population.steps_of(runs.first, runs.stride // self._visible.lanes[slot])
+
+    def _extend(self, runs: IdRuns, steps: float) -> None:
+        """Add to the last block, or begin one."""
+        if self._is_full:
+            self._starts = np.append(self._starts, self._starts[-1])
+            self._ranks = np.append(self._ranks, self._ranks[-1])
+        start = int(self._starts[-2])
+        pieces = _merged(np.concatenate([self._pieces[:, start:], np.stack(runs)], axis=1))
+        self._starts[-1] = self._put(start, pieces)
+        self._ranks[-1] += steps
+        self._is_full = self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES
+
+    def _append(self, runs: IdRuns, block: Ints, of: Ints, steps: Floats) -> None:
+        """Add whole blocks; each of these runs is of one, and of a run that came."""
+        lengths = np.bincount(block, runs.count * steps[of])
+        starts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(block))
+        parts = [_merged(part) for part in np.split(np.stack(runs), starts[1:-1], axis=1)]
+        sizes = np.array([part.shape[1] for part in parts])
+        self._put(int(self._starts[-1]), np.concatenate(parts, axis=1))
+        self._starts = np.append(self._starts, self._starts[-1] + np.cumsum(sizes))
+        self._ranks = np.append(self._ranks, self._ranks[-1] + np.cumsum(lengths))
+        self._is_full = bool(lengths[-1] >= self._block)
+
+    def _forget(self, size: int) -> None:
+        """Drop the oldest blocks, if many are too old or hidden whole; ``size`` ids can be drawn."""
+        newer = self._before[self._starts[-1]] - self._before[self._starts[1:-1]]
+        gone = (newer >= size) | (self._ranks[-1] - self._ranks[1:-1] >= self._most)
+        drop = int(np.count_nonzero(gone))
+        if drop > len(gone) // 4:
+            self._put(0, self._pieces[:, self._starts[drop] :].copy())
+            self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
+
+    def _put(self, start: int, pieces: Ints) -> int:
+        """Write pieces from a place on, and return where they end."""
+        end = start + pieces.shape[1]
+        if end > self._room.shape[1]:
+            room, before = np.zeros((3, 2 * end), np.int64), np.zeros(2 * end + 1, np.int64)
+            room[:, :start], before[: start + 1] = self._room[:, :start], self._before[: start + 1]
+            self._room, self._before = room, before
+        self._room[:, start:end] = pieces
+        self._before[start + 1 : end + 1] = self._before[start] + np.cumsum(pieces[2])
+        return end
+
+    def _arrange(self) -> None:
+        """Make what draws are looked up in."""
+        self._ids = np.diff(self._before[self._starts])
+        steps = np.diff(self._ranks)
+        rate = math.log(2.0) / self._half_life
+        self._lengths = np.clip(steps * rate, 1e-300, 700.0)
+        # What a block weighs is its ids' density times an integral: weights of ids fall evenly through it.
+        behind = np.maximum((self._ranks[1:] - self._ranks[-1]) * rate, -_FAR)
+        weights = self._ids / np.maximum(steps, 1e-300) * np.exp(behind) * -np.expm1(-self._lengths)
+        self._weights = np.append(0.0, np.cumsum(weights))
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `loaded` goes on from."""
+        return {
+            "pieces": self._pieces.copy(),
+            "starts": self._starts.copy(),
+            "ranks": self._ranks.copy(),
+            "taken": self._taken[self._taken >= 0],
+            "full": self._is_full,
+        }
+
+    @classmethod
+    def loaded(cls, half_life: float, state: Mapping[str, Any]) -> "Arrivals":
+        """Return what goes on from a state; one of `saved_state.INVALID` where it is none."""
+        new = cls(half_life)
+        pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
+        (new._starts,), (new._taken,) = columns(state, ["starts"]), columns(state, ["taken"])
+        new._is_full = bool(state["full"])
+        first, stride, count = pieces
+        good = pieces.ndim == 2 and new._starts[0] == 0 and new._starts[-1] == pieces.shape[1]
+        good = good and new._ranks.shape == new._starts.shape
+        if not good or (np.diff(new._starts) < 1).any() or not (np.diff(new._ranks) > 0).all():
+            raise ValueError("the order of ids contradicts itself")
+        if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (new._taken < 0).any():
+            raise ValueError("the order of ids has an invalid id")
+        new._put(0, pieces)
+        new._arrange()
+        return new
+
+
+def _places(ids: Ints, visible: Visible) -> Ints:
+    """Return the place of each id's lane among all, -1 where its segment is gone."""
+    slot = (ids >> POSITION_BITS) - visible.origin
+    known = (slot >= 0) & (slot < len(visible.lanes))
+    if not known.any():
+        return np.full(len(ids), -1)
+    slot = np.where(known, slot, 0)
+    width = visible.lanes[slot]
+    lane = (ids & POSITION_MASK) % np.maximum(width, 1)
+    return np.where(known & (width > 0), visible.lane_base[slot] + lane, -1)
+
+
+def _merged(pieces: Ints) -> Ints:
+    """Join the pieces of one block that go on where others end."""
+    pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
+    first, stride, count = pieces
+    begins = np.ones(len(first), np.bool_)
+    begins[1:] = (first[1:] != first[:-1] + stride[:-1] * count[:-1]) | (stride[1:] != stride[:-1])
+    at = np.flatnonzero(begins)
+    return np.stack([first[at], stride[at], np.add.reduceat(count, at)])
+
+
+def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) -> tuple[IdRuns, Ints, Ints]:
+    """Cut runs into parts of blocks of ``size`` steps, in the order of their times; leave out all but the newest.
+
+    Returns the parts, the block of each, and the run that each is of.
+    """
+    begin = times(runs.first).astype(np.float64)
+    end = np.maximum(times(runs.first + (runs.count - 1) * runs.stride).astype(np.float64), begin)
+    skipped = _older(runs.count, steps, begin, end, most)
+    parts = np.maximum(1, np.floor(size / _PARTS / steps)).astype(np.int64)
+    many = -(-(runs.count - skipped) // parts)
+    of = np.repeat(np.arange(len(many)), many)
+    at = skipped[of] + (np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)) * parts[of]
+    count = np.minimum(parts[of], runs.count[of] - at)
+    first = runs.first[of] + at * runs.stride[of]
+    order = np.lexsort((first, times(first + (count - 1) // 2 * runs.stride[of])))
+    of, count = of[order], count[order]
+    weight = count * steps[of]
+    block = np.unique(((np.cumsum(weight) - 0.5 * weight) / size).astype(np.int64), return_inverse=True)[1]
+    return IdRuns(first[order], runs.stride[of], count), np.asarray(block, np.int64), of
+
+
+def _older(count: Ints, steps: Floats, begin: Floats, end: Floats, most: float) -> Ints:
+    """Return how many of the first ids of each run came before all but the newest ``most`` steps."""
+    if float((count * steps).sum()) <= most:
+        return np.zeros(len(count), np.int64)
+    low, high = float(begin.min()), float(end.max()) + 1.0
+    for _ in range(64):
+        middle = 0.5 * (low + high)
+        if float(((count - _before(count, begin, end, middle)) * steps).sum()) >= most:
+            low = middle
+        else:
+            high = middle
+    return _before(count, begin, end, low)
+
+
+def _before(count: Ints, begin: Floats, end: Floats, time: float) -> Ints:
+    share = np.clip((time - begin) / np.maximum(end - begin, 1.0), 0.0, 1.0)
+    return np.minimum((share * count).astype(np.int64), count)

@@ -12,6 +12,7 @@ from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.saved_state import columns, state_of
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -102,17 +103,14 @@ class Sweep(Owned):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned; ValueError, and no change, where this is no such state."""
-        try:
+        with state_of("a sweep"):
             finished, loaded = int(state["finished"]), None
             if "first" in state:
-                runs = IdRuns(*(np.array(state[name], np.int64) for name in IdRuns._fields))
-                cursor = int(state["cursor"])
-                loaded = _Pass(runs, tuple(json.loads(state["kind"])), int(state["key"]), cursor)
-                good = runs.first.shape == runs.stride.shape == runs.count.shape and (runs.count > 0).all()
-                if not good or not 0 <= cursor < loaded.size or not 0 <= loaded.key < 1 << 63:
+                runs = IdRuns(*columns(state, IdRuns._fields))
+                loaded = _Pass(runs, tuple(json.loads(state["kind"])), int(state["key"]), int(state["cursor"]))
+                good = (runs.count > 0).all() and 0 <= loaded.key < 1 << 63
+                if not good or not 0 <= loaded.cursor < loaded.size:
                     raise ValueError("it contradicts itself")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no saved place of a sweep: {error!r}") from None
         self._finished, self._pass = finished, loaded
 
 

@@ -11,6 +11,7 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.kernels.runs import IdRuns, Visible
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.saved_state import columns, state_of
 from diskreplay.sampling.schedule import Schedule
 
 Ints = NDArray[np.int64]
@@ -53,12 +54,10 @@ class Counts:
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Counts":
         """Return what `state_dict` was of; ValueError where it is of none."""
-        try:
-            ids, counts = (np.array(state[name], np.int64) for name in ("ids", "counts"))
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no state of counts of ids: {error!r}") from None
-        if ids.ndim != 1 or ids.shape != counts.shape or (np.diff(ids) <= 0).any() or (counts <= 0).any():
-            raise ValueError("this is no state of counts of ids: they must be in order, with one above 0 each")
+        with state_of("counts of ids"):
+            ids, counts = columns(state, ("ids", "counts"))
+            if (np.diff(ids) <= 0).any() or (counts <= 0).any():
+                raise ValueError("ids must be in order, with a count above 0 each")
         return cls(ids, counts)
 
 
@@ -82,10 +81,8 @@ class TimesSampled:
     def loaded(cls, most: int, state: Mapping[str, Any]) -> "TimesSampled":
         """Return what `state_dict` was of; ValueError where it is of none."""
         found = cls(most)
-        try:
+        with state_of("how often ids were sampled"):
             found._counts = {tuple(json.loads(kind)): Counts.loaded(counts) for kind, counts in state.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no state of how often ids were sampled: {error!r}") from None
         return found
 
 

@@ -12,6 +12,7 @@ from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, E
 from diskreplay.sampling.base import Draw, LookAgain, Owned
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.saved_state import columns, state_of
 from diskreplay.sampling.share import EVERY_ID
 from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 from diskreplay.store.reading.snapshot import Snapshot
@@ -236,12 +237,10 @@ class RolloutCursor(Owned):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; what was planned is forgotten. Raises ValueError, and changes nothing, if it is none."""
-        try:
-            keys, after = (np.array(state[name], np.int64) for name in ("lanes", "next_ids"))
-            if keys.ndim != 1 or keys.shape != after.shape or (np.diff(keys) <= 0).any():
-                raise ValueError("lanes must be in order, with one of next_ids each")
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no state of rollouts: {error!r}") from None
+        with state_of("rollouts"):
+            keys, after = columns(state, ("lanes", "next_ids"))
+            if (np.diff(keys) <= 0).any():
+                raise ValueError("lanes must be in order")
         self._planned = self._seen = Positions(keys, after)
         self._forget()
 

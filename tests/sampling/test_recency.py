@@ -9,9 +9,8 @@ from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling.arrivals import Arrivals
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.recency import Recency
+from diskreplay.sampling.recency import Arrivals, Recency
 from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of

@@ -134,5 +134,5 @@ def test_bad_passes_are_refused(passes: Any) -> None:
 def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
     sweep = Sweep()
     sweep.draw(population_of(grown(1, [[40]])), 3, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="^this is no saved place of a sweep: "):
+    with pytest.raises(ValueError, match="^this is no state of a sweep: "):
         Sweep().load_state_dict({**sweep.state_dict(), **change})

@@ -1,0 +1,28 @@
+"""Saved states are read here: what is not one is a ValueError that says of what."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# What reading an invalid state may raise.
+INVALID = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+
+
+@contextmanager
+def state_of(what: str) -> Iterator[None]:
+    """Raise a ValueError that names `what` where reading a state of it in this block fails."""
+    try:
+        yield
+    except INVALID as error:
+        raise ValueError(f"this is no state of {what}: {error!r}") from None
+
+
+def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.int64]]:
+    """Return copies of columns of one length; one of `INVALID` where they are not that."""
+    found = [np.array(state[name], np.int64) for name in names]
+    if not found or any(column.ndim != 1 or column.shape != found[0].shape for column in found):
+        raise ValueError("columns must have one axis and one length")
+    return found
