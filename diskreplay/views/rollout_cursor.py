@@ -51,38 +51,30 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes in the order of (lane, id): columns of a snapshot's episodes beside the keys of their lanes."""
+    """Episodes in the order of (lane, id), and the keys of their lanes."""
 
     key: Ints
-    first: Ints
-    stride: Ints
-    steps: Ints
-    obs_rows: Ints
-    end: Ints
-
-    @classmethod
-    def of(cls, key: Ints, episodes: Any) -> "LaneEpisodes":
-        """Take the columns of a table of episodes, in its own order."""
-        first, stride, steps, obs_rows, end = (getattr(episodes, name) for name in cls._fields[1:])
-        return cls(key, first, stride, steps, obs_rows, end.astype(np.int64))
+    episodes: EpisodeTable
 
     def select(self, which: NDArray[Any]) -> "LaneEpisodes":
         """Return the episodes at a mask or positions."""
-        return LaneEpisodes(*(column[which] for column in self))
+        return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
         """Return these and others, in order."""
-        both = LaneEpisodes(*(np.concatenate(columns) for columns in zip(self, others, strict=True)))
-        return both.select(np.lexsort((both.first, both.key)))
+        key = np.append(self.key, others.key)
+        episodes = EpisodeTable.concatenate([self.episodes, others.episodes])
+        return LaneEpisodes(key, episodes).select(np.lexsort((episodes.first, key)))
 
 
-def usable_steps(episodes: LaneEpisodes, view: "Rollouts") -> Ints:
+def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
     """Return how many steps of each episode, from its first on, a rollout may hold.
 
     All of them, but for the last step of a lane while what it is bootstrapped with may yet come (a writer that closes
     takes it away with the lane), and the last one of an episode that nothing is known behind, where that is needed.
     """
-    key, end, steps = episodes.key, episodes.end, episodes.steps
+    key, episodes = lanes
+    end, steps = episodes.end, episodes.steps
     if view.next_value is not None and view.value_fn is None:
         return steps
     has_next = np.append(key[1:] == key[:-1], False)
@@ -110,18 +102,16 @@ class Grid(NamedTuple):
     counts: Ints
 
 
-def oldest(
-    episodes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int
-) -> Grid:
+def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
     """Take the oldest `num_steps` steps of every lane that has so many, from its position on.
 
     `least` is the least id that is not hidden in the lane of each episode, in its segment.
     """
-    key, first, stride = episodes[:3]
+    key, first, stride = lanes.key, lanes.episodes.first, lanes.episodes.stride
     start = np.maximum(positions.of(key), least)
     skipped = np.clip(-((first - start) // stride), 0, usable)
     count = usable - skipped
-    lanes, begin = np.unique(key, return_index=True)
+    keys, begin = np.unique(key, return_index=True)
     ends = np.cumsum(count)
     before = ends[begin] - count[begin]
     total = np.diff(np.append(before, ends[-1:]))
@@ -130,10 +120,10 @@ def oldest(
     episode = np.searchsorted(ends, wanted, side="right")
     ids = first[episode] + (skipped[episode] + wanted - (ends[episode] - count[episode])) * stride[episode]
     has = np.zeros(len(growing), np.int64)
-    _, at, of = np.intersect1d(growing, lanes, assume_unique=True, return_indices=True)
+    _, at, of = np.intersect1d(growing, keys, assume_unique=True, return_indices=True)
     has[at] = total[of]
     short = has < num_steps
-    return Grid(ids, lanes[full], growing[short], has[short])
+    return Grid(ids, keys[full], growing[short], has[short])
 
 
 class _Look(NamedTuple):
@@ -177,7 +167,7 @@ class RolloutCursor(Owned):
     def _forget(self) -> None:
         self._look: _Look | None = None
         self._read = 0  # episodes of the log that are in
-        self._ended = LaneEpisodes(*(np.zeros(0, np.int64) for _ in LaneEpisodes._fields))
+        self._ended = LaneEpisodes(np.zeros(0, np.int64), EpisodeTable.concatenate([]))
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw the next steps of the share's lanes, (num_steps * columns,), one row of steps after the other.
@@ -266,7 +256,7 @@ class RolloutCursor(Owned):
 
     def _take(self, look: _Look) -> Grid:
         usable = usable_steps(look.episodes, self._view)
-        visible = look.snapshot.least_ids(look.episodes.first)
+        visible = look.snapshot.least_ids(look.episodes.episodes.first)
         return oldest(look.episodes, usable, look.growing, self._planned, visible, self.least)
 
     def _look_at(self, snapshot: Snapshot) -> _Look:
@@ -276,7 +266,7 @@ class RolloutCursor(Owned):
         new = self._mine(self._admission.admit(snapshot, snapshot.log.select(slice(self._read, None))))
         still_open = self._mine(self._admission.admit(snapshot, snapshot.open))
         ended = self._ended.with_others(new)
-        last = ended.first + (ended.steps - 1) * ended.stride
+        last = ended.episodes.first + (ended.episodes.steps - 1) * ended.episodes.stride
         self._ended = ended.select(last >= np.maximum(self._seen.of(ended.key), snapshot.least_ids(last)))
         self._read = len(snapshot.log)
         lanes = np.unique(self._lanes.key[self._lanes.key >= 0])
@@ -285,8 +275,7 @@ class RolloutCursor(Owned):
 
     def _mine(self, episodes: EpisodeTable) -> LaneEpisodes:
         key = self._lanes.key[self._lanes.places(episodes.first)]
-        found = LaneEpisodes.of(key, episodes)
-        return found.select((key >= 0) & self._is_mine(key))
+        return LaneEpisodes(key, episodes).select((key >= 0) & self._is_mine(key))
 
     def _is_mine(self, keys: Ints) -> NDArray[np.bool_]:
         writer, lane = writer_and_lane(keys)
