@@ -101,6 +101,31 @@ class EpisodeTable:
         return self.lines[:, TIME]
 
 
+def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return of each id the segment, counted from number `origin` on, the lanes of that, the lane and the row.
+
+    `lanes` are those of the segments, 0 where one is gone; so it is for ids of segments that are gone or not there, and
+    the rest is arbitrary then, the segment a valid index where there is any.
+    """
+    slot = (ids >> POSITION_BITS) - origin
+    known = (slot >= 0) & (slot < len(lanes))
+    if not known.any():
+        return np.zeros_like(slot), np.zeros_like(slot), np.zeros_like(slot), np.zeros_like(slot)
+    slot = np.where(known, slot, 0)
+    width = np.where(known, lanes[slot], 0)
+    row, lane = np.divmod(ids & POSITION_MASK, np.maximum(width, 1))
+    return slot, width, np.where(width > 0, lane, 0), row
+
+
+def row_keys(ids: Ints, lanes: Ints) -> Ints:
+    """Return numbers that order ids by segment, lane and row, and grow by one from row to row.
+
+    `lanes` are as many as the segment of each id has.
+    """
+    row, lane = np.divmod(ids & POSITION_MASK, lanes)
+    return (ids & ~np.int64(POSITION_MASK)) | (lane * (POSITION_MASK // lanes) + row)
+
+
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return 64-bit hashes of numbers, one for each: the finalizer of splitmix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

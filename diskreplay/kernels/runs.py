@@ -10,9 +10,10 @@ from diskreplay.ids import (
     OBSERVATION_ONLY,
     OPEN,
     POSITION_BITS,
-    POSITION_MASK,
     TERMINATED,
     EpisodeTable,
+    locate,
+    row_keys,
 )
 from diskreplay.kernels.following import COMMITTED, OBSERVED, OPEN_END, OPEN_START, OPEN_TIME
 
@@ -53,20 +54,22 @@ class Visible(NamedTuple):
     lane_base: NDArray[np.int64]
     oldest: NDArray[np.int64]
 
+    def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the place of each id's lane among all, -1 where its segment is gone."""
+        slot, width, lane, _ = locate(ids, self.origin, self.lanes)
+        if not width.any():
+            return np.full(len(ids), -1)
+        return np.where(width > 0, self.lane_base[slot] + lane, -1)
+
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
         if not self.reached:
             return np.zeros(len(ids), np.int64)
-        slot, position = (ids >> POSITION_BITS) - self.origin, ids & POSITION_MASK
-        known = (slot >= 0) & (slot < len(self.lanes))
-        if not known.any():
+        slot, width, lane, row = locate(ids, self.origin, self.lanes)
+        if not width.any():
             return np.full(len(ids), NEVER)
-        slot = np.where(known, slot, 0)
-        width = np.maximum(self.lanes[slot], 1)
-        known &= self.lanes[slot] > 0
-        row, lane = np.divmod(position, width)
-        place = np.where(known, self.lane_base[slot] + lane, 0)
-        return np.where(known, ids + (np.where(known, self.oldest[place], 0) - row) * width, NEVER)
+        oldest = self.oldest[np.where(width > 0, self.lane_base[slot] + lane, 0)]
+        return np.where(width > 0, ids + (oldest - row) * width, NEVER)
 
 
 NEVER = 1 << 62
@@ -96,15 +99,8 @@ def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> 
 
     `lanes` are those of the segments from number `origin` on, 0 where one is gone.
     """
-    slot, position = (ids >> POSITION_BITS) - origin, ids & POSITION_MASK
-    known = (slot >= 0) & (slot < len(lanes))
-    if not len(lanes):
-        return np.full(len(ids), -1)
-    width = lanes[np.where(known, slot, 0)]
-    known &= width > 0
-    width = np.maximum(width, 1)
-    row, lane = np.divmod(position, width)
-    return np.where(known, ids - position + lane * (POSITION_MASK // width) + row, -1)
+    _, width, *_ = locate(ids, origin, lanes)
+    return np.where(width > 0, row_keys(ids, np.maximum(width, 1)), -1)
 
 
 # How the samples of an ended episode end; see `Starts`.

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, Visible, keep, lane_keys
+from diskreplay.ids import POSITION_BITS
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, keep, lane_keys
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Mark, Population
@@ -208,7 +208,7 @@ class Arrivals:
     def _list_lanes(self) -> None:
         """Put the last id of each lane where that lane is now."""
         known = self._taken[self._taken >= 0]
-        place = _places(known, self._visible)
+        place = self._visible.places(known)
         self._taken = np.full(len(self._visible.oldest), -1)
         self._taken[place[place >= 0]] = known[place >= 0]
 
@@ -242,10 +242,10 @@ class Arrivals:
         if self._visible.lanes is not self._lanes:
             self._lanes = self._visible.lanes
             known = np.flatnonzero(self._taken >= 0)
-            self._taken[known[_places(self._taken[known], self._visible) < 0]] = -1
+            self._taken[known[self._visible.places(self._taken[known]) < 0]] = -1
             newer = self._before[self._starts[-1]] - self._before[1 : self._starts[-1] + 1]
             is_old = (newer >= _NEARLY_ALL * size) & bool(self._visible.reached)
-            left = np.flatnonzero(is_old | (_places(self._pieces[0], self._visible) >= 0))
+            left = np.flatnonzero(is_old | (self._visible.places(self._pieces[0]) >= 0))
             if len(left) < self._pieces.shape[1]:
                 self._replace(self._pieces[:, left], left)
 
@@ -260,7 +260,7 @@ class Arrivals:
 
     def _take(self, runs: IdRuns, population: Population) -> bool:
         """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
-        place = _places(runs.first, self._visible)
+        place = self._visible.places(runs.first)
         there = place >= 0
         runs, place = keep(runs, there), place[there]
         skipped = np.clip((self._taken[place] - runs.first) // runs.stride + 1, 0, runs.count)
@@ -369,18 +369,6 @@ class Arrivals:
         new._put(0, pieces)
         new._arrange()
         return new
-
-
-def _places(ids: Ints, visible: Visible) -> Ints:
-    """Return the place of each id's lane among all, -1 where its segment is gone."""
-    slot = (ids >> POSITION_BITS) - visible.origin
-    known = (slot >= 0) & (slot < len(visible.lanes))
-    if not known.any():
-        return np.full(len(ids), -1)
-    slot = np.where(known, slot, 0)
-    width = visible.lanes[slot]
-    lane = (ids & POSITION_MASK) % np.maximum(width, 1)
-    return np.where(known & (width > 0), visible.lane_base[slot] + lane, -1)
 
 
 def _merged(pieces: Ints) -> Ints:

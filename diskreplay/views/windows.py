@@ -7,7 +7,7 @@ import numpy as np
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.ids import POSITION_BITS, locate
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.chunk_table import ChunkTable
@@ -141,10 +141,9 @@ class Windows:
 
 def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
     """Map the flags that the windows of these ids may need; False where an id is none of the snapshot's."""
-    slot, position = (ids >> POSITION_BITS) - snapshot.origin, ids & POSITION_MASK
-    if ((slot < 0) | (slot >= len(snapshot.lanes))).any() or (snapshot.lanes[slot] <= 0).any():
+    slot, width, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
+    if (width == 0).any():
         return False
-    row, lane = np.divmod(position, snapshot.lanes[slot])
     last = snapshot.committed[snapshot.lane_base[slot] + lane] - 1
     if (row > last).any():
         return False
@@ -170,12 +169,10 @@ def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
 
 def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
     """Return the error that says why an id is none of the view's."""
-    slot, position = (step_id >> POSITION_BITS) - snapshot.origin, step_id & POSITION_MASK
-    if step_id < 0 or slot >= len(snapshot.lanes):
+    if step_id < 0 or (step_id >> POSITION_BITS) - snapshot.origin >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
-    gone = slot < 0 or snapshot.lanes[slot] <= 0
-    row, lane = (0, 0) if gone else divmod(position, int(snapshot.lanes[slot]))
-    if gone or row < snapshot.oldest[snapshot.lane_base[slot] + lane]:
+    slot, width, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))
+    if not width or row < snapshot.oldest[snapshot.lane_base[slot] + lane]:
         return InvalidIndex(f"id {step_id} is not in the store: it was evicted, or never existed")
     if row >= snapshot.committed[snapshot.lane_base[slot] + lane]:
         return InvalidIndex(f"id {step_id} never existed, or is newer than this snapshot; call refresh() first")

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.ids import POSITION_BITS, EpisodeTable, row_keys
 
 Ints = NDArray[np.int64]
 
@@ -15,7 +15,7 @@ class Hidden:
     """The episodes of a snapshot's segments that were evicted by hand or lost to damage. Immutable."""
 
     def __init__(self, episodes: EpisodeTable) -> None:
-        key = _by_lane(episodes.first, episodes.stride)
+        key = row_keys(episodes.first, episodes.stride)
         order = np.argsort(key, kind="stable")
         self._key, self._steps = key[order], episodes.steps[order]
         self._episodes = episodes
@@ -28,7 +28,7 @@ class Hidden:
         """Tell which ids are those of hidden steps; ``lanes`` are as many as the segment of each id has."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
-        key = _by_lane(ids, lanes)
+        key = row_keys(ids, lanes)
         at = np.searchsorted(self._key, key, "right") - 1
         inside: NDArray[np.bool_] = (at >= 0) & (key - self._key[at] < self._steps[at])
         return inside
@@ -88,9 +88,3 @@ class Evictions:
         if len(self.found):
             self.found = self.found.without(segments)
             self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]
-
-
-def _by_lane(ids: Ints, lanes: Ints) -> Ints:
-    """Return numbers that order ids by segment, lane and row, and grow by one from row to row."""
-    row, lane = np.divmod(ids & POSITION_MASK, lanes)
-    return (ids & ~np.int64(POSITION_MASK)) | (lane * (POSITION_MASK // lanes) + row)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.schema import Schema
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, locate
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.runs import Visible, open_episodes
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
@@ -205,11 +205,12 @@ class Snapshot:
 
     def times(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
-        found, slots = np.zeros(len(ids), np.int64), (ids >> POSITION_BITS) - self.origin
-        for slot in np.unique(slots[self.lanes[slots] > 0]).tolist():
-            here, lanes = np.flatnonzero(slots == slot), int(self.lanes[slot])
-            row, lane = np.divmod(ids[here] & POSITION_MASK, lanes)
-            found[here] = self.leaf(layout.TIME).values(slot, lanes, lane, row) + self.clocks[slot]
+        found = np.zeros(len(ids), np.int64)
+        slots, width, lane, row = locate(ids, self.origin, self.lanes)
+        for slot in np.unique(slots[width > 0]).tolist():
+            here = np.flatnonzero((slots == slot) & (width > 0))
+            times = self.leaf(layout.TIME).values(slot, int(self.lanes[slot]), lane[here], row[here])
+            found[here] = times + self.clocks[slot]
         return found
 
     def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:
@@ -230,13 +231,10 @@ class Snapshot:
 
     def holds(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which ids are those of visible steps."""
-        slot, position = (ids >> POSITION_BITS) - self.origin, ids & POSITION_MASK
-        there = (slot >= 0) & (slot < len(self.lanes))
-        slot = np.where(there, slot, 0)
-        there &= self.lanes[slot] > 0
-        row, lane = np.divmod(position, np.maximum(self.lanes[slot], 1))
-        at = np.where(there, self.lane_base[slot] + lane, 0)
-        there[there] = (self.oldest[at[there]] <= row[there]) & (row[there] < self.committed[at[there]])
+        slot, width, lane, row = locate(ids, self.origin, self.lanes)
+        there = width > 0
+        at = self.lane_base[slot[there]] + lane[there]
+        there[there] = (self.oldest[at] <= row[there]) & (row[there] < self.committed[at])
         there[there] = ~self.evicted(ids[there])
         return there
 
