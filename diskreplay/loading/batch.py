@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from diskreplay.sampling.number_arguments import int_argument
 
@@ -128,6 +129,19 @@ def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
     return function(*trees)
+
+
+def torch_values(value_fn: Callable[[Tree], Any], device: torch.device) -> Callable[[Any], NDArray[Any]]:
+    """Return the function over arrays that calls one over tensors on a device, without gradients."""
+
+    def evaluate(observations: Tree) -> NDArray[Any]:
+        with torch.no_grad():
+            values = value_fn(map_tree(lambda array: torch.from_numpy(array).to(device), observations))
+        if isinstance(values, torch.Tensor):
+            values = values.to("cpu", torch.float64).numpy()
+        return np.asarray(values)
+
+    return evaluate
 
 
 def _describe(tree: Tree) -> str:

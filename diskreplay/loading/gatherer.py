@@ -9,11 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
-from diskreplay.loading.batch import Batch
+from diskreplay.loading.batch import Batch, torch_values
 from diskreplay.loading.buffer_pool import BufferPool, Fields, Slot, ordinary_memory
 from diskreplay.loading.cuda import Courier, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
-from diskreplay.loading.torch_values import torch_values
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested
 from diskreplay.views.page_ranges import Pages

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_MASK
 from diskreplay.kernels import pages as columns, powers, sumtree
+from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.huge_pages import zeros
 from diskreplay.sampling.population import Mark, Population
 
 Ints = NDArray[np.int64]

@@ -15,9 +15,8 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.loading.batch import Batch
+from diskreplay.loading.batch import Batch, torch_values
 from diskreplay.loading.buffer_pool import BufferPool
-from diskreplay.loading.torch_values import torch_values
 from diskreplay.sampling.base import Draw, LookAgain
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population

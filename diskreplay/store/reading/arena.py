@@ -4,7 +4,6 @@ A mapping a file of some kilobytes costs a call of the system, a page fault and 
 allows 65,530; a read costs one call and no entry.
 """
 
-import mmap
 import threading
 import weakref
 from collections import deque
@@ -13,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-_LARGE_PAGE = 2 << 20
-_CACHE_LINE = 64
+from diskreplay.kernels.huge_pages import CACHE_LINE, LARGE_PAGE, zeros
 
-BLOCK_BYTES = 2 * _LARGE_PAGE
+BLOCK_BYTES = 2 * LARGE_PAGE
 
 
 class Piece:
@@ -56,15 +54,10 @@ class _Block:
     """Anonymous memory in pieces of one size."""
 
     def __init__(self, piece_bytes: int) -> None:
-        # Private: a forked child must not share it. What is not touched takes no room.
-        block = mmap.mmap(-1, BLOCK_BYTES + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.memory = np.frombuffer(block, np.uint8)
-        start = -self.memory.ctypes.data % _LARGE_PAGE
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            block.madvise(mmap.MADV_HUGEPAGE, start, BLOCK_BYTES)
+        (self.memory,) = zeros((BLOCK_BYTES, np.uint8))
+        self._start = self.memory.ctypes.data
         self.piece_bytes = piece_bytes
         self.count = BLOCK_BYTES // piece_bytes
-        self._start = self.memory.ctypes.data + start
         self.free = list(range(self.count - 1, -1, -1))  # the first is the last: pages are taken in order
 
     def address(self, number: int) -> int:
@@ -147,5 +140,5 @@ class Arena:
 
 def _piece_bytes(nbytes: int) -> int:
     """Round up to whole cache lines, and to four sizes between each power of two and the next."""
-    step = max(_CACHE_LINE, 1 << max(0, (nbytes - 1).bit_length() - 3))
+    step = max(CACHE_LINE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return max(1, -(-nbytes // step)) * step

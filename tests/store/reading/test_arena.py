@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from diskreplay.store.reading import arena as module
-from diskreplay.store.reading.arena import BLOCK_BYTES, Arena
+from diskreplay.kernels import huge_pages
+from diskreplay.store.reading.arena import BLOCK_BYTES, Arena, _piece_bytes
 
 PLENTY = 64 * BLOCK_BYTES
 
@@ -30,7 +30,7 @@ def test_pieces_are_apart_and_as_large_as_asked_for():
 
 @pytest.mark.parametrize("nbytes", [1, 64, 65, 129, 1000, 1024, 1025, 4097, 5121, 200_000, 1 << 18])
 def test_a_piece_takes_a_quarter_more_than_asked_for_at_most(nbytes):
-    size = module._piece_bytes(nbytes)
+    size = _piece_bytes(nbytes)
     assert nbytes <= size < nbytes + max(64, nbytes / 4 + 1)
 
 
@@ -66,7 +66,7 @@ def test_no_memory_of_the_system_is_no_piece(monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(module.mmap, "mmap", refuse)
+    monkeypatch.setattr(huge_pages.mmap, "mmap", refuse)
     assert Arena().take(64, PLENTY) is None
 
 

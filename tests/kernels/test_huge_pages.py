@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diskreplay.sampling.huge_pages import LARGE_PAGE, zeros
+from diskreplay.kernels.huge_pages import LARGE_PAGE, zeros
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, LARGE_PAGE // 4])

@@ -1,4 +1,4 @@
-"""Memory for tables that are read here and there: in large pages, of which the processor remembers where they are."""
+"""Memory in huge pages, for tables that are read at random: small pages are more than a TLB reaches."""
 
 import mmap
 from collections.abc import Sequence
