@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.views.arguments import fraction
+from diskreplay.sampling.number_arguments import fraction, int_argument
 
 
 def nstep_targets(

@@ -11,18 +11,23 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     if good and least <= float(value) <= most and float(value) > above:
         return float(value)
     if above > -math.inf:
-        limits = f" above {above:g}"
+        limits = f"finite number above {above:g}"
     elif most < math.inf:
-        limits = f" from {least:g} to {most:g}"
+        limits = f"number from {least:g} to {most:g}"
     else:
-        limits = f" of at least {least:g}" if least > -math.inf else ""
-    raise ValueError(f"{name} must be a finite number{limits}, not {value!r}")
+        limits = f"finite number of at least {least:g}" if least > -math.inf else "finite number"
+    raise ValueError(f"{name} must be a {limits}, not {value!r}")
 
 
-def int_argument(name: str, value: Any, least: int = 1, otherwise: str = "") -> int:
-    """Return an int of at least `least`; ValueError where it is none. `otherwise` says what else may be given."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(
-            f"{name} must be an int of at least {least}{f', {otherwise}' if otherwise else ''}, not {value!r}"
-        )
-    return int(value)
+def fraction(name: str, value: Any) -> float:
+    """Return a float of 0 to 1; ValueError where it is none."""
+    return number(name, value, 0.0, 1.0)
+
+
+def int_argument(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
+    """Return an int within limits; ValueError where it is none. `otherwise` says what else may be given."""
+    good = not isinstance(value, bool) and isinstance(value, Integral)
+    if good and least <= value and (most is None or value <= most):
+        return int(value)
+    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise ValueError(f"{name} must be an int {limits}{f', {otherwise}' if otherwise else ''}, not {value!r}")

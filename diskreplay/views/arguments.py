@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -12,25 +12,11 @@ from diskreplay.format.schema import Schema
 from diskreplay.sampling.number_arguments import int_argument
 
 
-def bounded(name: str, value: Any, low: int, high: int) -> int:
-    """Return an int from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise ValueError(f"{name} must be an int from {low} to {high}, not {value!r}")
-    return int(value)
-
-
 def switch(name: str, value: Any) -> bool:
     """Return a bool; numbers are refused, since one may belong to the argument before it."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False, not {value!r}")
     return bool(value)
-
-
-def fraction(name: str, value: Any) -> float:
-    """Return a float of 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
-        raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
-    return float(value)
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:

@@ -4,9 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.number_arguments import fraction, int_argument
 from diskreplay.store.reading.episodes import Episode
-from diskreplay.views.arguments import fraction
 
 
 class _Values(NamedTuple):

@@ -16,6 +16,7 @@ from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
+from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
 from diskreplay.views.parallel_copy import SHARED, in_halves
 from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, refuse
 
@@ -51,7 +52,7 @@ class GatherPlan:
         gamma: float = 1.0,
         computed: Mapping[str, int] | None = None,
     ) -> None:
-        self._view, self._bounds = view, bounds
+        self._view, self._bounds, self._given = view, bounds, copies
         self._copies = [*copies, *(Copy(leaf, kernel.ROW, kernel.AFTER, 0, LONGEST, -1) for leaf, _, _ in summands)]
         self._leaves = list(dict.fromkeys([*(["done"] if bounds else []), *(copy.leaf for copy in self._copies)]))
         self._record = np.zeros(kernel.HEAD + len(self._copies) * kernel.COLUMNS, np.int64)
@@ -108,6 +109,16 @@ class GatherPlan:
                 return
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
+
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
+        """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask.
+
+        Copies that are longer than a window are of its rows alone.
+        """
+        windows = Windows(len(ids))
+        if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
+            return NO_PAGES  # `gather` says what is wrong
+        return wide_pages(snapshot, windows, self._given)
 
     def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
         """Make seconds since the epoch of rows of `TIME_SOURCE`, (n,) or (n, length); zeros are padding, and stay."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.table import chosen
+from diskreplay.sampling.number_arguments import fraction
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import fraction
 from diskreplay.views.base import Block, Ints, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages

@@ -18,11 +18,10 @@ from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.number_arguments import fraction, int_argument
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import (
     described,
-    fraction,
     frame_stack_argument,
     reward_argument,
     reward_leaves,

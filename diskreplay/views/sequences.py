@@ -14,10 +14,10 @@ from diskreplay.kernels.runs import FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import bounded, described, frame_stack_argument, names, switch
+from diskreplay.views.arguments import described, frame_stack_argument, names, switch
 from diskreplay.views.base import Block, Ints, Leaf, Reader, View
-from diskreplay.views.gather_plan import GatherPlan
-from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
+from diskreplay.views.gather_plan import LONGEST, GatherPlan
+from diskreplay.views.page_ranges import Pages
 from diskreplay.views.step_layout import FLAGS, StepLayout
 from diskreplay.views.windows import (
     ATTEMPTS,
@@ -83,13 +83,13 @@ class Sequences(View):
         object.__setattr__(self, "length", int_argument("length", self.length))
         if isinstance(self.overlap, int) and self.overlap >= self.length:
             raise ValueError(f"overlap must be less than length, {self.length}, not {self.overlap}")
-        object.__setattr__(self, "overlap", bounded("overlap", self.overlap, 0, self.length - 1))
+        object.__setattr__(self, "overlap", int_argument("overlap", self.overlap, 0, self.length - 1))
         if isinstance(self.burn_in, int) and self.burn_in > self.overlap:
             raise ValueError(
                 f"burn_in must be at most overlap, {self.overlap}, not {self.burn_in}: "
                 "steps would be in no window's loss"
             )
-        object.__setattr__(self, "burn_in", bounded("burn_in", self.burn_in, 0, self.overlap))
+        object.__setattr__(self, "burn_in", int_argument("burn_in", self.burn_in, 0, self.overlap))
         object.__setattr__(self, "pad", switch("pad", self.pad))
         object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))
         object.__setattr__(self, "start_only", names("start_only", self.start_only))
@@ -187,7 +187,7 @@ class _StepsReader(Reader):
         self._layout, self._bounds, self._burn_in = layout, Bounds(length, layout.stack), burn_in
         self.paths = layout.paths
         computed = {name: layout.place[name,] for name in ("index", "weight")}
-        self._length = 1
+        self._length = LONGEST
         self._plan = GatherPlan(layout.copies(self._length), view, self._bounds, computed=computed)
         self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
 
@@ -208,10 +208,7 @@ class _StepsReader(Reader):
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of the steps from each id on lie; what is not mapped yet is mapped."""
-        windows = Windows(len(ids))
-        if windows.find(snapshot, ids, *self._bounds) >= 0:
-            return NO_PAGES  # `fill` says what is wrong
-        return wide_pages(snapshot, windows, self._layout.copies(int(windows.k.max(initial=0))))
+        return self._plan.pages(snapshot, ids)
 
     def _mark(self, block: Block, length: int) -> None:
         """Say which steps are real and how they end."""

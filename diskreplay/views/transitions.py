@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import Starts
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.number_arguments import fraction, int_argument
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import (
     described,
-    fraction,
     frame_stack_argument,
     names,
     reward_argument,
@@ -19,7 +18,7 @@ from diskreplay.views.arguments import (
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.hindsight import Hindsight, HindsightReader
-from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
+from diskreplay.views.page_ranges import Pages
 from diskreplay.views.windows import (
     TIME,
     TIME_SOURCE,
@@ -154,10 +153,7 @@ class TransitionsReader(Reader):
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
-        windows = Windows(len(ids))
-        if windows.find(snapshot, ids, *self._bounds) >= 0:
-            return NO_PAGES  # `fill` says what is wrong
-        return wide_pages(snapshot, windows, self.copies)
+        return self._plan.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""

@@ -416,7 +416,7 @@ def test_it_says_what_it_is() -> None:
         ({"beta": "0.4"}, "beta must be a finite number of at least 0, not '0.4'"),
         ({"eps": 0}, "eps must be a finite number above 0, not 0"),
         ({"eps": float("nan")}, "eps must be a finite number above 0, not nan"),
-        ({"eta": 1.5}, "eta must be a finite number from 0 to 1, not 1.5"),
+        ({"eta": 1.5}, "eta must be a number from 0 to 1, not 1.5"),
         ({"normalize": "all"}, 'normalize must be "batch" or "store", not \'all\''),
         ({"stratified": 1}, "stratified must be True or False, not 1"),
     ],
