@@ -1,47 +1,20 @@
 """Arguments of samplers, in their plain form or refused."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.format.schema import Schema
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.share import Share
 from diskreplay.sampling.uniform import Uniform
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.store.store import Store
 from diskreplay.views.base import View
 
 _INT64 = np.dtype(np.int64)
-
-
-@runtime_checkable
-class Sampled(Protocol):
-    """What a sampler needs of a store: a `Store`, or what stands in for one in a test."""
-
-    @property
-    def uuid(self) -> str:
-        """What tells it from all other stores."""
-
-    @property
-    def schema(self) -> Schema:
-        """What its steps hold."""
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """What was found by the last refresh."""
-
-    def refresh(self) -> int:
-        """Look for new steps; return how many there are."""
-
-    def newest_snapshot(self) -> Snapshot:
-        """Look for new steps, and return what is there."""
-
-    def follow_compiled(self) -> None:
-        """Follow what is written with compiled code from now on."""
 
 
 def share_argument(rank: Any, world_size: Any) -> Share:
@@ -52,9 +25,9 @@ def share_argument(rank: Any, world_size: Any) -> Share:
     return Share(rank, world_size)
 
 
-def store_argument(store: Any) -> Sampled:
+def store_argument(store: Any) -> Store:
     """Return a store, or raise ValueError."""
-    if isinstance(store, type) or not isinstance(store, Sampled):
+    if not isinstance(store, Store):
         raise ValueError(f"store must be a Store or its path, not {store!r}")
     return store
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
-from diskreplay.loading.arguments import Sampled
 from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.sampler_states import PlannerState, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, LookAgain
@@ -23,6 +22,7 @@ from diskreplay.sampling.share import EVERY_ID, Share
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.snapshot import SegmentGone, Snapshot
+from diskreplay.store.store import Store
 from diskreplay.views.base import View
 
 Ints = NDArray[np.int64]
@@ -58,7 +58,7 @@ class Planner:
 
     def __init__(
         self,
-        store: Sampled,
+        store: Store,
         view: View,
         distribution: Distribution,
         *,

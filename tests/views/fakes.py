@@ -240,13 +240,17 @@ class Snapshot:
         return found
 
 
-@dataclass
-class Store:
+class Store(dr.Store):
     """A store that shows one snapshot after the other, one at each refresh."""
 
-    snapshot: Snapshot
-    coming: list[Snapshot] = field(default_factory=list)
-    uuid: str = "of a test"
+    uuid = "of a test"
+
+    def __init__(self, snapshot: Snapshot, coming: Sequence[Snapshot] = ()) -> None:
+        self._snapshot, self._coming = snapshot, list(coming)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
 
     @property
     def schema(self) -> dr.Schema:
@@ -260,9 +264,9 @@ class Store:
         return 0
 
     def newest_snapshot(self) -> Snapshot:
-        if self.coming:
-            self.snapshot = self.coming.pop(0)
-        return self.snapshot
+        if self._coming:
+            self._snapshot = self._coming.pop(0)
+        return self._snapshot
 
 
 def random_leaf(f: dr.Field, rng: np.random.Generator) -> np.ndarray:
