@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.sampling.share import Share
+from diskreplay.sampling.population import Share
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.store.store import Store
 from diskreplay.views.base import View

@@ -60,10 +60,7 @@ class Gatherer:
         if self.reader.evaluate is not None:
             self.reader.evaluate = torch_values(self.reader.evaluate, device)
         if device.type != "cpu":
-            # Here and not above: it brings kernels that other views do not need, and that would be compiled.
-            from diskreplay.views.device_frame_stack import DeviceFrameStack
-
-            self.reader = DeviceFrameStack.of(view, schema, self.reader) or self.reader
+            self.reader = self.reader.for_device()
         self._device, self._pool, self.courier = device, destination.pool, destination.courier
         leaves = [leaf.path for leaf in self.reader.leaves]
         self._paths = self.reader.paths

@@ -16,9 +16,8 @@ from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.sampler_states import PlannerState, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, LookAgain
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import Population
+from diskreplay.sampling.population import EVERY_ID, Population, Share
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
-from diskreplay.sampling.share import EVERY_ID, Share
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.snapshot import SegmentGone, Snapshot

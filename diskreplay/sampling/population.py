@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable
+from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, mixed
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
     BEFORE,
@@ -42,7 +42,6 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.share import EVERY_ID, Share
 from diskreplay.sampling.snapshot import Snapshot
 
 Ints = NDArray[np.int64]
@@ -59,6 +58,24 @@ _AT_ONCE = 1 << 16
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_PARTLY = np.zeros((4, 0), np.int64)
 _NO_LINES = np.zeros((0, EPISODE_COLUMNS), np.int64)
+
+
+class Share(NamedTuple):
+    """The ids of one rank among `world_size`: by a hash, so that shares are even whatever lanes and windows they have.
+
+    No two ranks share an id, each has one, and it stays there while the store grows.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    def contains(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which ids are in it."""
+        found: NDArray[np.bool_] = mixed(ids.astype(np.uint64)) % np.uint64(self.world_size) == self.rank
+        return found
+
+
+EVERY_ID = Share()
 
 
 class Mark(NamedTuple):

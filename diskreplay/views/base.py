@@ -82,6 +82,10 @@ class Reader:
     # What the view calls with observations, nested arrays (n, ...), to get their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None
 
+    def for_device(self) -> "Reader":
+        """Return what gathers batches that are copied to a device: itself, or what has less to copy."""
+        return self
+
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
         """Return the leaves of the batch of these ids."""
         return self.leaves

@@ -11,9 +11,8 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, EpisodeTable
 from diskreplay.sampling.base import Draw, LookAgain, Owned
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import Population
+from diskreplay.sampling.population import EVERY_ID, Population
 from diskreplay.sampling.saved_state import columns, state_of
-from diskreplay.sampling.share import EVERY_ID
 from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 from diskreplay.store.reading.snapshot import Snapshot
 

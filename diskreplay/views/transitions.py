@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import gathering as rows
@@ -124,7 +127,7 @@ class TransitionsReader(Reader):
     """
 
     def __init__(self, view: Transitions, schema: Schema, fields: Sequence[str] | None) -> None:
-        self.view = view
+        self.view, self.schema = view, schema
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
         self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=[TIME]))
@@ -141,6 +144,11 @@ class TransitionsReader(Reader):
         stack = max((1 - copy.offset for copy in copies), default=1)
         self._bounds = Bounds(TO_THE_END if view.n_step is None else view.n_step, stack, bool(view.next_fields))
         self._plan = GatherPlan(copies, view, self._bounds, self._summands, view.gamma, self._computed)
+
+    def for_device(self) -> Reader:
+        """Return what gathers frames once that several stacks show, if there are such."""
+        stacks = _shared(self)
+        return DeviceFrameStack(self, stacks) if stacks else self
 
     @property
     def windows(self) -> Windows:
@@ -192,3 +200,94 @@ def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Lea
     for following in view.next_fields:
         add(following, True)
     return copies, leaves
+
+
+class _Stacks(NamedTuple):
+    """A leaf of the store, its stacks in a batch, and their depth."""
+
+    source: str
+    obs: Path
+    next_obs: Path
+    depth: int
+
+
+class DeviceFrameStack(Reader):
+    """Gathers what `reader` does; stacks of frames are made where a batch ends up. Not thread-safe.
+
+    The stacks of obs and next_obs, n steps apart, share frames where n is less than their depth: together they show n +
+    depth different ones, not two times depth. The frames of an item are gathered as one run, so that each is there once
+    on the way to a device, and both stacks are picked out of it.
+    """
+
+    shows_leaves = False
+
+    def __init__(self, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
+        view, self._reader, self._stacks = reader.view, reader, stacks
+        assert view.n_step is not None  # else no stacks share frames
+        self._steps = view.n_step
+        self.paths = reader.paths
+        later = {path for s in stacks for path in (s.obs, s.next_obs)}
+        others = ["/".join(path) for path in self.paths if path not in later]
+        self._rest = TransitionsReader(view, reader.schema, others)
+        shown = {leaf.path: leaf for leaf in reader.leaves}
+        self.leaves: Sequence[Leaf] = (
+            *self._rest.leaves,
+            Leaf(("is final",), BOOL),
+            *(Leaf(("first of next", s.source), INT64, (s.depth,)) for s in stacks),
+            *(replace(shown[s.obs], path=("frames", s.source), shape=self._run(shown[s.obs])) for s in stacks),
+        )
+        self._at = len(self._rest.leaves)
+        targets = enumerate(stacks, self._at + 1 + len(stacks))
+        runs = [(s.source, rows.ROW, rows.FRAMES_STOP, 1 - s.depth, self._steps + s.depth, at) for at, s in targets]
+        self._rest.plan([Copy(*run) for run in runs])
+
+    def _run(self, stack: Leaf) -> tuple[int, ...]:
+        """Return the shape of the frames of a stack and of the steps behind it."""
+        return stack.shape[0] + self._steps, *stack.shape[1:]
+
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
+        """Gather the transitions of these ids into the block."""
+        self._rest.helper = self.helper
+        self._rest.fill(snapshot, ids, block)
+        windows = self._rest.windows
+        block.arrays[self._at][:] = windows.obs_stop > 0
+        for number, stacks in enumerate(self._stacks, self._at + 1):
+            first = np.arange(len(ids)) * (self._steps + stacks.depth) + windows.k
+            block.arrays[number][:] = first[:, None] + np.arange(stacks.depth)
+
+    def present(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the fields of a batch, in the order of `paths`, wherever these tensors of the leaves are."""
+        at, count = self._at, len(self._stacks)
+        shown = dict(zip((leaf.path for leaf in self._rest.leaves), tensors, strict=False))
+        known = tensors[at]
+        for number, stacks in enumerate(self._stacks, at + 1):
+            places, frames = tensors[number], tensors[number + count]
+            shown[stacks.obs] = frames[:, : stacks.depth].contiguous()
+            picked = frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
+            # There is no observation behind the last step of some episodes.
+            each = known.view(-1, *[1] * (picked.dim() - 1))
+            shown[stacks.next_obs] = picked.where(each, picked.new_zeros(()))
+        return [shown[path] for path in self.paths]
+
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
+        """Return where the wide rows of these ids lie; see `TransitionsReader.pages`."""
+        return self._reader.pages(snapshot, ids)
+
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
+        self._reader.check(snapshot, ids)
+
+
+def _shared(reader: TransitionsReader) -> list[_Stacks]:
+    """Return the stacks of which a batch shows both, with frames in common."""
+    n = reader.view.n_step
+    if n is None:
+        return []
+    deep = [copy for copy in reader.copies if copy.leaf.split("/")[0] == "obs" and copy.length > n]
+    following = {copy.leaf: copy for copy in deep if copy.begin == rows.AFTER}
+    paths = reader.paths
+    return [
+        _Stacks(copy.leaf, paths[copy.target], paths[following[copy.leaf].target], copy.length)
+        for copy in deep
+        if copy.begin == rows.ROW and copy.leaf in following
+    ]

@@ -19,8 +19,7 @@ from diskreplay.loading.batch import Batch, torch_values
 from diskreplay.loading.buffer_pool import BufferPool
 from diskreplay.sampling.base import Draw, LookAgain
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import Population
-from diskreplay.sampling.share import Share
+from diskreplay.sampling.population import Population, Share
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.views.base import nested
 from diskreplay.views.rollout_cursor import RolloutCursor

@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 from diskreplay.sampling.mixture import Mixture
+from diskreplay.sampling.population import Share
 from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.sampling.recency import Recency
 from diskreplay.sampling.schedule import Linear
-from diskreplay.sampling.share import Share
 from diskreplay.sampling.sweep import Sweep
 from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import everything, grown, population_of

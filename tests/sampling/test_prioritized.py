@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from diskreplay.sampling.population import Population
+from diskreplay.sampling.population import Population, Share
 from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.schedule import Linear
-from diskreplay.sampling.share import Share
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of

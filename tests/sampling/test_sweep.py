@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling.share import Share
+from diskreplay.sampling.population import Share
 from diskreplay.sampling.sweep import Sweep, permuted
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions

@@ -12,9 +12,9 @@ import diskreplay as dr
 from diskreplay.sampling import times_sampled as module
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.mixture import Mixture
+from diskreplay.sampling.population import Share
 from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.sampling.recency import Recency
-from diskreplay.sampling.share import Share
 from diskreplay.sampling.times_sampled import AtMost, Counts, TimesSampled
 from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import add_episodes, everything, grown, population_of

@@ -9,8 +9,7 @@ from scipy import stats
 
 import diskreplay as dr
 from diskreplay.ids import POSITION_MASK
-from diskreplay.sampling.population import Population
-from diskreplay.sampling.share import Share
+from diskreplay.sampling.population import Population, Share
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions

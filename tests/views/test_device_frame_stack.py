@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.device_frame_stack import DeviceFrameStack
-from diskreplay.views.transitions import Transitions
+from diskreplay.views.transitions import DeviceFrameStack, Transitions
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
 
@@ -32,9 +31,9 @@ def test_batches_are_those_of_the_plain_reader(
 ) -> None:
     view = Transitions(n_step=n_step, frame_stack=stack, gamma=0.9)
     plain = view.reader(snapshot.schema, fields)
-    later = DeviceFrameStack.of(view, snapshot.schema, plain)
+    later = plain.for_device()
     there = sorted(snapshot.sampleable(n_step))
-    if later is None or not there:
+    if later is plain or not there:
         return
     ids = np.random.default_rng(seed).choice(np.array(there, np.int64), 15)
     want, found = shown(plain, snapshot, ids), shown(later, snapshot, ids)
@@ -51,7 +50,7 @@ DEPTHS = dr.Schema(obs=dr.Field((3,), "uint16"), action=dr.Field((), "int64"))
 def test_frames_of_a_dtype_with_few_operations(snapshot: Snapshot) -> None:
     view = Transitions(n_step=1, frame_stack=2)
     plain = view.reader(DEPTHS)
-    later = DeviceFrameStack.of(view, DEPTHS, plain)
+    later = plain.for_device()
     there = sorted(snapshot.sampleable(1))
     if not there:
         return
@@ -70,8 +69,8 @@ def nbytes(reader: Any) -> int:
 @pytest.mark.parametrize(("n_step", "frames"), [(1, 5), (3, 7)])
 def test_fewer_bytes_travel(n_step: int, frames: int) -> None:
     view = Transitions(n_step=n_step, frame_stack=4)
-    later = DeviceFrameStack.of(view, SCHEMA, view.reader(SCHEMA))
-    assert later is not None
+    later = view.reader(SCHEMA).for_device()
+    assert isinstance(later, DeviceFrameStack)
     assert frames * 7056 < nbytes(later) < (frames + 0.1) * 7056
 
 
@@ -87,7 +86,8 @@ def test_fewer_bytes_travel(n_step: int, frames: int) -> None:
     ids=str,
 )
 def test_where_no_frame_would_be_saved_stacks_are_made_before(view: Any, fields: Any) -> None:
-    assert DeviceFrameStack.of(view, SCHEMA, view.reader(SCHEMA, fields)) is None
+    reader = view.reader(SCHEMA, fields)
+    assert reader.for_device() is reader
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_an_id_that_cannot_be_sampled_is_refused() -> None:
 
     @given(snapshots())
     def check(snapshot: Snapshot) -> None:
-        later = DeviceFrameStack.of(view, snapshot.schema, view.reader(snapshot.schema))
-        assert later is not None
+        later = view.reader(snapshot.schema).for_device()
+        assert isinstance(later, DeviceFrameStack)
         for use in (lambda ids: shown(later, snapshot, ids), lambda ids: later.check(snapshot, ids)):
             with pytest.raises(dr.InvalidIndex, match=f"^id {1 << 62} "):
                 use(np.array([1 << 62]))

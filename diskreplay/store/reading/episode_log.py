@@ -1,11 +1,14 @@
-"""A growing table of ended episodes whose older parts never move under a reader."""
+"""The ended episodes that a reader knows, and those that it leaves out: evicted by hand, or lost to damage."""
 
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, Ints
+from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, Ints, row_keys
 
 
 class EpisodeLog:
@@ -57,3 +60,82 @@ class EpisodeLog:
         self._lines = self.table.lines
         self.steps = int(self.table.steps.sum())
         self.generation += 1
+
+
+class Hidden:
+    """The episodes of a snapshot's segments that were evicted by hand or lost to damage. Immutable."""
+
+    def __init__(self, episodes: EpisodeTable) -> None:
+        key = row_keys(episodes.first, episodes.stride)
+        order = np.argsort(key, kind="stable")
+        self._key, self._steps = key[order], episodes.steps[order]
+        self._episodes = episodes
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self._key)
+
+    def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
+        """Tell which ids are those of hidden steps; ``lanes`` are as many as the segment of each id has."""
+        if not len(self._key):
+            return np.zeros(len(ids), np.bool_)
+        key = row_keys(ids, lanes)
+        at = np.searchsorted(self._key, key, "right") - 1
+        inside: NDArray[np.bool_] = (at >= 0) & (key - self._key[at] < self._steps[at])
+        return inside
+
+    def with_more(self, episodes: EpisodeTable) -> "Hidden":
+        """Return these and others."""
+        return Hidden(EpisodeTable.concatenate([self._episodes, episodes])) if len(episodes) else self
+
+    def without(self, segments: Ints) -> "Hidden":
+        """Return those that are not in these segments."""
+        return Hidden(self._episodes.select(~np.isin(self._episodes.first >> POSITION_BITS, segments)))
+
+
+class Evictions:
+    """Follows the entries of evictions by hand, and finds the episodes that they name. Not thread-safe.
+
+    So it does with what stands for rows that were lost to damage, which segments name themselves.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._entries = HiddenEntries(root)
+        self._firsts = np.zeros(0, np.int64)
+        self.found = Hidden(EpisodeTable.concatenate([]))
+
+    def read(self, count: int) -> bool:
+        """Take in the entries up to a number; tell whether there were new ones."""
+        new = self._entries.new(count)[:, 0]
+        if len(new):
+            self._firsts = np.union1d(self._firsts, new)
+        return len(new) > 0
+
+    def add_lost(self, info: SegmentInfo) -> bool:
+        """Take in what a sealed segment says was lost of it; tell whether that is anything."""
+        if info.lost.ranges:
+            positions = np.array([position for position, _ in info.lost.ranges], np.int64)
+            self._firsts = np.union1d(self._firsts, positions | info.number << POSITION_BITS)
+        return bool(info.lost.ranges)
+
+    @property
+    def has_none(self) -> bool:
+        """Whether no episode is named."""
+        return not len(self._firsts)
+
+    def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
+        """Return which episodes are left, and a mask of those that are not; these are `found` from now on."""
+        out = np.zeros(len(episodes), np.bool_)
+        if len(self._firsts) and len(episodes):
+            at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)
+            out = self._firsts[at] == episodes.first
+        if not out.any():
+            return episodes, out
+        self.found = self.found.with_more(episodes.select(out))
+        return episodes.select(~out), out
+
+    def forget(self, segments: Ints) -> None:
+        """Let go of what was in segments that are gone."""
+        if len(self.found):
+            self.found = self.found.without(segments)
+            self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]

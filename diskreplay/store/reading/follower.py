@@ -24,8 +24,7 @@ from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.store.reading.damaged import DAMAGE, DamagedSegments
-from diskreplay.store.reading.episode_log import EpisodeLog
-from diskreplay.store.reading.evicted_episodes import Evictions
+from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.store.reading.parse_episodes import LaneSlice, Scan, scan
 from diskreplay.store.reading.places import MOST_SLOTS, Places

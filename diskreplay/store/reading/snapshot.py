@@ -13,7 +13,7 @@ from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, locate
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.runs import Visible, open_episodes
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
-from diskreplay.store.reading.evicted_episodes import Hidden
+from diskreplay.store.reading.episode_log import Hidden
 
 __all__ = ["SegmentGone", "Snapshot"]
 
