@@ -8,7 +8,7 @@ import torch
 
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.sampler import Sampler
-from diskreplay.sampling.base import Draw, LookAgain
+from diskreplay.sampling.base import Draw, RefreshNeeded
 from diskreplay.sampling.population import Population
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.store import Store
@@ -61,7 +61,7 @@ class RolloutReading:
         while True:
             self._store.refresh()
             population.refresh(self._store.snapshot)
-            with suppress(LookAgain):
+            with suppress(RefreshNeeded):
                 return cursor, cursor.draw(population, 0, np.random.default_rng(0))
 
 

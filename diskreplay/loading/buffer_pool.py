@@ -79,7 +79,7 @@ class BufferPool:
         """Count the slots, lent and free."""
         return len(self._slots)
 
-    def take(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
+    def acquire(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
         """Return a free slot laid out for a batch of `size` items, and its fields; their contents are arbitrary.
 
         Nobody else gets the slot while those arrays, or tensors made of them, are referenced.
@@ -121,7 +121,7 @@ class BufferPool:
         return slot
 
     def clear(self) -> None:
-        """Let go of all memory; batches that are alive keep theirs."""
+        """Release all memory; batches that are alive keep theirs."""
         with self._lock:
             for slot in self._slots:
                 if slot.event is not None:

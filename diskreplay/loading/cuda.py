@@ -20,7 +20,7 @@ class Sent(NamedTuple):
     event: torch.cuda.Event
 
 
-class Courier:
+class DeviceCopy:
     """Copies slots to a device. Any thread may send; who computes with a batch receives it.
 
     The copies run beside the trainer's kernels, and the trainer's stream waits for the copy of a batch, not the

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from diskreplay.format.schema import Schema
 from diskreplay.loading.batch import Batch, torch_values
 from diskreplay.loading.buffer_pool import BufferPool, Fields, Slot, ordinary_memory
-from diskreplay.loading.cuda import Courier, Sent, pinned_memory
+from diskreplay.loading.cuda import DeviceCopy, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested
@@ -20,7 +20,7 @@ from diskreplay.views.parallel_copy import helping_thread
 
 
 class Gathered(NamedTuple):
-    """A batch in memory, and on its way to a CUDA device where that is wanted; see `BufferPool.take`."""
+    """A batch in memory, and on its way to a CUDA device where that is wanted; see `BufferPool.acquire`."""
 
     slot: Slot
     fields: Fields
@@ -35,7 +35,7 @@ class Destination:
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
         self.device = device
-        self.courier = Courier(device) if device.type == "cuda" else None
+        self.courier = DeviceCopy(device) if device.type == "cuda" else None
         self.pool = BufferPool(pinned_memory if self.courier else ordinary_memory, spare, debug)
 
 
@@ -84,7 +84,7 @@ class Gatherer:
         started = perf_counter()
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
-        slot, fields = self._pool.take(leaves, len(ids))
+        slot, fields = self._pool.acquire(leaves, len(ids))
         if entropy is not None:
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)

@@ -39,7 +39,7 @@ class MixedSampler:
     Raises
     ------
     ValueError
-        An argument is none of these.
+        An argument is invalid.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
 from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.sampler_states import PlannerState, load_distribution
-from diskreplay.sampling.base import Distribution, Draw, LookAgain
+from diskreplay.sampling.base import Distribution, Draw, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population, Share
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
@@ -169,7 +169,7 @@ class Planner:
                 draw = active.draw(population, size, self.rng)
             else:
                 draw = active.draw_share(population, size, self.rng)
-        except LookAgain:
+        except RefreshNeeded:
             return self.draw(size, refresh, lost)
         return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._random else None)
 

@@ -54,7 +54,7 @@ def nstep_targets(
     Raises
     ------
     ValueError
-        A shape does not fit, `values` is no float, or n or gamma is none of these.
+        A shape does not fit, `values` is no float, or n or gamma is invalid.
     """
     n, gamma = int_argument("n", n), fraction("gamma", gamma)
     _check_shapes(reward, values, {"terminated": terminated, "mask": mask, "truncated": truncated})

@@ -33,7 +33,7 @@ class Draw(NamedTuple):
     least: float = 0.0
 
 
-class LookAgain(Exception):
+class RefreshNeeded(Exception):
     """A draw may be incomplete: refresh, where that is wanted, and draw again. Nothing was drawn."""
 
 

@@ -31,7 +31,7 @@ class Mixture(Distribution):
     Raises
     ------
     ValueError
-        There are none, a share is none of these, or a distribution does not fit: a `Sweep` must have no end, and
+        There are none, a share is invalid, or a distribution does not fit: a `Sweep` must have no end, and
         `Prioritized` must normalize over the batch.
     """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> float:
-    """Return a finite float within limits; ValueError where it is none."""
+    """Return a finite float within limits; ValueError where it is not one."""
     good = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     if good and least <= float(value) <= most and float(value) > above:
         return float(value)
@@ -20,12 +20,12 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
 
 
 def fraction(name: str, value: Any) -> float:
-    """Return a float of 0 to 1; ValueError where it is none."""
+    """Return a float of 0 to 1; ValueError where it is not one."""
     return number(name, value, 0.0, 1.0)
 
 
 def int_argument(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
-    """Return an int within limits; ValueError where it is none. `otherwise` says what else may be given."""
+    """Return an int within limits; ValueError where it is not one. `otherwise` says what else may be given."""
     good = not isinstance(value, bool) and isinstance(value, Integral)
     if good and least <= value and (most is None or value <= most):
         return int(value)

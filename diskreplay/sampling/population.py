@@ -100,7 +100,7 @@ class Order(NamedTuple):
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Order":
-        """Return the order of a state; ValueError where it is none."""
+        """Return the order of a state; ValueError where it is invalid."""
         runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
         good = min(main, ended, partly) >= 0 and runs.shape == (4, main + ended + partly)
         if not good or (runs[[0, 3]] < 0).any() or (runs[1:3] < 1).any():
@@ -109,7 +109,7 @@ class Order(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a follower has to look at.
+    """What has changed for a follower of a population.
 
     `runs` hold the ids that came; the last `loose` of them are all that may change without being new, and replace what
     was loose before. The first `left` of these are what is left of runs that were there before and are hidden in part.
@@ -141,18 +141,18 @@ class View(Protocol):
 class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
 
-    Of its episodes those count that `admission` lets in; None is all. `share` is what a rank draws of them. `snapshot`
-    is the one that it follows, None before the first; `size` counts the ids that can be drawn. `epoch` changes when
-    positions of older ids change but by those that leave: after a sort or a fresh start; `version` with every refresh
-    that brings another snapshot.
+    Of its episodes those count that `episode_filter` admits; None is all. `share` is what a rank draws of them.
+    `snapshot` is the one that it follows, None before the first; `size` counts the ids that can be drawn. `epoch`
+    changes when positions of older ids change but by those that leave: after a sort or a fresh start; `version` with
+    every refresh that brings another snapshot.
     """
 
-    def __init__(self, view: View, admission: EpisodeFilter | None = None, share: Share = EVERY_ID) -> None:
+    def __init__(self, view: View, episode_filter: EpisodeFilter | None = None, share: Share = EVERY_ID) -> None:
         self.share = share
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
         self._find_starts = chosen("starts")
         self._find_random = chosen("random_ids")
-        self._admission = admission or EpisodeFilter()
+        self._filter = episode_filter or EpisodeFilter()
         self.snapshot: Snapshot | None = None
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = view.kind
@@ -186,7 +186,7 @@ class Population:
         is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
         if is_fresh:
             if old is not None:
-                self._admission.keep_only(snapshot.log.first)
+                self._filter.keep_only(snapshot.log.first)
                 self._restored = self.order()
             self.snapshot = None
             self._clear()
@@ -194,17 +194,17 @@ class Population:
         # Most often all that is new is a few steps of open episodes.
         is_new = is_fresh or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
-        ended = self._admission.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
-        still_open = self._admission.admit(snapshot, snapshot.open) if self._admission.asks else None
+        ended = self._filter.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
+        still_open = self._filter.admit(snapshot, snapshot.open) if self._filter.asks else None
         self.version += 1
         self.snapshot = None  # until the rest is done: whatever interrupts it, the next refresh starts afresh
         hides, self._oldest, self._reached = snapshot.oldest is not self._oldest, snapshot.oldest, snapshot.reached
         if ended is not None or hides:
             self._seen = seen
             if ended is not None:
-                self._take_in(snapshot, ended, is_fresh)
+                self._add_ended(snapshot, ended, is_fresh)
             self._hide()
-            # Before others come: who has followed these has nothing to look at for that.
+            # Before others come: for who has followed these, that changes nothing.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
@@ -228,11 +228,11 @@ class Population:
         self.snapshot, self._restored = None, order
         self.size = 0
 
-    def _take_in(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
+    def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
         if self._restored is not None and is_fresh:
             visible = snapshot.visible
-            new = self._take_over(self._restored, starting_runs(self._starts, ended, visible), visible)
+            new = self._restore_order(self._restored, starting_runs(self._starts, ended, visible), visible)
             if len(new.first) and _is_large(len(self._restored.ended.first), len(self._restored.main.first)):
                 self._merge()
             start = self._ended
@@ -269,7 +269,7 @@ class Population:
         end: int = self._find_starts(lines, episodes is None, self._rule, record, partly, at, block.array)
         return end
 
-    def _take_over(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
+    def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
         """Fill the empty block in a given order; return what the order does not know."""
         # What is hidden moves a run's start, never its end. One that is hidden whole since is not found, and leaves
         # later: until then it counts, as it does in the population that the order is of.
@@ -347,7 +347,7 @@ class Population:
         chosen("ids_at")(positions, self._hidden, self._end, self._block.array, scratch, out)
         return out
 
-    def take_random(self, key: int, count: int) -> Ints:
+    def random_ids(self, key: int, count: int) -> Ints:
         """Return so many ids, each with the same probability, as a function of a random key of 63 bits."""
         # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
         out = np.empty(count, np.int64)

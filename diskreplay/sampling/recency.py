@@ -56,7 +56,7 @@ class Recency(Owned):
     Raises
     ------
     ValueError
-        `half_life` is none of these.
+        `half_life` is invalid.
     """
 
     def __init__(self, half_life: float) -> None:
@@ -86,7 +86,7 @@ class Recency(Owned):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the order of ids that `state_dict` returned; those that came since are the newest.
 
-        ValueError where it is none.
+        ValueError where it is not one.
         """
         with state_of("Recency"):
             self._arrivals = Arrivals.loaded(self._half_life, state)
@@ -116,18 +116,18 @@ class Arrivals:
         self._mark: Mark | None = None
         self._generation: int | None = None
         self._visible = ALL_VISIBLE
-        self._lanes: Ints | None = None  # of each segment, as they were looked at last
+        self._lanes: Ints | None = None  # of each segment, as of the last refresh
         self._clear()
 
     def _clear(self) -> None:
-        self._taken: Ints = np.zeros(0, np.int64)  # by lane: the last id that is in, -1 for none
+        self._newest: Ints = np.zeros(0, np.int64)  # by lane: the last id that is in, -1 for none
         # First, stride and count of each piece, and the ids before it; with room for more of them.
         self._room: Ints = np.zeros((3, 64), np.int64)
         self._before: Ints = np.zeros(65, np.int64)
         self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and where the last one ends
         self._ranks: Floats = np.zeros(1)  # the steps before each block, and before the one that comes next
         self._is_full = True  # the last block
-        self._arrange()
+        self._weigh()
 
     @property
     def _pieces(self) -> Ints:
@@ -184,35 +184,35 @@ class Arrivals:
     # --- following ---------------------------------------------------------------------------------------------------
 
     def follow(self, population: Population) -> None:
-        """Look at what has changed."""
+        """Bring it up to date with the population."""
         if population.version == self._version:
             return
         changes = population.changes(self._mark)
         self._mark, self._visible = None, population.visible
         if self._generation == population.generation:
-            self._taken = np.append(self._taken, np.full(len(self._visible.oldest) - len(self._taken), -1))
+            self._newest = np.append(self._newest, np.full(len(self._visible.oldest) - len(self._newest), -1))
         else:
             self._list_lanes()
-        self._leave_out_gone(population.size)
+        self._drop_gone(population.size)
         if self._generation != population.generation:
-            self._leave_out(population)
-        if not self._take(IdRuns(*changes.runs), population):
+            self._drop_evicted(population)
+        if not self._add(IdRuns(*changes.runs), population):
             # Steps are back that had been set aside: only their times tell where they belong.
             self._clear()
             self._list_lanes()
-            self._take(population.runs(), population)
-        self._forget(population.size)
-        self._arrange()
+            self._add(population.runs(), population)
+        self._drop_oldest(population.size)
+        self._weigh()
         self._version, self._mark, self._generation = population.version, changes.mark, population.generation
 
     def _list_lanes(self) -> None:
         """Put the last id of each lane where that lane is now."""
-        known = self._taken[self._taken >= 0]
+        known = self._newest[self._newest >= 0]
         place = self._visible.places(known)
-        self._taken = np.full(len(self._visible.oldest), -1)
-        self._taken[place[place >= 0]] = known[place >= 0]
+        self._newest = np.full(len(self._visible.oldest), -1)
+        self._newest[place[place >= 0]] = known[place >= 0]
 
-    def _leave_out(self, population: Population) -> None:
+    def _drop_evicted(self, population: Population) -> None:
         """Take away what was evicted by hand; what a capacity hides is the oldest, and goes with its blocks."""
         (first, stride, count), before = self._pieces, self._before[: self._starts[-1] + 1]
         parts, start = [np.zeros((4, 0), np.int64)], 0
@@ -233,7 +233,7 @@ class Arrivals:
         if len(of) != len(first) or (pieces[2] != count).any():
             self._replace(np.stack(pieces), of)
 
-    def _leave_out_gone(self, size: int) -> None:
+    def _drop_gone(self, size: int) -> None:
         """Take away what was in segments that were set aside; ``size`` ids can be drawn.
 
         Those that a capacity has deleted are behind all that can be drawn. They go with their blocks: readers learn of
@@ -241,8 +241,8 @@ class Arrivals:
         """
         if self._visible.lanes is not self._lanes:
             self._lanes = self._visible.lanes
-            known = np.flatnonzero(self._taken >= 0)
-            self._taken[known[self._visible.places(self._taken[known]) < 0]] = -1
+            known = np.flatnonzero(self._newest >= 0)
+            self._newest[known[self._visible.places(self._newest[known]) < 0]] = -1
             newer = self._before[self._starts[-1]] - self._before[1 : self._starts[-1] + 1]
             is_old = (newer >= _NEARLY_ALL * size) & bool(self._visible.reached)
             left = np.flatnonzero(is_old | (self._visible.places(self._pieces[0]) >= 0))
@@ -254,27 +254,27 @@ class Arrivals:
         block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
         lengths = np.diff(self._ranks)[kept]
-        self._put(0, pieces)
+        self._write(0, pieces)
         self._starts = np.append(np.searchsorted(block, kept), len(of))
         self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
 
-    def _take(self, runs: IdRuns, population: Population) -> bool:
+    def _add(self, runs: IdRuns, population: Population) -> bool:
         """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
         place = self._visible.places(runs.first)
         there = place >= 0
         runs, place = keep(runs, there), place[there]
-        skipped = np.clip((self._taken[place] - runs.first) // runs.stride + 1, 0, runs.count)
+        skipped = np.clip((self._newest[place] - runs.first) // runs.stride + 1, 0, runs.count)
         runs = runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
         new = runs.count > 0
         runs, place = keep(runs, new), place[new]
         if not len(place):
             return True
-        if self._pieces.shape[1] and (self._taken[place] < 0).any():
+        if self._pieces.shape[1] and (self._newest[place] < 0).any():
             last = self._pieces[:, self._starts[-2] :]
             newest = population.followed.times(last[0] + (last[2] - 1) * last[1]).max()
-            if population.followed.times(runs.first[self._taken[place] < 0]).min() < newest:
+            if population.followed.times(runs.first[self._newest[place] < 0]).min() < newest:
                 return False
-        np.maximum.at(self._taken, place, runs.first + (runs.count - 1) * runs.stride)
+        np.maximum.at(self._newest, place, runs.first + (runs.count - 1) * runs.stride)
         steps = self._steps(runs, population)
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
@@ -294,7 +294,7 @@ class Arrivals:
             self._ranks = np.append(self._ranks, self._ranks[-1])
         start = int(self._starts[-2])
         pieces = _merged(np.concatenate([self._pieces[:, start:], np.stack(runs)], axis=1))
-        self._starts[-1] = self._put(start, pieces)
+        self._starts[-1] = self._write(start, pieces)
         self._ranks[-1] += steps
         self._is_full = self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES
 
@@ -304,21 +304,21 @@ class Arrivals:
         starts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(block))
         parts = [_merged(part) for part in np.split(np.stack(runs), starts[1:-1], axis=1)]
         sizes = np.array([part.shape[1] for part in parts])
-        self._put(int(self._starts[-1]), np.concatenate(parts, axis=1))
+        self._write(int(self._starts[-1]), np.concatenate(parts, axis=1))
         self._starts = np.append(self._starts, self._starts[-1] + np.cumsum(sizes))
         self._ranks = np.append(self._ranks, self._ranks[-1] + np.cumsum(lengths))
         self._is_full = bool(lengths[-1] >= self._block)
 
-    def _forget(self, size: int) -> None:
+    def _drop_oldest(self, size: int) -> None:
         """Drop the oldest blocks, if many are too old or hidden whole; ``size`` ids can be drawn."""
         newer = self._before[self._starts[-1]] - self._before[self._starts[1:-1]]
         gone = (newer >= size) | (self._ranks[-1] - self._ranks[1:-1] >= self._most)
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:
-            self._put(0, self._pieces[:, self._starts[drop] :].copy())
+            self._write(0, self._pieces[:, self._starts[drop] :].copy())
             self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
 
-    def _put(self, start: int, pieces: Ints) -> int:
+    def _write(self, start: int, pieces: Ints) -> int:
         """Write pieces from a place on, and return where they end."""
         end = start + pieces.shape[1]
         if end > self._room.shape[1]:
@@ -329,7 +329,7 @@ class Arrivals:
         self._before[start + 1 : end + 1] = self._before[start] + np.cumsum(pieces[2])
         return end
 
-    def _arrange(self) -> None:
+    def _weigh(self) -> None:
         """Make what draws are looked up in."""
         self._ids = np.diff(self._before[self._starts])
         steps = np.diff(self._ranks)
@@ -348,7 +348,7 @@ class Arrivals:
             "pieces": self._pieces.copy(),
             "starts": self._starts.copy(),
             "ranks": self._ranks.copy(),
-            "taken": self._taken[self._taken >= 0],
+            "taken": self._newest[self._newest >= 0],
             "full": self._is_full,
         }
 
@@ -357,17 +357,17 @@ class Arrivals:
         """Return what goes on from a state; one of `saved_state.INVALID` where it is none."""
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
-        (new._starts,), (new._taken,) = columns(state, ["starts"]), columns(state, ["taken"])
+        (new._starts,), (new._newest,) = columns(state, ["starts"]), columns(state, ["taken"])
         new._is_full = bool(state["full"])
         first, stride, count = pieces
         good = pieces.ndim == 2 and new._starts[0] == 0 and new._starts[-1] == pieces.shape[1]
         good = good and new._ranks.shape == new._starts.shape
         if not good or (np.diff(new._starts) < 1).any() or not (np.diff(new._ranks) > 0).all():
             raise ValueError("the order of ids contradicts itself")
-        if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (new._taken < 0).any():
+        if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (new._newest < 0).any():
             raise ValueError("the order of ids has an invalid id")
-        new._put(0, pieces)
-        new._arrange()
+        new._write(0, pieces)
+        new._weigh()
         return new
 
 

@@ -26,7 +26,7 @@ class Linear:
     Raises
     ------
     ValueError
-        An argument is none of these.
+        An argument is invalid.
     """
 
     start: float

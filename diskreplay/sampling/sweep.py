@@ -39,7 +39,7 @@ class Sweep(Owned):
     Raises
     ------
     ValueError
-        `passes` is none of these.
+        `passes` is invalid.
     """
 
     gives_once = True
@@ -79,7 +79,7 @@ class Sweep(Owned):
             missing -= len(good)
             fruitless = fruitless and not len(good)
             found.append(ids[good])
-            # What was looked at behind the last one that is needed comes again.
+            # What was permuted behind the last one that is needed comes again.
             self._pass.cursor += len(ids) if missing else int(good[-1]) + 1
             if self._pass.cursor == self._pass.size:
                 self._pass, self._finished = None, self._finished + 1

@@ -15,7 +15,7 @@ class Uniform(Distribution):
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
-        return Draw(population.take_random(rng.bit_generator.random_raw() >> 1, size))
+        return Draw(population.random_ids(rng.bit_generator.random_raw() >> 1, size))
 
     def chances(self, population: Population, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""

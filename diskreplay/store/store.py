@@ -82,7 +82,7 @@ class Store:
         """Use nothing, in a forked child, that another thread may have been in the middle of: that is not here."""
         self._manage()
         if self._follower is not None:
-            self._follower.look_anew()
+            self._follower.reset_after_fork()
 
     def _manage(self) -> None:
         self._retention = Retention(self._root, self._counters)

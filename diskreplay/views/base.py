@@ -149,10 +149,10 @@ class View(Protocol):
         """Whether batches depend on more than their ids, on random numbers: then its reader is given a seed."""
         return False
 
-    def own_distribution(self, admission: "EpisodeFilter") -> "Distribution | None":
+    def own_distribution(self, episode_filter: "EpisodeFilter") -> "Distribution | None":
         """Return a new distribution of the view's own, which alone fits its ids; None: any distribution does.
 
-        `admission` tells which episodes count.
+        `episode_filter` tells which episodes count.
         """
         return None
 
@@ -175,7 +175,7 @@ def select(
 ) -> list[Leaf]:
     """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone; None: all that are given.
 
-    Those of `on_request` are there only where they are named. Raises ValueError where a name is none of the batch's.
+    Those of `on_request` are there only where they are named. Raises ValueError where a name is not one of the batch's.
     """
     if fields is None:
         return leaves

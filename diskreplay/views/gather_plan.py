@@ -95,7 +95,7 @@ class GatherPlan:
         # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
         held: list[Any] = list(map(_holder, self._tables))
         if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
-            held.append(self._look())
+            held.append(self._bind_tables())
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
         for _ in range(ATTEMPTS):
             if helper is None or block.nbytes < SHARED:
@@ -173,7 +173,7 @@ class GatherPlan:
         if tables != self._tables:
             self._tables, self._seen_bases = tables, [None] * len(tables)
 
-    def _look(self) -> list[Any]:
+    def _bind_tables(self) -> list[Any]:
         """Follow tables that have grown; return what keeps their rows mapped."""
         held: list[Any] = []
         seen: list[tuple[Ints, ...]] = []
@@ -204,7 +204,7 @@ class GatherPlan:
             for copy in self._copies:
                 slot, _, first, last = self.windows.rows(copy)
                 snapshot.leaf(copy.leaf).ensure(slot, first, last, since)
-            return self._look()
+            return self._bind_tables()
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
         """Return the error that says of which leaf a row could not be mapped."""

@@ -57,7 +57,7 @@ class Hindsight:
     Raises
     ------
     ValueError
-        An argument is none of these.
+        An argument is invalid.
 
     Notes
     -----

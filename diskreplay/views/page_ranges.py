@@ -65,7 +65,7 @@ def _ranges(windows: Windows, table: ChunkTable, copy: Copy) -> Pages:
         inside = begin & ((1 << shift) - 1)
         base = bases[first_chunk[slot] + np.minimum(chunk, last >> shift)]
         starts.append(base + ((lane << shift) + inside) * table.row_bytes)
-        # Nothing of windows that end in an earlier chunk, or that another thread has let go of since.
+        # Nothing of windows that end in an earlier chunk, or that another thread has released since.
         sizes.append(np.where(base != 0, np.maximum(end - begin, 0), 0) * table.row_bytes)
     return Pages(np.concatenate(starts or [first]), np.concatenate(sizes or [first]), (held,))
 

@@ -1,4 +1,4 @@
-"""Two threads for what takes one of them long: each copies half of a large batch. Kernels let go of Python's lock."""
+"""Two threads for what takes one of them long: each copies half of a large batch. Kernels release Python's lock."""
 
 import os
 from collections.abc import Callable
@@ -22,38 +22,38 @@ class _Job:
     def __init__(self, call: Callable[[], int]) -> None:
         self._call = call
         self._lock = Lock()
-        self._done = self._taken_back = False
+        self._done = self._withdrawn = False
         self._error: BaseException | None = None
-        self._found = -1
+        self._result = -1
 
     def run(self) -> None:
         """Make the call, in the other thread."""
         with self._lock:
-            if self._taken_back:
+            if self._withdrawn:
                 return
             try:
-                self._found = self._call()
+                self._result = self._call()
             except BaseException as error:
                 self._error = error
             self._done = True
 
-    def take_back(self) -> None:
+    def withdraw(self) -> None:
         """Return when the call is not being made, and never will be by another thread, whatever interrupts."""
         interrupt: BaseException | None = None
-        while not self._taken_back:
+        while not self._withdrawn:
             try:
                 with self._lock:
-                    self._taken_back = True
+                    self._withdrawn = True
             except BaseException as error:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
 
-    def found(self) -> int:
+    def result(self) -> int:
         """Return what the call returned; make it now if nobody has."""
         if self._error is not None:
             raise self._error
-        return self._found if self._done else self._call()
+        return self._result if self._done else self._call()
 
 
 def in_halves(helper: Executor | None, size: int, work: Callable[[int, int], int]) -> int:
@@ -71,6 +71,6 @@ def in_halves(helper: Executor | None, size: int, work: Callable[[int, int], int
             helper.submit(job.run)
         bad = work(0, half)
     finally:
-        job.take_back()
-    bad_of_other = job.found()
+        job.withdraw()
+    bad_of_other = job.result()
     return bad if bad >= 0 else bad_of_other

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, EpisodeTable
-from diskreplay.sampling.base import Draw, LookAgain, Owned
+from diskreplay.sampling.base import Draw, Owned, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population
 from diskreplay.sampling.saved_state import columns, state_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-_NOBODY: Ints = np.zeros(0, np.int64)
+_NO_LANES: Ints = np.zeros(0, np.int64)
 
 
 class Positions:
@@ -125,7 +125,7 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
     return Grid(ids, keys[full], growing[short], has[short])
 
 
-class _Look(NamedTuple):
+class _SnapshotLanes(NamedTuple):
     """What is known of one snapshot; `lanes` are all of this trainer's, `growing` those that may get more."""
 
     snapshot: Snapshot
@@ -141,30 +141,30 @@ class RolloutCursor(Owned):
     delivered is planned again. A rank's share is the lanes for which writer + lane, modulo the number of ranks, is
     the rank: that does not change when writers come and go.
 
-    `view` says how many steps, and what they are bootstrapped with; `admission` which episodes count, None is all.
+    `view` says how many steps, and what they are bootstrapped with; `episode_filter` which episodes count, None is all.
     """
 
     sized = False
     gives_once = True
     keeps_share = True
 
-    def __init__(self, view: "Rollouts", admission: EpisodeFilter | None = None) -> None:
+    def __init__(self, view: "Rollouts", episode_filter: EpisodeFilter | None = None) -> None:
         self._view = view
-        self._admission = admission or EpisodeFilter()
+        self._filter = episode_filter or EpisodeFilter()
         self.least = view.num_steps
         self.key = json.dumps([view.num_steps, view.value, view.next_value])
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
         # Lanes without enough steps that are known not to go on in a segment that was begun meanwhile.
-        self._left = _NOBODY
+        self._ended_lanes = _NO_LANES
         self._forget()
 
     def __repr__(self) -> str:
         return "each step once"
 
     def _forget(self) -> None:
-        self._look: _Look | None = None
+        self._current: _SnapshotLanes | None = None
         self._read = 0  # episodes of the log that are in
         self._ended = LaneEpisodes(np.zeros(0, np.int64), EpisodeTable.concatenate([]))
 
@@ -172,24 +172,24 @@ class RolloutCursor(Owned):
         """Draw the next steps of the share's lanes, (num_steps * columns,), one row of steps after the other.
 
         Neither `size` nor `rng` counts. Raises NotEnoughData, and changes nothing, where a lane of a writer that is
-        not closed has too few steps, or no lane has enough. Raises LookAgain where a lane seems to have left: a writer
-        that closed a segment may have begun the next just after this snapshot was taken.
+        not closed has too few steps, or no lane has enough. Raises RefreshNeeded where a lane seems to have ended: a
+        writer that closed a segment may have begun the next just after this snapshot was made.
         """
         if population.share != self._share:
             self._share = population.share
             self._forget()
-        look, grid = self._next(cast(Snapshot, population.followed))
-        left = np.setdiff1d(look.lanes, grid.keys, assume_unique=True)
-        if not np.isin(left, self._left).all():
-            self._left = left
-            raise LookAgain
+        current, grid = self._next(cast(Snapshot, population.followed))
+        left = np.setdiff1d(current.lanes, grid.keys, assume_unique=True)
+        if not np.isin(left, self._ended_lanes).all():
+            self._ended_lanes = left
+            raise RefreshNeeded
         if not grid.ids.size:
-            self._left = _NOBODY
+            self._ended_lanes = _NO_LANES
             raise NotEnoughData(
-                f"the store has {len(look.snapshot)} steps, and no lane has {self.least} that were not given yet; "
+                f"the store has {len(current.snapshot)} steps, and no lane has {self.least} that were not given yet; "
                 f"{self.least} are needed, append more"
             )
-        self._left = left
+        self._ended_lanes = left
         self._planned = self._planned.advanced(grid.keys, grid.ids[-1] + 1)
         return Draw(grid.ids.ravel())
 
@@ -233,16 +233,16 @@ class RolloutCursor(Owned):
         self._planned = self._seen = Positions(keys, after)
         self._forget()
 
-    def _next(self, snapshot: Snapshot) -> tuple[_Look, Grid]:
-        """Look at a snapshot and take the oldest steps; a writer that died counts as closed."""
-        if self._look is None or snapshot is not self._look.snapshot:
-            self._look = self._look_at(snapshot)
-        look = self._look
-        grid = self._take(look)
+    def _next(self, snapshot: Snapshot) -> tuple[_SnapshotLanes, Grid]:
+        """Follow a snapshot and return the oldest steps; a writer that died counts as closed."""
+        if self._current is None or snapshot is not self._current.snapshot:
+            self._current = self._lanes_of(snapshot)
+        current = self._current
+        grid = self._oldest_grid(current)
         if len(grid.short):
-            dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(look.snapshot, w)]
-            look = look._replace(growing=look.growing[~np.isin(look.growing >> LANE_BITS, dead)])
-            grid = self._take(look)
+            dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(current.snapshot, w)]
+            current = current._replace(growing=current.growing[~np.isin(current.growing >> LANE_BITS, dead)])
+            grid = self._oldest_grid(current)
         if len(grid.short):
             slowest = int(grid.counts.argmin())
             writer, lane = writer_and_lane(int(grid.short[slowest]))
@@ -251,32 +251,32 @@ class RolloutCursor(Owned):
                 f"{self.least} are needed of each lane, append more or close that writer. (The newest step "
                 "counts when it is known what it is bootstrapped with.)"
             )
-        return look, grid
+        return current, grid
 
-    def _take(self, look: _Look) -> Grid:
-        usable = usable_steps(look.episodes, self._view)
-        visible = look.snapshot.least_ids(look.episodes.episodes.first)
-        return oldest(look.episodes, usable, look.growing, self._planned, visible, self.least)
+    def _oldest_grid(self, current: _SnapshotLanes) -> Grid:
+        usable = usable_steps(current.episodes, self._view)
+        visible = current.snapshot.least_ids(current.episodes.episodes.first)
+        return oldest(current.episodes, usable, current.growing, self._planned, visible, self.least)
 
-    def _look_at(self, snapshot: Snapshot) -> _Look:
-        if self._look is not None and snapshot.generation != self._look.snapshot.generation:
+    def _lanes_of(self, snapshot: Snapshot) -> _SnapshotLanes:
+        if self._current is not None and snapshot.generation != self._current.snapshot.generation:
             self._forget()
         self._lanes.update(snapshot)
-        new = self._mine(self._admission.admit(snapshot, snapshot.log.select(slice(self._read, None))))
-        still_open = self._mine(self._admission.admit(snapshot, snapshot.open))
+        new = self._episodes_of_share(self._filter.admit(snapshot, snapshot.log.select(slice(self._read, None))))
+        still_open = self._episodes_of_share(self._filter.admit(snapshot, snapshot.open))
         ended = self._ended.with_others(new)
         last = ended.episodes.first + (ended.episodes.steps - 1) * ended.episodes.stride
         self._ended = ended.select(last >= np.maximum(self._seen.of(ended.key), snapshot.least_ids(last)))
         self._read = len(snapshot.log)
         lanes = np.unique(self._lanes.key[self._lanes.key >= 0])
-        lanes, growing = (keys[self._is_mine(keys)] for keys in (lanes, self._lanes.growing(snapshot)))
-        return _Look(snapshot, self._ended.with_others(still_open), lanes, growing)
+        lanes, growing = (keys[self._is_in_share(keys)] for keys in (lanes, self._lanes.growing(snapshot)))
+        return _SnapshotLanes(snapshot, self._ended.with_others(still_open), lanes, growing)
 
-    def _mine(self, episodes: EpisodeTable) -> LaneEpisodes:
+    def _episodes_of_share(self, episodes: EpisodeTable) -> LaneEpisodes:
         key = self._lanes.key[self._lanes.places(episodes.first)]
-        return LaneEpisodes(key, episodes).select((key >= 0) & self._is_mine(key))
+        return LaneEpisodes(key, episodes).select((key >= 0) & self._is_in_share(key))
 
-    def _is_mine(self, keys: Ints) -> NDArray[np.bool_]:
+    def _is_in_share(self, keys: Ints) -> NDArray[np.bool_]:
         writer, lane = writer_and_lane(keys)
         rank, world_size = self._share
         mine: NDArray[np.bool_] = (writer + lane) % world_size == rank

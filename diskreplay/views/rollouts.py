@@ -91,7 +91,7 @@ class Rollouts(View):
     Raises
     ------
     ValueError
-        An argument is none of these.
+        An argument is invalid.
     """
 
     num_steps: int
@@ -139,9 +139,9 @@ class Rollouts(View):
         """No: what they are bootstrapped with is to be the policy's as it is."""
         return False
 
-    def own_distribution(self, admission: EpisodeFilter) -> RolloutCursor:
+    def own_distribution(self, episode_filter: EpisodeFilter) -> RolloutCursor:
         """Return what gives each lane's steps once, in order."""
-        return RolloutCursor(self, admission)
+        return RolloutCursor(self, episode_filter)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""

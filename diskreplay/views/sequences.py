@@ -69,7 +69,7 @@ class Sequences(View):
     Raises
     ------
     ValueError
-        An argument is none of these.
+        An argument is invalid.
     """
 
     length: int = 80
@@ -140,7 +140,7 @@ class Episodes(View):
     Raises
     ------
     ValueError
-        `max_length` is none of these.
+        `max_length` is invalid.
     """
 
     max_length: int | None = None

@@ -65,7 +65,7 @@ class Transitions(View):
     Raises
     ------
     ValueError
-        An argument is none of these.
+        An argument is invalid.
     """
 
     n_step: int | None = 1

@@ -140,7 +140,7 @@ class Windows:
 
 
 def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
-    """Map the flags that the windows of these ids may need; False where an id is none of the snapshot's."""
+    """Map the flags that the windows of these ids may need; False where an id is not one of the snapshot's."""
     slot, width, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
     if (width == 0).any():
         return False
@@ -152,7 +152,7 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
 
 
 def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:
-    """Return the windows of these ids, or raise why the first that has none is none of the view's."""
+    """Return the windows of these ids, or raise why the first that has none is not one of the view's."""
     windows = Windows(len(ids))
     bad = windows.find(snapshot, ids, *bounds)
     if bad >= 0:
@@ -168,7 +168,7 @@ def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
 
 
 def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
-    """Return the error that says why an id is none of the view's."""
+    """Return the error that says why an id is not one of the view's."""
     if step_id < 0 or (step_id >> POSITION_BITS) - snapshot.origin >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
     slot, width, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))

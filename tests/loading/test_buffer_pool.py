@@ -28,13 +28,13 @@ def address(slot: object) -> int:
 
 def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
     ring = BufferPool()
-    first = ring.take(LEAVES, 8)[0]
+    first = ring.acquire(LEAVES, 8)[0]
     tensors = lend(first)
     assert not first.free
-    assert ring.take(LEAVES, 8)[0] is not first
+    assert ring.acquire(LEAVES, 8)[0] is not first
     del tensors
     assert first.free
-    assert ring.take(LEAVES, 8)[0] is first
+    assert ring.acquire(LEAVES, 8)[0] is first
 
 
 @pytest.mark.slow
@@ -53,13 +53,13 @@ def test_memory_is_taken_again_when_the_batch_is_gone() -> None:
 )
 def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
     ring = BufferPool()
-    slot = ring.take(LEAVES, 8)[0]
+    slot = ring.acquire(LEAVES, 8)[0]
     slot.block.arrays[0][:] = 7.0
     view = keep(lend(slot))
     gc.collect()
     assert not slot.free
     for _ in range(3):
-        other = ring.take(LEAVES, 8)[0]
+        other = ring.acquire(LEAVES, 8)[0]
         other.block.arrays[0][:] = 9.0
         assert address(other) != address(slot)
     del view
@@ -68,7 +68,7 @@ def test_any_view_of_any_tensor_keeps_the_memory(keep: object) -> None:
 
 def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
     ring = BufferPool()
-    slot = ring.take(LEAVES, 4)[0]
+    slot = ring.acquire(LEAVES, 4)[0]
     weight = torch.ones(3, requires_grad=True)
     loss = (lend(slot)[0] * weight).sum()
     assert not slot.free
@@ -78,7 +78,7 @@ def test_a_tensor_saved_for_backward_keeps_the_memory() -> None:
 
 
 def test_tensors_have_the_shapes_and_see_the_memory() -> None:
-    slot = BufferPool().take(LEAVES, 5)[0]
+    slot = BufferPool().acquire(LEAVES, 5)[0]
     obs, done, none = lend(slot)
     slot.block.arrays[0][:] = np.arange(15).reshape(5, 3)
     assert obs.tolist() == np.arange(15).reshape(5, 3).tolist()
@@ -91,18 +91,18 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
     ring = BufferPool(spare=2)
     batches = []
     for _ in range(10):
-        batches.append(lend(ring.take(LEAVES, 8)[0]))
+        batches.append(lend(ring.acquire(LEAVES, 8)[0]))
     assert len(ring) == 10
     batches.clear()
-    ring.take(LEAVES, 8)
+    ring.acquire(LEAVES, 8)
     assert len(ring) == 3
 
 
 def test_memory_serves_another_layout_of_about_its_size_only() -> None:
     ring = BufferPool()
-    large = ring.take(LEAVES, 1000)[0]
-    assert ring.take(LEAVES, 900)[0] is large
-    assert ring.take(LEAVES, 10)[0] is not large
+    large = ring.acquire(LEAVES, 1000)[0]
+    assert ring.acquire(LEAVES, 900)[0] is large
+    assert ring.acquire(LEAVES, 10)[0] is not large
     assert large.block.size == 900
 
 
@@ -114,27 +114,27 @@ def test_memory_comes_from_the_function_given() -> None:
         return ordinary_memory(nbytes)
 
     ring = BufferPool(allocate)
-    ring.take(LEAVES, 8)
-    ring.take(LEAVES, 8)
+    ring.acquire(LEAVES, 8)
+    ring.acquire(LEAVES, 8)
     assert asked == [192]
 
 
 def test_debug_poisons_the_memory_of_batches_that_are_gone() -> None:
     ring = BufferPool(debug=True)
-    slot = ring.take(LEAVES, 4)[0]
+    slot = ring.acquire(LEAVES, 4)[0]
     slot.block.arrays[0][:] = 1.0
     tensors = lend(slot)
-    ring.take(LEAVES, 4)
+    ring.acquire(LEAVES, 4)
     assert tensors[0].eq(1.0).all()
     del tensors
-    ring.take(LEAVES, 4)
+    ring.acquire(LEAVES, 4)
     assert np.isnan(slot.block.arrays[0]).all()
     assert set(slot.memory[:48].tolist()) == {POISON}
 
 
 def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
     ring = BufferPool()
-    slot = ring.take(LEAVES, 4)[0]
+    slot = ring.acquire(LEAVES, 4)[0]
     slot.block.arrays[0][:] = 3.0
     memory, tensors = weakref.ref(slot.memory.base), lend(slot)
     ring.clear()
@@ -149,7 +149,7 @@ def test_a_ring_that_lets_go_leaves_batches_their_memory() -> None:
 
 def test_a_batch_may_die_in_another_thread() -> None:
     ring = BufferPool()
-    slot = ring.take(LEAVES, 4)[0]
+    slot = ring.acquire(LEAVES, 4)[0]
     held = [lend(slot)]
     thread = threading.Thread(target=held.clear)
     thread.start()

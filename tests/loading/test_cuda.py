@@ -10,7 +10,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.loading.buffer_pool import BufferPool
-from diskreplay.loading.cuda import Courier
+from diskreplay.loading.cuda import DeviceCopy
 from diskreplay.views.base import Leaf
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
@@ -68,8 +68,8 @@ def current(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def test_one_copy_brings_all_arrays(current: Stream) -> None:
-    ring, courier = BufferPool(), Courier(torch.device("cpu"))
-    slot = ring.take(LEAVES, 5)[0]
+    ring, courier = BufferPool(), DeviceCopy(torch.device("cpu"))
+    slot = ring.acquire(LEAVES, 5)[0]
     for number, array in enumerate(slot.block.arrays):
         array[:] = np.arange(array.size).reshape(array.shape) + number
     sent = courier.send(slot)
@@ -84,13 +84,13 @@ def test_one_copy_brings_all_arrays(current: Stream) -> None:
 
 
 def test_a_slot_is_free_when_the_device_has_it(current: Stream) -> None:
-    ring, courier = BufferPool(), Courier(torch.device("cpu"))
-    slot, arrays = ring.take(LEAVES, 5)
+    ring, courier = BufferPool(), DeviceCopy(torch.device("cpu"))
+    slot, arrays = ring.acquire(LEAVES, 5)
     sent = courier.send(slot)
     del arrays
-    assert ring.take(LEAVES, 5)[0] is not slot
+    assert ring.acquire(LEAVES, 5)[0] is not slot
     sent.event.happened = True
-    assert ring.take(LEAVES, 5)[0] is slot
+    assert ring.acquire(LEAVES, 5)[0] is slot
     again = courier.send(slot)
     courier.receive(slot, again, changed=4)
     again.event.happened = True

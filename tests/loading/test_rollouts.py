@@ -17,7 +17,7 @@ from hypothesis import example, given, settings, strategies as st
 import diskreplay as dr
 from diskreplay.loading.batch import Batch, torch_values
 from diskreplay.loading.buffer_pool import BufferPool
-from diskreplay.sampling.base import Draw, LookAgain
+from diskreplay.sampling.base import Draw, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population, Share
 from diskreplay.store.reading.episodes import Episode
@@ -43,12 +43,17 @@ class Source:
     """A cursor and a reader: what a sampler of rollouts is made of."""
 
     def __init__(
-        self, store: Any, view: Rollouts, rank: int = 0, world_size: int = 1, admission: EpisodeFilter | None = None
+        self,
+        store: Any,
+        view: Rollouts,
+        rank: int = 0,
+        world_size: int = 1,
+        where: EpisodeFilter | None = None,
     ) -> None:
         self.store = store
         self.view, self.reader = view, view.reader(SCHEMA)
-        self.population = Population(view, admission, Share(rank, world_size))
-        self.cursor = RolloutCursor(view, admission)
+        self.population = Population(view, where, Share(rank, world_size))
+        self.cursor = RolloutCursor(view, where)
         self.calls: list[torch.Tensor] = []
         if view.value_fn is not None:
             self.reader.evaluate = torch_values(self._value, torch.device("cpu"))
@@ -62,7 +67,7 @@ class Source:
         while True:
             self.store.refresh()
             self.population.refresh(self.store.snapshot)
-            with suppress(LookAgain):
+            with suppress(RefreshNeeded):
                 return self.cursor.draw(self.population, 0, np.random.default_rng(0))
 
     def sample(self) -> Batch:
@@ -77,7 +82,7 @@ class Source:
 
 
 def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> Batch:
-    slot = BufferPool(debug=True).take(reader.leaves, len(ids))[0]
+    slot = BufferPool(debug=True).acquire(reader.leaves, len(ids))[0]
     reader.fill(snapshot, ids, slot.block)
     return Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays])))
 
@@ -498,7 +503,7 @@ def test_only_admitted_episodes_are_given(tmp_store: Path) -> None:
         with store.writer() as writer:
             for first in range(0, 40, 4):
                 append(writer, first, 4, "terminated")
-        source = Source(store, Rollouts(6), admission=asking(store, lambda ep: ep.action[0] % 8 == 0))
+        source = Source(store, Rollouts(6), where=asking(store, lambda ep: ep.action[0] % 8 == 0))
         assert given(source.sample()) == [[0, 1, 2, 3, 8, 9]]
 
 

@@ -23,8 +23,8 @@ class Model:
 
     def __init__(self, view: Any) -> None:
         self.store = FakeStore()
-        self.admission = EpisodeFilter(lambda _, first: first % 5 != 3)
-        self.population = Population(view, self.admission)
+        self.episode_filter = EpisodeFilter(lambda _, first: first % 5 != 3)
+        self.population = Population(view, self.episode_filter)
         self.table = PriorityTable(ALPHA, least=True)
         self.raw: dict[int, float] = {}
         self.largest = 1.0
@@ -112,7 +112,7 @@ class Prioritizing(RuleBasedStateMachine):
 
     @rule(view=st.integers(0, 3))
     def switch_view(self, view: int) -> None:
-        self.model.population = Population(self.views[view], self.model.admission)
+        self.model.population = Population(self.views[view], self.model.episode_filter)
 
     @rule(alpha=st.sampled_from((0.0, 0.5, 1.0)))
     def set_alpha(self, alpha: float) -> None:

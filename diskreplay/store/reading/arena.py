@@ -68,13 +68,13 @@ class _Block:
 class Arena:
     """Pieces of memory for chunks, out of blocks that are given back to the system when nothing is left in them.
 
-    Concurrency: any thread takes pieces, and any may let go of the last reference to one, also in the middle of `take`.
+    Concurrency: any thread may allocate pieces, and drop the last reference to one, also in the middle of `allocate`.
     """
 
     def __init__(self) -> None:
-        self.start_anew()
+        self.reset_after_fork()
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Take from new blocks only, in a forked child: another thread may have been in the middle of a change."""
         self._lock = threading.Lock()
         self._returned: deque[tuple[_Block, int]] = deque()
@@ -85,21 +85,21 @@ class Arena:
         """Bytes of all blocks."""
         return sum(map(len, self._blocks.values())) * BLOCK_BYTES
 
-    def take(self, nbytes: int, most: int) -> Piece | None:
+    def allocate(self, nbytes: int, most: int) -> Piece | None:
         """Return memory for so many bytes, `BLOCK_BYTES` at most, or None where all blocks would take more than `most`.
 
         None also where the system has no memory for another block.
         """
         size = _piece_bytes(nbytes)
         with self._lock:
-            self._take_back()
+            self._reclaim()
             block = self._block_with_room(size, most)
             if block is None:
                 return None
             number = block.free.pop()
         piece = Piece(block.memory, block.address(number), nbytes)
         weakref.finalize(piece, self._give_back, block, number).atexit = False
-        self._take_back_soon()
+        self._try_reclaim()
         return piece
 
     def _block_with_room(self, size: int, most: int) -> _Block | None:
@@ -119,17 +119,17 @@ class Arena:
 
     def _give_back(self, block: _Block, number: int) -> None:
         self._returned.append((block, number))
-        self._take_back_soon()
+        self._try_reclaim()
 
-    def _take_back_soon(self) -> None:
+    def _try_reclaim(self) -> None:
         """Take back what was returned, or leave that to whoever holds the lock, perhaps further up in this thread."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
-                self._take_back()
+                self._reclaim()
             finally:
                 self._lock.release()
 
-    def _take_back(self) -> None:
+    def _reclaim(self) -> None:
         while self._returned:
             block, number = self._returned.popleft()
             block.free.append(number)

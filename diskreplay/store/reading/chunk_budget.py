@@ -27,9 +27,9 @@ _LEAVING = 8
 
 _uses = itertools.count(1)
 _arena = Arena()
-os.register_at_fork(after_in_child=lambda: _arena.start_anew())
+os.register_at_fork(after_in_child=lambda: _arena.reset_after_fork())
 
-_alive: "weakref.WeakSet[ChunkTables]" = told_of_forks(lambda tables: tables.start_anew())
+_alive: "weakref.WeakSet[ChunkTables]" = told_of_forks(lambda tables: tables.reset_after_fork())
 
 
 def share(tables: "ChunkTables") -> None:
@@ -49,15 +49,15 @@ def make_room(before: int) -> None:
             return
 
 
-def take_memory(nbytes: int, before: int) -> Piece | None:
+def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory for a chunk, for which others leave as above where there is no more; None: it must be mapped."""
-    piece = _arena.take(nbytes, MOST_READ)
+    piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(read=True, before=before):
-        piece = _arena.take(nbytes, MOST_READ)
+        piece = _arena.allocate(nbytes, MOST_READ)
     return piece
 
 
-def take_memory_beyond(nbytes: int, before: int) -> Piece | None:
+def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
     """Return memory for a chunk that the system refuses to map, beyond what is kept otherwise; None: there is none.
 
     Others that were read leave first, so only what is asked for at once takes more than the budget.

@@ -176,9 +176,9 @@ class ChunkTable:
         nbytes = chunk_nbytes(self._tables.root, info, self.leaf)
         piece = None
         if not self.wide and nbytes <= LARGEST_READ:
-            piece = chunk_budget.take_memory(nbytes, use)
+            piece = chunk_budget.allocate(nbytes, use)
         if piece is None and copy:
-            piece = chunk_budget.take_memory_beyond(nbytes, use)
+            piece = chunk_budget.allocate_beyond_budget(nbytes, use)
         return piece
 
     def _place(self, slot: int, chunk: int) -> int:
@@ -195,7 +195,7 @@ class ChunkTable:
         self._add_places(np.concatenate([self.bases[old : old + have], np.zeros(room - have, np.int64)]))
         for column in self.used, self.is_read:
             column[start : start + have] = column[old : old + have]
-        # A new dict: whoever uses the old places holds the old one, and only new places are let go with their slot.
+        # A new dict: whoever uses the old places holds the old one, and only new places are released with their slot.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
         # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length.
@@ -215,7 +215,7 @@ class ChunkTable:
         return self.holder, self.chunks, self.first_chunk, self.bases
 
     def release(self, places: NDArray[np.int64]) -> None:
-        """Let go of the chunks at these places; those in use stay until their user lets go of ``holder``."""
+        """Release the chunks at these places; those in use stay until their user drops ``holder``."""
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
         for place in places.tolist():
@@ -224,7 +224,7 @@ class ChunkTable:
         self.bases, self.holder = bases, holder
 
     def forget(self) -> None:
-        """Let go of every chunk; those in use stay until their user lets go of ``holder``."""
+        """Release every chunk; those in use stay until their user drops ``holder``."""
         self.bases, self.holder = np.zeros_like(self.bases), {}
 
     def rows(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> NDArray[Any]:
@@ -299,8 +299,8 @@ class ChunkTables:
         """Return the table of each array."""
         return self.leaves.values()
 
-    def start_anew(self) -> None:
-        """Let go of all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
+    def reset_after_fork(self) -> None:
+        """Release all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
         self.lock = threading.RLock()  # another thread may have held it
         self.forget()
 
@@ -317,7 +317,7 @@ class ChunkTables:
             table.follow(slot, row)
 
     def forget(self) -> None:
-        """Let go of every chunk."""
+        """Release every chunk."""
         for table in self.leaves.values():
             table.forget()
 

@@ -28,8 +28,8 @@ class EpisodeLog:
         """Return the number of episodes."""
         return len(self.table)
 
-    def lines(self, room: int) -> Ints:
-        """Return the array of all lines, with as many as ``room`` behind the last: `take` makes them episodes."""
+    def reserve(self, room: int) -> Ints:
+        """Return the array of all lines, with as many as ``room`` behind the last: `extend_to` makes them episodes."""
         size = len(self.table)
         if size + room > len(self._lines):
             # A quarter more: the table is memory a reader keeps beside the page cache.
@@ -39,7 +39,7 @@ class EpisodeLog:
             self.table = EpisodeTable(lines[:size])
         return self._lines
 
-    def take(self, size: int, steps: int) -> None:
+    def extend_to(self, size: int, steps: int) -> None:
         """Make lines episodes, up to ``size`` of them, which have so many steps."""
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
@@ -48,8 +48,8 @@ class EpisodeLog:
         """Add episodes at the end."""
         size = len(self.table)
         end = size + len(episodes)
-        self.lines(len(episodes))[size:end] = episodes.lines
-        self.take(end, self.steps + int(episodes.steps.sum()))
+        self.reserve(len(episodes))[size:end] = episodes.lines
+        self.extend_to(end, self.steps + int(episodes.steps.sum()))
 
     def remove(self, which: Callable[[EpisodeTable], NDArray[np.bool_]]) -> None:
         """Drop the episodes for which ``which`` is True; positions change, so the generation does."""
@@ -135,7 +135,7 @@ class Evictions:
         return episodes.select(~out), out
 
     def forget(self, segments: Ints) -> None:
-        """Let go of what was in segments that are gone."""
+        """Forget what was in segments that are gone."""
         if len(self.found):
             self.found = self.found.without(segments)
             self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]

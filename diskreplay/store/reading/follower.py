@@ -26,15 +26,15 @@ from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.store.reading.damaged import DAMAGE, DamagedSegments
 from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
-from diskreplay.store.reading.parse_episodes import LaneSlice, Scan, scan
+from diskreplay.store.reading.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.store.reading.places import MOST_SLOTS, Places
 from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
 from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
-# Bytes of flags of sealed segments that are looked at together.
+# Bytes of flags of sealed segments that are parsed together.
 _AT_ONCE = 16 << 20
-# Seconds after which segments are looked at though no counter says that one was sealed: who sealed it may have died.
-_PATIENCE_S = 1.0
+# Seconds after which segments are checked though no counter says that one was sealed: who sealed it may have died.
+_CHECK_EVERY_S = 1.0
 
 
 class _Sealed(NamedTuple):
@@ -74,19 +74,19 @@ class Follower:
             self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
 
     def _reset(self) -> None:
-        """Start from nothing, and look."""
+        """Start from nothing, and read the store."""
         self._words = self._counters.read()
         self._raw = b""
         self._broken = False
-        self._places = Places(self._root, self._counters)
-        self._origin = self._places.lowest()
+        self._segment_places = Places(self._root, self._counters)
+        self._origin = self._segment_places.lowest()
         self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self.damaged = DamagedSegments(self._root)
         self._tables = ChunkTables(self._root)
         self._log = EpisodeLog(self._generation)
         self._live = LiveLanes(self._kernels["follow"], self._log, self._origin)
-        self._live.use(*self._read_tables())
+        self._live.set_tables(*self._read_tables())
         self._segments: SegmentTable | None = None
         self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
         self._frontier = CapacityFrontier(self._root.capacity, self._kernels["hide_oldest"])
@@ -100,27 +100,27 @@ class Follower:
         self._clock = this_clock()  # what the newest segments of this boot have in its place
         self._last = np.zeros(0, np.int64)  # when the last row of each segment came, `NEVER` where it may grow
         self._list_growing()
-        self._look_again_at = 0.0
+        self._next_check_at = 0.0
         self._evictions = Evictions(self._root)
         self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
 
-    def look_anew(self) -> None:
-        """Begin anew at the next refresh, in a forked child: another thread may have been in the middle of one."""
+    def reset_after_fork(self) -> None:
+        """Start over at the next refresh, in a forked child: another thread may have been in the middle of one."""
         self._broken = self._broken or self._lock.locked()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Let go of every mapping; arrays over them, and batches being gathered, keep what they use."""
+        """Release every mapping; arrays over them, and batches being gathered, keep what they use."""
         with self._lock:
-            self._broken = True  # what would look again, after an interrupt of this, starts anew
+            self._broken = True  # what would refresh after an interrupt of this starts over
             self._live.segments.clear()
             self._list_growing()
             self._tables.forget()
 
     def refresh(self) -> tuple[Snapshot, int]:
-        """Look again; return a snapshot, and how many steps became visible since the one before, evicted ones aside."""
+        """Refresh; return a snapshot, and how many steps became visible since the one before, evicted ones aside."""
         with self._lock:
             try:
                 if self._broken:
@@ -130,7 +130,7 @@ class Follower:
                 arrived = self._update(force=False)
                 return self.snapshot, arrived
             except BaseException as error:
-                # Interrupted halfway: what was taken in already is not known, so the next look starts anew.
+                # Interrupted halfway: what was taken in already is not known, so the next refresh starts over.
                 self._broken = True
                 self._root.explain(error)
                 raise
@@ -150,9 +150,9 @@ class Follower:
             if changed:
                 arrived = self._follow_counters(words, is_rearranged)
         steps, self._lost = self._log.steps + self._live.open_steps, 0
-        if changed or time.monotonic() >= self._look_again_at:
-            changed |= self._take_newly_sealed()
-        changed = self._live.follow(changed, self._take_ended, self._attend)
+        if changed or time.monotonic() >= self._next_check_at:
+            changed |= self._add_newly_sealed()
+        changed = self._live.follow(changed, self._add_ended, self._prepare_segment)
         arrived += self._log.steps + self._live.open_steps - steps + self._lost
         if self._is_timed and (changed or self._root.max_age_s is not None):
             self._hide_oldest(changed)
@@ -182,8 +182,8 @@ class Follower:
                 break
             except (SegmentGone, *DAMAGE) as error:
                 steps = self._log.steps + self._live.open_steps
-                self._leave_out(self._frontier.needed - self._origin, error)
-                changed = self._live.follow(True, self._take_ended, self._attend)
+                self._exclude(self._frontier.needed - self._origin, error)
+                changed = self._live.follow(True, self._add_ended, self._prepare_segment)
                 self._lost += steps - self._log.steps - self._live.open_steps
         if changed or self._frontier.oldest is not before:
             self.snapshot = self._freeze()
@@ -265,26 +265,26 @@ class Follower:
                 else:
                     self._live.segments[slot] = LiveSegment(self._root, info.number)
             except DAMAGE as error:
-                self._leave_out(slot, error)
+                self._exclude(slot, error)
             if pending > _AT_ONCE:
-                self._take_sealed(sealed)
+                self._add_sealed(sealed)
                 sealed, pending = [], 0
-        self._take_sealed(sealed)
+        self._add_sealed(sealed)
         self._list_growing()
 
     def _read_segment(self, number: int) -> SegmentInfo | None:
         """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
         try:
             info = read_segment(self._root, number)
-            self._places.note(info)
-            return None if self._places.was_taken_out(info) else info
+            self._segment_places.note(info)
+            return None if self._segment_places.was_taken_out(info) else info
         except NeverWritten:
             return None
         except DAMAGE as error:
             self.damaged.note(number, error)
             return None
 
-    def _leave_out(self, slot: int, error: Exception) -> None:
+    def _exclude(self, slot: int, error: Exception) -> None:
         """Go on without a segment that cannot be read."""
         self.damaged.note(slot + self._origin, error)
         self._drop([slot])
@@ -294,7 +294,7 @@ class Follower:
         known = dict[int, int | None].fromkeys((np.flatnonzero(self._lanes) + self._origin).tolist())
         known |= {slot + self._origin: live.folder for slot, live in self._live.segments.items()}
         stop = self._origin + len(self._lanes)
-        return bool(self.damaged.details) or self._places.has_other(self._origin, stop, known)
+        return bool(self.damaged.details) or self._segment_places.has_other(self._origin, stop, known)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
         """Release the segments that retention takes out; ``everywhere``: and others whose folder is gone."""
@@ -326,7 +326,7 @@ class Follower:
         for slot in slots:
             self._live.segments.pop(slot, None)
         self._tables = self._tables.without(slots)
-        self._live.use(*self._read_tables())
+        self._live.set_tables(*self._read_tables())
         self._list_growing()
         self._gone.extend(slot + self._origin for slot in slots)
         self._evictions.forget(np.array(slots) + self._origin)
@@ -347,18 +347,18 @@ class Follower:
     # --- rows that come ----------------------------------------------------------------------------------------------
 
     def _list_growing(self) -> None:
-        self._live.list(self._rows, self._lane_base, self._clocks)
+        self._live.list_segments(self._rows, self._lane_base, self._clocks)
         self._segment_arrays = Segments(self._origin, self._lanes, self._lane_base, self._clocks)
 
-    def _take_ended(self, end: int, steps: int) -> None:
+    def _add_ended(self, end: int, steps: int) -> None:
         """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
         if self._evictions.has_none:
-            self._log.take(end, steps)
+            self._log.extend_to(end, steps)
         else:
-            new = EpisodeTable(self._log.lines(0)[len(self._log) : end].copy())
+            new = EpisodeTable(self._log.reserve(0)[len(self._log) : end].copy())
             self._log.append(self._evictions.split(new)[0])
 
-    def _attend(self, slot: int, is_damaged: bool) -> bool:
+    def _prepare_segment(self, slot: int, is_damaged: bool) -> bool:
         """See to it that the rows of a live segment can be followed; tell whether anything was taken in."""
         try:
             self._make_followable(slot, is_damaged)
@@ -375,7 +375,7 @@ class Follower:
         if live.checked_rows > before:
             self._tables.follow(slot, most - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
-            self._scan_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
+            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
         elif live.checked_rows == before:  # else that was all, most often: what is not mapped is asked for next
             lane = np.flatnonzero(new)
@@ -386,7 +386,7 @@ class Follower:
     def _cannot_follow(self, slot: int, error: Exception) -> bool:
         """Go on without a live segment that is damaged or gone."""
         steps = self._total_steps()
-        self._leave_out(slot, error)
+        self._exclude(slot, error)
         self._lost += steps - self._total_steps()
         return True
 
@@ -394,22 +394,22 @@ class Follower:
         base = int(self._lane_base[slot])
         return slice(base, base + int(self._lanes[slot]))
 
-    def _take_newly_sealed(self) -> bool:
+    def _add_newly_sealed(self) -> bool:
         """Take in segments that were sealed since, the newest first; tell whether there are any."""
-        self._look_again_at = time.monotonic() + _PATIENCE_S
+        self._next_check_at = time.monotonic() + _CHECK_EVERY_S
         changed = False
         for slot in sorted(self._live.segments, reverse=True):
             try:
                 if self._live.segments[slot].may_be_sealed():
-                    changed |= self._read_anew(slot)
+                    changed |= self._reread(slot)
             except (SegmentGone, *DAMAGE) as error:
                 changed |= self._cannot_follow(slot, error)
         return changed
 
-    def _read_anew(self, slot: int) -> bool:
+    def _reread(self, slot: int) -> bool:
         """Read the document of a live segment that was replaced; tell whether it is sealed."""
         before, live = self._live.segments[slot], LiveSegment(self._root, self._origin + slot)
-        self._places.note(live.info)
+        self._segment_places.note(live.info)
         if live.folder != before.folder:
             return False  # replaced by repair, which is about to count a change
         live.checked_rows = before.checked_rows
@@ -419,7 +419,7 @@ class Follower:
             if self._evictions.add_lost(live.info):
                 self._log.remove(lambda log: self._evictions.split(log)[1])
             check_chunks(self._root, live.info, live.checked_rows, int(committed.max()))
-            self._scan_live(slot, np.arange(span.start, span.stop), committed, True)
+            self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
             self._sealed = self._sealed.copy()
             self._sealed[slot] = True
@@ -431,7 +431,7 @@ class Follower:
         self._list_growing()
         return live.info.sealed
 
-    def _scan_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
+    def _parse_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
         """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
         lanes, base, info = int(self._lanes[slot]), int(self._lane_base[slot]), self._tables.infos[slot]
         if not len(at) or info is None:
@@ -440,9 +440,9 @@ class Follower:
         first = np.where(start < 0, self._rows[rows.COMMITTED, at], start)
         done, bounds = self._tables.leaves[layout.DONE], (at - base, first, stop)
         read = read_lanes(self._root, info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
-        self._take_in(at, first, read, sealed)
+        self._add_rows(at, first, read, sealed)
 
-    def _take_sealed(self, segments: list[_Sealed]) -> None:
+    def _add_sealed(self, segments: list[_Sealed]) -> None:
         """Take in whole sealed segments."""
         if not segments:
             return
@@ -452,30 +452,30 @@ class Follower:
         committed = np.concatenate([segment.committed for segment in segments])
         flags = LaneFlags.concatenate([segment.flags for segment in segments])
         try:
-            self._take_in(at, np.zeros_like(at), flags, True)
+            self._add_rows(at, np.zeros_like(at), flags, True)
         except (SegmentGone, *DAMAGE) as error:  # of one of them flags or times are damaged or gone
             if len(segments) == 1:
-                self._leave_out(segments[0].slot, error)
+                self._exclude(segments[0].slot, error)
             else:
                 for segment in segments:
-                    self._take_sealed([segment])
+                    self._add_sealed([segment])
             return
         self._rows[rows.COMMITTED, at] = self._rows[rows.OBSERVED, at] = committed
         self._sealed |= there
 
-    def _take_in(self, at: NDArray[np.int64], first: NDArray[np.int64], flags: LaneFlags, sealed: bool) -> None:
+    def _add_rows(self, at: NDArray[np.int64], first: NDArray[np.int64], flags: LaneFlags, sealed: bool) -> None:
         """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
         slot = self._lane_slot[at]
         lane = at - self._lane_base[slot]
-        stretches = LaneSlice(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
-        found = scan(flags.flags, stretches, flags.gaps)
+        slices = LaneSlice(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
+        found = parse_episodes(flags.flags, slices, flags.gaps)
         if self._is_timed:
             self._set_times(found, at)
         self._rows[rows.OPEN_START, at] = found.open_start
         self._rows[rows.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
         self._log.append(self._evictions.split(found.ended)[0])
 
-    def _set_times(self, found: Scan, at: NDArray[np.int64]) -> None:
+    def _set_times(self, found: ParsedEpisodes, at: NDArray[np.int64]) -> None:
         """Look up when the first steps of these episodes were published."""
         place, row = self._places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0

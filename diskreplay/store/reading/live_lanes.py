@@ -72,8 +72,8 @@ class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
 
     ``kernel`` is `kernels.follow` or its plain twin; it writes the lines of episodes that end behind ``log``.
-    ``origin`` is the number of the first slot's segment. ``segments`` are by slot; `list` is called when they have
-    changed. ``growing``, ``(n, 7)`` int64, is the table of them, see `kernels.following`. ``flags`` and ``times`` are
+    ``origin`` is the number of the first slot's segment. ``segments`` are by slot; after a change, `list_segments` is
+    called. ``growing``, ``(n, 7)`` int64, is the table of them, see `kernels.following`. ``flags`` and ``times`` are
     the tables of these; the latter may be `_NoTable`. ``open_steps`` are the steps of the open episodes of all lanes.
     """
 
@@ -86,11 +86,11 @@ class LiveLanes:
         self.flags: ChunkTable
         self.times: ChunkTable | type[_NoTable] = _NoTable
 
-    def use(self, flags: ChunkTable, times: ChunkTable | None) -> None:
+    def set_tables(self, flags: ChunkTable, times: ChunkTable | None) -> None:
         """Read flags and times from these tables from now on; None: times are of no use."""
         self.flags, self.times = flags, times or _NoTable
 
-    def list(self, lanes: Ints, lane_base: Ints, clocks: Ints) -> None:
+    def list_segments(self, lanes: Ints, lane_base: Ints, clocks: Ints) -> None:
         """Make the table of segments.
 
         ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``lane_base``, ``(slots,)``
@@ -111,12 +111,14 @@ class LiveLanes:
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
-    def follow(self, changed: bool, take: Callable[[int, int], None], attend: Callable[[int, bool], bool]) -> bool:
-        """Take in what lanes have published; tell whether that, or what came before, was anything.
+    def follow(
+        self, changed: bool, add_ended: Callable[[int, int], None], prepare: Callable[[int, bool], bool]
+    ) -> bool:
+        """Follow what lanes have published; return whether that, or anything else, has changed.
 
-        ``changed``: something else has changed. ``take`` is told where the lines of ended episodes end, and how many
-        steps all of the log have by that. ``attend`` is given the slot of a segment whose rows cannot be followed yet,
-        and whether it seems damaged; it returns whether something has changed by that.
+        ``changed``: something else has. ``add_ended`` is given where the lines of ended episodes end, and how many
+        steps all of the log have then. ``prepare`` is given the slot of a segment whose rows cannot be followed yet,
+        and whether it seems damaged; it returns whether that changed something.
         """
         if not changed and not len(self.growing):
             return False  # a store at rest, which is asked at every batch
@@ -134,14 +136,14 @@ class LiveLanes:
                 held += self._prepare(flags, times)
             status = self.kernel(*self._arguments)
             if found[rows.ENDED] > self._size:
-                take(found[rows.ENDED], found[rows.ENDED_STEPS])
-                self._look_at_log()
+                add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
+                self._note_log_end()
             if status == rows.DONE:
                 break
             if status == rows.FULL:
                 self._flag_bases = None  # for more room behind the log
             slot = int(self.growing[found[rows.LEFT], rows.SLOT])
-            found[rows.CHANGED] |= attend(slot, status == rows.DAMAGED)
+            found[rows.CHANGED] |= prepare(slot, status == rows.DAMAGED)
         if not found[rows.CHANGED]:
             return False
         self.open_steps = found[rows.OPEN_STEPS]
@@ -152,7 +154,7 @@ class LiveLanes:
 
         Returns what keeps the chunks mapped whose addresses these have now.
         """
-        ended = self._log.lines(2 * MANY_ROWS)
+        ended = self._log.reserve(2 * MANY_ROWS)
         arguments: list[Any] = [self.growing]
         seen, held = [], []
         for table in flags, times:
@@ -164,7 +166,7 @@ class LiveLanes:
                 arguments += [_NONE] * 4
             seen.append(arguments[-1])
         self._arguments = (*arguments, self._origin, self._lanes, ended, self._numbers)
-        self._look_at_log()
+        self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
         self._flag_bases, self._time_bases = seen
         return held
@@ -175,7 +177,7 @@ class LiveLanes:
         start = self._lanes[rows.OPEN_START, place]
         return int((self._lanes[rows.COMMITTED, place] - start)[start >= 0].sum())
 
-    def _look_at_log(self) -> None:
+    def _note_log_end(self) -> None:
         """Note where the log ends: what ends next is written behind it, while there is room in the same array."""
         self._table, self._size = self._log.table, len(self._log)
         self._found[rows.ENDED], self._found[rows.ENDED_STEPS] = self._size, self._log.steps

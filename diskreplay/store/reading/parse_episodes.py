@@ -1,4 +1,4 @@
-"""Episodes from `done`: one byte a row, each byte looked at once."""
+"""Episodes from `done`: one byte a row, each byte read once."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 
 
 class LaneSlice(NamedTuple):
-    """Rows of lanes, one stretch of a lane after another: the first row of each begins an episode.
+    """Rows of lanes, one slice after another: the first row of each begins an episode.
 
     Arrays of one length, int64: number of the segment, its lanes, which of them, first row, rows; and whether the
     segment is ``sealed`` (bool).
@@ -38,8 +38,8 @@ class LaneSlice(NamedTuple):
     sealed: NDArray[np.bool_]
 
 
-class Scan(NamedTuple):
-    """What a scan found: the ended episodes, and of each stretch the row where an open one starts, or -1."""
+class ParsedEpisodes(NamedTuple):
+    """What `parse_episodes` found: the ended episodes, and of each slice the row where an open one starts, or -1."""
 
     ended: EpisodeTable
     open_start: NDArray[np.int64]
@@ -58,19 +58,19 @@ class Gaps(NamedTuple):
         return total[np.searchsorted(self.at, positions)]
 
 
-def scan(flags: NDArray[np.uint8], stretches: LaneSlice, gaps: Gaps | None = None) -> Scan:
-    """Find the episodes in the flags of stretches of rows, which lie one after another in ``flags``.
+def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | None = None) -> ParsedEpisodes:
+    """Find the episodes in the flags of slices of rows, which lie one after another in ``flags``.
 
-    With ``gaps``, the rows of a stretch are those that ``flags`` has of it. Raises FormatError where the flags of a
-    stretch are no sequence of episodes.
+    With ``gaps``, the rows of a slice are those that ``flags`` has of it. Raises FormatError where the flags of a
+    slice are no sequence of episodes.
     """
-    end_at = np.cumsum(stretches.rows)
-    begin_at = end_at - stretches.rows
-    filled = np.flatnonzero(stretches.rows)
+    end_at = np.cumsum(slices.rows)
+    begin_at = end_at - slices.rows
+    filled = np.flatnonzero(slices.rows)
     starts, marks = _starts(flags)
-    # Every stretch begins with a start, so that the next start or the end of all flags is where an episode stops.
+    # Every slice begins with a start, so that the next start or the end of all flags is where an episode stops.
     if (marks & ~np.uint8(KNOWN_FLAGS)).any() or not (flags[begin_at[filled]] & FIRST).all():
-        raise _damaged(flags, stretches, "the flags in done are damaged at row {}")
+        raise _damaged(flags, slices, "the flags in done are damaged at row {}")
     stops = np.append(starts[1:], len(flags))[: len(starts)]
     last = flags[stops - 1]
     extra = (last & (OBSERVATION_ONLY | END_MARKER)) != 0
@@ -79,31 +79,31 @@ def scan(flags: NDArray[np.uint8], stretches: LaneSlice, gaps: Gaps | None = Non
         begin, start, stop = (positions + gaps.before(positions) for positions in (begin_at, starts, stops))
     steps = stop - start - extra
     if (steps < 1).any():
-        raise _damaged(flags, stretches, "an episode without a step in done after row {}")
+        raise _damaged(flags, slices, "an episode without a step in done after row {}")
     step_flags = np.where(extra, flags[stops - 1 - extra], last)
     expected = np.count_nonzero(extra) + np.count_nonzero(step_flags & (TERMINATED | TRUNCATED))
     if np.count_nonzero(marks & _ENDS) != expected:
-        raise _damaged(flags, stretches, "an episode in done ends twice after row {}")
+        raise _damaged(flags, slices, "an episode in done ends twice after row {}")
     end = step_flags & (TERMINATED | TRUNCATED | EPISODE_VALUES)
     end |= np.where(extra, last & (TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES), np.uint8(0))
     end |= np.where(flags[starts] & CUT, np.uint8(CONTINUES), np.uint8(0))
 
-    newest = np.searchsorted(starts, end_at[filled]) - 1  # the last episode of each stretch: it may be open
-    is_open = ((end[newest] & (TERMINATED | TRUNCATED)) == 0) & ~stretches.sealed[filled]
+    newest = np.searchsorted(starts, end_at[filled]) - 1  # the last episode of each slice: it may be open
+    is_open = ((end[newest] & (TERMINATED | TRUNCATED)) == 0) & ~slices.sealed[filled]
     open_start, open_continues = np.full(len(end_at), -1), np.zeros(len(end_at), np.bool_)
     opened, newest = filled[is_open], newest[is_open]
-    open_start[opened] = start[newest] - begin[opened] + stretches.first_row[opened]
+    open_start[opened] = start[newest] - begin[opened] + slices.first_row[opened]
     open_continues[opened] = (end[newest] & CONTINUES) != 0
     # Nothing says how it ended, yet it did: the writer cut it without a final observation.
     end[(end & (TERMINATED | TRUNCATED)) == 0] |= TRUNCATED | CUT
     if len(newest):
         starts, start, steps, end = (np.delete(column, newest) for column in (starts, start, steps, end))
     if not len(starts):
-        return Scan(EpisodeTable.concatenate([]), open_start, open_continues)
-    # Of stretches that begin at one place, all but the last are empty.
+        return ParsedEpisodes(EpisodeTable.concatenate([]), open_start, open_continues)
+    # Of slices that begin at one place, all but the last are empty.
     which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
-    row: NDArray[np.int64] = start + (stretches.first_row - begin)[which]
-    return Scan(_episodes(row, steps, end, which, stretches), open_start, open_continues)
+    row: NDArray[np.int64] = start + (slices.first_row - begin)[which]
+    return ParsedEpisodes(_episodes(row, steps, end, which, slices), open_start, open_continues)
 
 
 def _episodes(
@@ -111,17 +111,17 @@ def _episodes(
     steps: NDArray[np.int64],
     end: NDArray[np.uint8],
     which: NDArray[np.int64],
-    stretches: LaneSlice,
+    slices: LaneSlice,
 ) -> EpisodeTable:
-    stride: NDArray[np.int64] = np.broadcast_to(stretches.lanes[which], row.shape)
-    base: NDArray[np.int64] = (stretches.segment << POSITION_BITS) + stretches.lane
+    stride: NDArray[np.int64] = np.broadcast_to(slices.lanes[which], row.shape)
+    base: NDArray[np.int64] = (slices.segment << POSITION_BITS) + slices.lane
     first: NDArray[np.int64] = base[which] + row * stride
     return EpisodeTable.of(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Return where episodes start, and flags: all that are not 0, and perhaps others."""
-    # In long episodes most are 0: eight are looked at at once.
+    # In long episodes most are 0: eight are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))
     if 4 * len(words) > len(flags) // 8:
@@ -131,16 +131,16 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uin
     return np.concatenate([(words[at >> 3] << 3) + (at & 7), rest + whole]), np.append(some, flags[whole:])
 
 
-def _damaged(flags: NDArray[np.uint8], stretches: LaneSlice, what: str) -> FormatError:
-    """Return the error that names the stretch with the damage: each is looked at alone."""
+def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, what: str) -> FormatError:
+    """Return the error that names the slice with the damage: each is parsed alone."""
     number = 0
-    stops = np.cumsum(stretches.rows).tolist()
+    stops = np.cumsum(slices.rows).tolist()
     if len(stops) > 1:
         for number, stop in enumerate(stops):
-            alone = LaneSlice._make(column[number : number + 1] for column in stretches)
+            alone = LaneSlice._make(column[number : number + 1] for column in slices)
             try:
-                scan(flags[stop - int(alone.rows[0]) : stop], alone)
+                parse_episodes(flags[stop - int(alone.rows[0]) : stop], alone)
             except FormatError as error:
                 return error
-    where = f"segment {stretches.segment[number]}, lane {stretches.lane[number]}"
-    return FormatError(f"{where}: {what.format(stretches.first_row[number])}; restore the segment")
+    where = f"segment {slices.segment[number]}, lane {slices.lane[number]}"
+    return FormatError(f"{where}: {what.format(slices.first_row[number])}; restore the segment")

@@ -13,7 +13,7 @@ PLENTY = 64 * BLOCK_BYTES
 
 
 def filled(arena, nbytes, value):
-    piece = arena.take(nbytes, PLENTY)
+    piece = arena.allocate(nbytes, PLENTY)
     np.asarray(piece)[:] = value
     return piece
 
@@ -53,13 +53,13 @@ def test_memory_is_used_again_only_when_the_last_array_over_it_is_gone():
 def test_there_is_never_more_than_the_caller_allows():
     arena = Arena()
     pieces = []
-    while (piece := arena.take(1 << 18, 2 * BLOCK_BYTES)) is not None:
+    while (piece := arena.allocate(1 << 18, 2 * BLOCK_BYTES)) is not None:
         pieces.append(piece)
     assert len(pieces) == 2 * BLOCK_BYTES >> 18
     assert arena.nbytes == 2 * BLOCK_BYTES
-    assert arena.take(64, 2 * BLOCK_BYTES) is None
+    assert arena.allocate(64, 2 * BLOCK_BYTES) is None
     pieces.pop()
-    assert arena.take(1 << 18, 2 * BLOCK_BYTES) is not None
+    assert arena.allocate(1 << 18, 2 * BLOCK_BYTES) is not None
 
 
 def test_no_memory_of_the_system_is_no_piece(monkeypatch):
@@ -67,13 +67,13 @@ def test_no_memory_of_the_system_is_no_piece(monkeypatch):
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(huge_pages.mmap, "mmap", refuse)
-    assert Arena().take(64, PLENTY) is None
+    assert Arena().allocate(64, PLENTY) is None
 
 
 def test_what_is_returned_after_a_new_start_is_not_given_out():
     arena = Arena()
     old = filled(arena, 4096, 1)
-    arena.start_anew()
+    arena.reset_after_fork()
     new = filled(arena, 4096, 2)
     del old
     assert arena.nbytes == BLOCK_BYTES

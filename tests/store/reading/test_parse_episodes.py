@@ -8,7 +8,7 @@ import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import DONE
 from diskreplay.ids import CONTINUES
-from diskreplay.store.reading.parse_episodes import Gaps, LaneSlice, scan
+from diskreplay.store.reading.parse_episodes import Gaps, LaneSlice, parse_episodes
 from tests.testing.support import serial_schema
 
 TERMINATED, TRUNCATED, FIRST, OBSERVATION, CUT, MARKER, VALUES = 1, 2, 4, 8, 16, 32, 64
@@ -69,7 +69,7 @@ def stretches(draw):
 @given(stretches())
 def test_a_scan_finds_what_was_written(case):
     flags, where, ended, opened = case
-    found = scan(flags, where)
+    found = parse_episodes(flags, where)
 
     assert list(map(tuple, found.ended.lines[:, :5].tolist())) == ended
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
@@ -99,7 +99,7 @@ def test_rows_without_a_flag_may_be_left_out(case):
     flags, where, ended, opened = case
     kept, rows, gaps = without_zeros(flags, where)
     assert rows.sum() + gaps.rows.sum() == len(flags)
-    found = scan(kept, where._replace(rows=rows), gaps)
+    found = parse_episodes(kept, where._replace(rows=rows), gaps)
 
     assert list(map(tuple, found.ended.lines[:, :5].tolist())) == ended
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
@@ -117,7 +117,7 @@ def test_damage_is_found_and_the_lane_named(case, data):
     at, value = kinds[data.draw(st.sampled_from(sorted(kinds)))]
     flags[at] = value
     with pytest.raises(FormatError, match=f"^{named}: the flags in done are damaged at row {where.first_row[bad]};"):
-        scan(flags, where)
+        parse_episodes(flags, where)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_is_no_episode_is_refused_among_good_lanes(flags, message):
     good = [FIRST, 0, TERMINATED]
     where = LaneSlice(*np.array([(3, 3, 3), (3, 3, 3), (0, 1, 2), (5, 6, 7), (3, len(flags), 3)]), np.ones(3, bool))
     with pytest.raises(FormatError, match=f"^segment 3, lane 1: {message} after row 6; restore the segment$"):
-        scan(np.array([*good, *flags, *good], np.uint8), where)
+        parse_episodes(np.array([*good, *flags, *good], np.uint8), where)
 
 
 @pytest.fixture(scope="module")
