@@ -8,10 +8,10 @@ so each chunk's part of the file proves itself.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -152,23 +152,22 @@ def _of_zeros(size: int, block: int) -> Sums:
 
 
 def combine(sums: Sums, size: int, block: int) -> int:
-    """Return the checksum of a file of ``size`` bytes from those of its blocks."""
+    """Return the checksum of a file of ``size`` bytes from those of its blocks.
+
+    That of two strings together is that of the first, followed by as many zeros as the second is long without the
+    inversions at either end, exclusive-or that of the second.
+    """
     if len(sums) < 2:
         return int(sums.sum())
     # Two neighbours become one of twice the length, until one is left; the last block may be a short one.
-    values, zeros = sums[:-1], _followed_by_zeros(block)
+    values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
             values = np.concatenate([np.zeros(1, np.uint32), values])  # of no bytes, which change nothing
-        values = _look_up(zeros, values[0::2]) ^ values[1::2]
-        zeros = _look_up(zeros, zeros)
-    last = _followed_by_zeros(size - (len(sums) - 1) * block)
-    return int(_look_up(last, values)[0] ^ sums[-1])
-
-
-def _look_up(zeros: Sums, values: Sums) -> Sums:
-    """Return what zeros make of each value; see `_followed_by_zeros`."""
-    return zeros[0][values & 255] ^ zeros[1][values >> 8 & 255] ^ zeros[2][values >> 16 & 255] ^ zeros[3][values >> 24]
+        values = _multiply(zeros, values[0::2]) ^ values[1::2]
+        zeros = _multiply(zeros, zeros)
+    last = _zeros(size - (len(sums) - 1) * block)
+    return _multiply(last, int(values[0])) ^ int(sums[-1])
 
 
 @lru_cache(maxsize=64)
@@ -177,36 +176,26 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _followed_by_zeros(nbytes: int) -> Sums:
-    """Return what ``nbytes`` zeros make of each byte of the register: of the lowest one first, ``(4, 256)``.
-
-    What two strings have as their checksum together is that of the first, followed by so many zeros without the
-    inversions at either end, exclusive-or that of the second.
-    """
-    columns = [1 << bit for bit in range(32)]  # what zeros make of each bit; none, so far
-    power = _one_zero_byte()
+def _zeros(nbytes: int) -> int:
+    """Return the polynomial by which ``nbytes`` zeros multiply the register: x to the power of their bits."""
+    product, power = 1 << 31, 1 << 23  # 1 and x**8: bits are reversed
     while nbytes:
         if nbytes & 1:
-            columns = [_product(power, column) for column in columns]
+            product = _multiply(power, product)
         nbytes >>= 1
-        power = [_product(power, column) for column in power] if nbytes else power
-    places = [columns[8 * place : 8 * place + 8] for place in range(4)]
-    return np.array([[_product(place, byte) for byte in range(256)] for place in places], np.uint32)
+        power = _multiply(power, power) if nbytes else power
+    return product
 
 
-def _one_zero_byte() -> list[int]:
-    columns = [1 << bit for bit in range(32)]
-    for _ in range(8):
-        columns = [column >> 1 ^ (_POLYNOMIAL if column & 1 else 0) for column in columns]
-    return columns
+_Register = TypeVar("_Register", int, Sums)
 
 
-def _product(columns: Sequence[int], bits: int) -> int:
-    product, place = 0, 0
-    while bits:
-        if bits & 1:
-            product ^= columns[place]
-        bits, place = bits >> 1, place + 1
+def _multiply(polynomial: int, register: _Register) -> _Register:
+    """Multiply polynomials over GF(2), one or an array of them, modulo that of CRC-32C."""
+    product = register ^ register  # zeros
+    for bit in range(31, -1, -1):
+        product ^= (register >> bit & 1) * polynomial
+        polynomial = polynomial >> 1 ^ (_POLYNOMIAL if polynomial & 1 else 0)
     return product
 
 

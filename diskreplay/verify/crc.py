@@ -2,6 +2,7 @@
 
 import os
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -38,7 +39,7 @@ def _seek(fd: int, at: int, what: int, size: int) -> int:
 
 def after_zeros(crc: int, count: int) -> int:
     """Return the CRC-32C of what has the CRC-32C ``crc``, followed by ``count`` zero bytes."""
-    return _shifted(crc ^ 0xFFFFFFFF, count) ^ 0xFFFFFFFF
+    return _times(_shift(count), crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF
 
 
 def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
@@ -47,47 +48,36 @@ def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
     Without the inversions at either end a checksum is linear: that of a whole is that of its first part, shifted by
     what follows, exclusive-or that of the rest. Neighbours are joined at once; zeros in front change nothing.
     """
-    values = sums[:-1] ^ np.uint32(after_zeros(0, length))
-    columns = [_shifted(1 << bit, length) for bit in range(32)]
+    values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
     while len(values) > 1:
         values = np.concatenate([np.zeros(len(values) % 2, np.uint32), values])
-        values = _shifted_by(columns, values[0::2]) ^ values[1::2]
-        columns = [_times(tuple(columns), column) for column in columns]
+        values, shift = _times(shift, values[0::2]) ^ values[1::2], _times(shift, shift)
     before = int(values[0]) if len(values) else 0
     total = length * (len(sums) - 1) + last
-    return _shifted(before, last) ^ int(sums[-1]) ^ after_zeros(0, last) ^ after_zeros(0, total)
+    return _times(_shift(last), before) ^ int(sums[-1]) ^ after_zeros(0, last) ^ after_zeros(0, total)
 
 
-def _shifted(state: int, count: int) -> int:
-    for power in range(count.bit_length()):
-        if count >> power & 1:
-            state = _times(_zeros(power), state)
-    return state
-
-
-def _shifted_by(columns: list[int], states: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    out = np.zeros_like(states)
-    for bit, column in enumerate(columns):
-        out ^= (states >> np.uint32(bit) & np.uint32(1)) * np.uint32(column)
-    return out
+def _shift(count: int) -> int:
+    """Return x to the power of the bits of ``count`` bytes: so many zero bytes multiply the register by it."""
+    product = 1 << 31  # polynomials over GF(2), bits reversed: the highest bit is 1, the next one x
+    for bit in range(count.bit_length()):
+        if count >> bit & 1:
+            product = _times(_shift_by_power(bit), product)
+    return product
 
 
 @lru_cache(maxsize=64)
-def _zeros(power: int) -> tuple[int, ...]:
-    """Return what ``2 ** power`` zero bytes make of each bit of the register: a matrix over GF(2), by columns."""
-    if power:
-        half = _zeros(power - 1)
-        return tuple(_times(half, column) for column in half)
-    columns = [1 << bit for bit in range(32)]
-    for _ in range(8):
-        columns = [column >> 1 ^ (_POLYNOMIAL if column & 1 else 0) for column in columns]
-    return tuple(columns)
+def _shift_by_power(bit: int) -> int:
+    return _times(_shift_by_power(bit - 1), _shift_by_power(bit - 1)) if bit else 1 << 23
 
 
-def _times(columns: tuple[int, ...], state: int) -> int:
-    product, bit = 0, 0
-    while state:
-        if state & 1:
-            product ^= columns[bit]
-        state, bit = state >> 1, bit + 1
+_Register = TypeVar("_Register", int, NDArray[np.uint32])
+
+
+def _times(factor: int, register: _Register) -> _Register:
+    """Multiply one polynomial, or an array of them, by another, modulo that of CRC-32C."""
+    product = register ^ register  # zeros
+    for bit in range(31, -1, -1):
+        product ^= (register >> bit & 1) * factor
+        factor = factor >> 1 ^ (_POLYNOMIAL if factor & 1 else 0)
     return product
