@@ -16,7 +16,6 @@ from functools import lru_cache
 from crc32c import crc32c
 
 from diskreplay.format import layout
-from diskreplay.format.marks import log_path
 from diskreplay.format.root import Root
 
 WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -79,7 +78,7 @@ def is_whole_copy(root: Root, folder: str, checksums: dict[str, int]) -> bool:
 
 def _has_marks(folder: str) -> bool:
     try:
-        return os.stat(log_path(folder), follow_symlinks=False).st_size > 0
+        return os.stat(f"{folder}/{layout.MARKS}", follow_symlinks=False).st_size > 0
     except OSError:
         return False
 

@@ -34,7 +34,7 @@ BLOCKS = f"{DURABLE}/blocks"  # checksums of the blocks of a sealed segment's ch
 DOCUMENT_COPY = f"{DURABLE}/document"  # a copy of a sealed segment's own zarr.json
 ROOT_COPY = f"{HIDDEN}/document"  # and of the root's
 METADATA = "zarr.json"
-MARKS = "marks"  # the log beside the counter of durable rows
+MARKS = f"{DURABLE}/marks"  # the log beside the counter of durable rows
 LOCK = "lock"
 
 # --- the store's counters: words of counters/, each with its complement 16 words on ----------------------------------

@@ -17,12 +17,12 @@ from diskreplay.format.durable import storage_error, sync_folder, sync_tree
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.mapping import map_file
+from diskreplay.format.marks import map_trusted
 from diskreplay.format.metadata import dump
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.trust import map_trusted
 from diskreplay.ids import NO_STEP
 
 SLOTS = 64

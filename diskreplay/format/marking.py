@@ -1,22 +1,97 @@
-"""Bringing the rows of an open segment to the disk, and marking them: see `diskreplay.format.marks`."""
+"""Makes the rows of an open segment durable, and marks them in its log: see `diskreplay.format.marks`."""
 
+import errno
 import os
+import time
 import weakref
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
+from diskreplay.errors import StorageFull
+from diskreplay.folders import close_when_collected
 from diskreplay.format import layout
 from diskreplay.format.commit import open_lane_counter
 from diskreplay.format.copies import note_changed
-from diskreplay.format.durable import sync_file, sync_folder
-from diskreplay.format.marks import MarkLog, Place
+from diskreplay.format.durable import sync_file, sync_folder, write_at
+from diskreplay.format.mapping import Mapping
+from diskreplay.format.marks import map_chunk, new_rows_crc, read_marks, record_type
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_path
 from diskreplay.format.segment_column import MOST_DESCRIPTORS
 
 Ints = NDArray[np.int64]
 _Descriptors = dict[str, tuple[int, int]]
+
+
+class MarkLog:
+    """The end of a segment's log, to which marks are appended. One thread at a time.
+
+    The log stays open and chunks stay mapped until this object is collected.
+    """
+
+    def __init__(self, root: Root, info: SegmentInfo) -> None:
+        self._root, self._info, self._fd = root, info, -1
+        self.path = f"{info.path}/{layout.MARKS}"
+        self._kind = record_type(len(info.lanes))
+        marks = read_marks(str(info.path), len(info.lanes))
+        self._count = len(marks)
+        self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
+        self._seed = marks[-1].own if marks else 0
+        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was looked at
+
+    def create(self) -> None:
+        """Make the file, empty, where there is none.
+
+        Raises StorageFull where there is no space, or the system's OSError.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            close_when_collected(self, self._fd)
+        return self._fd
+
+    def _map_chunk(self, root: Root, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
+        known, mapping = self._mapped.get(leaf, (-1, None))
+        if mapping is None or known != chunk:
+            mapping = map_chunk(root, info, leaf, chunk)
+            self._mapped[leaf] = chunk, mapping
+        return mapping
+
+    def _explained(self, error: OSError) -> OSError:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        return StorageFull(
+            error.errno,
+            f"no space in {self._root.path} to make durable what was appended; it is there, but a loss of power would "
+            "take it: free some and append again",
+        )
+
+    def append(self, rows: Ints) -> None:
+        """Append a mark of committed rows that are on the disk, and bring it there.
+
+        Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
+        may be repeated.
+        """
+        crc = new_rows_crc(self._root, self._info, self.rows, rows, self._map_chunk)
+        record = np.zeros(1, self._kind)
+        record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
+        record["rows"][0] = rows
+        data = record.tobytes()[:-4]
+        own = crc32c(data, self._seed)
+        try:
+            # What an earlier attempt left behind the last whole mark is overwritten.
+            write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
+            os.fdatasync(self._open())
+        except OSError as error:
+            raise self._explained(error) from error
+        self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
 
 
 class DurableRows:
@@ -30,7 +105,7 @@ class DurableRows:
 
     def __init__(self, root: Root, info: SegmentInfo) -> None:
         self._root, self._info = root, info
-        self._log = MarkLog(root, Place(str(info.path), len(info.lanes), info.chunk_rows))
+        self._log = MarkLog(root, info)
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
         self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
         self._descriptors: _Descriptors = {}  # the chunk of each array that was synced last, and a descriptor of it

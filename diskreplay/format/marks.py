@@ -5,15 +5,17 @@ the rows of each lane, the CRC-32C of the bytes that came since the mark before,
 on from that of the mark before. So rows prove themselves wherever the files are: after a reboot, a move, a copy by any
 tool in any order, or in a snapshot of a volume, the rows of the longest prefix of marks that fits are whole.
 
+The process that writes a segment also publishes rows in memory that all processes of this boot share. A reader may
+trust these counters only where it has the very same file: in the same boot, on the same volume, with the same inode.
+Anywhere else memory says nothing, and only the marks do.
+
 A mark of a segment with L lanes is ``24 + 8 L`` bytes, little-endian: its size (uint32), the checksum of the new bytes
 (uint32), when it was made in seconds since 1970 (float64), the rows of each lane (L int64), zeros (uint32), the CRC-32C
 of all that precedes, which starts from that of the mark before (uint32). The new bytes are taken array after array in
 the order of their paths, of each chunk after chunk, in each lane after lane.
 """
 
-import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,13 +24,13 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError, StorageFull
-from diskreplay.folders import close_when_collected
+from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.durable import write_at
-from diskreplay.format.mapping import Mapping, map_file, opened, read_regular
-from diskreplay.format.metadata import RowArray
+from diskreplay.format.commit import map_lane_counter
+from diskreplay.format.machine import boot_id
+from diskreplay.format.mapping import Mapping, map_file, read_regular
 from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
 
 Ints = NDArray[np.int64]
 
@@ -39,24 +41,12 @@ _MOST_BYTES = 1 << 30
 
 
 class Mark(NamedTuple):
-    """One entry of the log: the rows of each lane, the checksum of the bytes since the entry before, and when."""
+    """One entry of the log: rows of each lane, checksum of the bytes since the entry before, when, its own checksum."""
 
     rows: Ints
     crc: int
     time: float
-
-
-class Place(NamedTuple):
-    """Where a segment's rows are: its folder, the number of its lanes, and the rows a chunk of each array."""
-
-    folder: str
-    lanes: int
-    chunk_rows: dict[str, int]
-
-
-def log_path(folder: str) -> str:
-    """Return the path of a segment's log of marks."""
-    return f"{folder}/{layout.DURABLE}/{layout.MARKS}"
+    own: int
 
 
 def read_marks(folder: str, lanes: int) -> list[Mark]:
@@ -65,13 +55,13 @@ def read_marks(folder: str, lanes: int) -> list[Mark]:
     Whether the rows fit is another question: see `proven_rows`. Empty where there is no log.
     """
     try:
-        return list(_parse(read_regular(log_path(folder), None, _MOST_BYTES), lanes))
+        return list(_parse(read_regular(f"{folder}/{layout.MARKS}", None, _MOST_BYTES), lanes))
     except (FileNotFoundError, FormatError):
         return []
 
 
 def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
-    kind = _record(lanes)
+    kind = record_type(lanes)
     count, seed, before = len(data) // kind.itemsize, 0, np.zeros(lanes, np.int64)
     for at, record in enumerate(np.frombuffer(data[: count * kind.itemsize], kind)):
         start = at * kind.itemsize
@@ -82,93 +72,15 @@ def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
         if (rows < before).any() or int(rows.max()) > layout.POSITION_MASK // lanes:
             return
         seed, before = own, rows
-        yield Mark(rows, int(record["crc"]), float(record["time"]))
+        yield Mark(rows, int(record["crc"]), float(record["time"]), own)
 
 
 @lru_cache(maxsize=64)
-def _record(lanes: int) -> np.dtype[np.void]:
+def record_type(lanes: int) -> np.dtype[np.void]:
+    """Return how a mark of so many lanes is written."""
     return np.dtype(
         [("size", "<u4"), ("crc", "<u4"), ("time", "<f8"), ("rows", "<i8", (lanes,)), ("zero", "<u4"), ("own", "<u4")]
     )
-
-
-class MarkLog:
-    """The end of a segment's log, to which marks are appended. One thread at a time.
-
-    The log stays open and chunks stay mapped until this object is collected.
-    """
-
-    def __init__(self, root: Root, place: Place) -> None:
-        self._root, self._place, self._fd = root, place, -1
-        self._kind = _record(place.lanes)
-        marks = read_marks(place.folder, place.lanes)
-        self._count = len(marks)
-        self.rows: Ints = marks[-1].rows if marks else np.zeros(place.lanes, np.int64)
-        self._seed = self._read_seed()
-        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was looked at
-
-    @property
-    def path(self) -> str:
-        """The file."""
-        return log_path(self._place.folder)
-
-    def create(self) -> None:
-        """Make the file, empty, where there is none.
-
-        Raises StorageFull where there is no space, or the system's OSError.
-        """
-        try:
-            self._open()
-        except OSError as error:
-            raise self._explained(error) from error
-
-    def _open(self) -> int:
-        if self._fd < 0:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            close_when_collected(self, self._fd)
-        return self._fd
-
-    def _map_chunk(self, place: Place, array: RowArray, per_chunk: int, chunk: int) -> Mapping:
-        known, mapping = self._mapped.get(array.path, (-1, None))
-        if mapping is None or known != chunk:
-            mapping = map_chunk(place, array, per_chunk, chunk)
-            self._mapped[array.path] = chunk, mapping
-        return mapping
-
-    def _explained(self, error: OSError) -> OSError:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return error
-        return StorageFull(
-            error.errno,
-            f"no space in {self._root.path} to make durable what was appended; it is there, but a loss of power would "
-            "take it: free some and append again",
-        )
-
-    def _read_seed(self) -> int:
-        if not self._count:
-            return 0
-        with opened(self.path, None) as fd:
-            return int.from_bytes(os.pread(fd, 4, self._count * self._kind.itemsize - 4), "little")
-
-    def append(self, rows: Ints) -> None:
-        """Append a mark of committed rows that are on the disk, and bring it there.
-
-        Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
-        may be repeated.
-        """
-        crc = new_rows_crc(self._root, self._place, self.rows, rows, 0, self._map_chunk)
-        record = np.zeros(1, self._kind)
-        record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
-        record["rows"][0] = rows
-        data = record.tobytes()[:-4]
-        own = crc32c(data, self._seed)
-        try:
-            # What an earlier attempt left behind the last whole mark is overwritten.
-            write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
-            os.fdatasync(self._open())
-        except OSError as error:
-            raise self._explained(error) from error
-        self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
@@ -176,38 +88,36 @@ def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
     marks = read_marks(folder, lanes)
     kept = sum(bool((mark.rows <= rows).all()) for mark in marks)
     if kept < len(marks):
-        os.truncate(log_path(folder), kept * _record(lanes).itemsize)
+        os.truncate(f"{folder}/{layout.MARKS}", kept * record_type(lanes).itemsize)
 
 
 # --- the bytes of rows -----------------------------------------------------------------------------------------------
 
 
-def map_chunk(place: Place, array: RowArray, per_chunk: int, chunk: int) -> Mapping:
+def map_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
     """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
-    path = f"{place.folder}/{array.path}/{array.chunk_key(chunk)}"
-    return map_file(path, place.lanes * per_chunk * array.row_bytes)
+    return map_file(chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf))
 
 
 def new_rows_crc(
     root: Root,
-    place: Place,
+    info: SegmentInfo,
     before: Ints,
     rows: Ints,
-    crc: int,
-    mapped: Callable[[Place, RowArray, int, int], Mapping] = map_chunk,
+    mapped: Callable[[Root, SegmentInfo, str, int], Mapping] = map_chunk,
 ) -> int:
-    """Return the CRC-32C of the bytes of all lanes' rows from ``before`` up to ``rows``, going on from ``crc``.
+    """Return the CRC-32C of the bytes of all lanes' rows from ``before`` up to ``rows``.
 
-    ``mapped`` gives the mapping of a chunk: of a place, an array, its rows a chunk, and the chunk's number. Raises
-    FileNotFoundError or FormatError where a chunk is not there, or has another size.
+    ``mapped`` gives the mapping of a chunk. Raises FileNotFoundError or FormatError where a chunk is not there, or has
+    another size.
     """
-    first, last = int(before[rows > before].min(initial=1 << 62)), int(rows.max())
-    for path in sorted(root.blueprint.arrays):
-        array, per_chunk = root.blueprint.arrays[path], place.chunk_rows[path]
+    crc, first, last = 0, int(before[rows > before].min(initial=1 << 62)), int(rows.max())
+    for leaf, array in sorted(root.blueprint.arrays.items()):
+        per_chunk = info.chunk_rows[leaf]
         for chunk in range(first // per_chunk, -(-last // per_chunk)):
             start, stop = (np.minimum(np.maximum(edge - chunk * per_chunk, 0), per_chunk) for edge in (before, rows))
             if (start < stop).any():
-                crc = _rows_crc(mapped(place, array, per_chunk, chunk), array.row_bytes, per_chunk, start, stop, crc)
+                crc = _rows_crc(mapped(root, info, leaf, chunk), array.row_bytes, per_chunk, start, stop, crc)
     return crc
 
 
@@ -230,20 +140,41 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
     return crc
 
 
-# --- what they prove -------------------------------------------------------------------------------------------------
+# --- which rows count ------------------------------------------------------------------------------------------------
 
 
-def proven_rows(root: Root, place: Place) -> Ints:
+def proven_rows(root: Root, info: SegmentInfo) -> Ints:
     """Return the rows of each lane that the longest prefix of marks that fits covers, ``(lanes,)``.
 
     Every marked byte is read.
     """
-    rows = np.zeros(place.lanes, np.int64)
-    for mark in read_marks(place.folder, place.lanes):
+    rows = np.zeros(len(info.lanes), np.int64)
+    for mark in read_marks(str(info.path), len(info.lanes)):
         try:
-            if new_rows_crc(root, place, rows, mark.rows, 0) != mark.crc:
+            if new_rows_crc(root, info, rows, mark.rows) != mark.crc:
                 break
         except (OSError, FormatError):
             break  # a chunk that the mark tells of is not here
         rows = mark.rows
     return rows
+
+
+def shows_live_rows(info: SegmentInfo) -> bool:
+    """Whether rows that may be only in this machine's memory can be trusted; those of a sealed segment always can."""
+    return info.sealed or (bool(info.boot) and info.boot == boot_id() and info.is_in_place)
+
+
+def map_trusted(root: Root, info: SegmentInfo) -> tuple[Ints, Ints]:
+    """Map the rows of each lane whose observation, and that as a whole, can be trusted: ``(lanes,)`` each.
+
+    Those of a segment that has to prove its rows do not change; every marked byte of it is read. Raises
+    FileNotFoundError where the segment was evicted, FormatError where a counter is damaged.
+    """
+    if not shows_live_rows(info):
+        rows = proven_rows(root, info)
+        os.stat(info.path)  # one that was evicted meanwhile proves nothing
+        return rows, rows
+    observed, committed = (
+        map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
+    )
+    return observed, committed

@@ -32,6 +32,7 @@ from diskreplay.format.durable import (
 from diskreplay.format.file_systems import is_shared
 from diskreplay.format.machine import boot_id, boot_time, clock_ns, machine_id
 from diskreplay.format.mapping import next_data, opened, refuse_links
+from diskreplay.format.marks import map_trusted, shows_live_rows
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
@@ -44,7 +45,6 @@ from diskreplay.format.segment import (
     write_rows,
 )
 from diskreplay.format.times import time_bounds
-from diskreplay.format.trust import map_trusted, shows_live_rows
 from diskreplay.format.unproven import forget_claims, settle_unproven
 from diskreplay.ids import NO_STEP
 

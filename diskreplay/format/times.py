@@ -11,9 +11,9 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.lost import Lost
 from diskreplay.format.machine import MOST_NS
 from diskreplay.format.mapping import open_regular
+from diskreplay.format.marks import map_trusted
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.format.trust import map_trusted
 
 _ITEM = 8
 

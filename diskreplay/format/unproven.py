@@ -18,10 +18,9 @@ from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
 from diskreplay.format.mapping import map_file, opened
-from diskreplay.format.marks import cut_marks, proven_rows, read_marks
+from diskreplay.format.marks import cut_marks, proven_rows, read_marks, shows_live_rows
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
-from diskreplay.format.trust import place_of, shows_live_rows
 from diskreplay.format.unsynced import has_no_mark
 
 Ints = NDArray[np.int64]
@@ -53,7 +52,7 @@ def fate_of(root: Root, info: SegmentInfo) -> Fate:
     if not has_no_mark(str(info.path)):
         if not _lacks_marked_files(root, info):
             return Fate.SEALED
-        return Fate.COPIED if proven_rows(root, place_of(info)).any() else Fate.SET_ASIDE
+        return Fate.COPIED if proven_rows(root, info).any() else Fate.SET_ASIDE
     if not holds_data(root, info):
         return Fate.REMOVED
     return Fate.SEALED if rows_with_files(root, info) and _has_folders(root, info) else Fate.SET_ASIDE
@@ -74,7 +73,7 @@ def settle_unproven(root: Root, info: SegmentInfo, salvaged: Ints | None = None)
 
     ``salvaged`` are the rows to take in place of the proven ones. May be repeated after a crash at any point.
     """
-    proven = proven_rows(root, place_of(info))
+    proven = proven_rows(root, info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)
     claimed = np.maximum(rows, claimed_rows(root, info, rows))
     folder = f"{info.path}/{layout.DURABLE}"

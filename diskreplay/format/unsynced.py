@@ -27,7 +27,7 @@ def has_no_mark(segment: str) -> bool:
     """Whether nothing says that any row of a segment was brought to the disk: no mark, and no durable row."""
     if os.path.islink(f"{segment}/{layout.DURABLE}"):
         return False
-    found = [_read(f"{segment}/{layout.DURABLE}/{name}") for name in (layout.MARKS, "c.0")]
+    found = [_read(f"{segment}/{name}") for name in (layout.MARKS, f"{layout.DURABLE}/c.0")]
     return all(data is not None and not data.strip(b"\0") for data in found)
 
 

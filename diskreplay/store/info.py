@@ -13,13 +13,12 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import is_held
-from diskreplay.format.marks import proven_rows
+from diskreplay.format.marks import proven_rows, shows_live_rows
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, count_steps_in, may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.trust import place_of, shows_live_rows
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.format.unsynced import NeverWritten
 from diskreplay.ids import OPEN
@@ -213,7 +212,7 @@ def _unproven(root: Root, info: SegmentInfo, state: str) -> int:
     """Return how many steps at most no mark proves, of a segment that nobody writes to: they do not count."""
     if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
         return info.unproven_steps
-    proven = proven_rows(root, place_of(info))
+    proven = proven_rows(root, info)
     return count_steps_in(root, info, claimed_rows(root, info, proven)) - count_steps_in(root, info, proven)
 
 

@@ -43,7 +43,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     counter = path in layout.LANE_COUNTERS
     own = {layout.METADATA, "c.0", layout.LOCK} if counter else {layout.METADATA}
     if path == layout.DURABLE:
-        own |= {layout.MARKS, *(name.removeprefix(f"{path}/") for name in (layout.BLOCKS, layout.DOCUMENT_COPY))}
+        own |= {name.removeprefix(f"{path}/") for name in (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY)}
     if counter and layout.LOCK in names:
         files.check_lock(f"{base}/{layout.LOCK}")
     known = {p.rsplit("/", 1)[-1] for p in segment.plan.folders if (p.rsplit("/", 1)[0] if "/" in p else "") == path}

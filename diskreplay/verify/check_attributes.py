@@ -213,7 +213,7 @@ def was_lost(files: Files, folder: str) -> bool:
 
 def has_marks(files: Files, folder: str) -> bool:
     """Whether anything says that rows of a segment were brought to the disk: a mark, or a durable row."""
-    return any(_contents(files, f"{folder}/{layout.DURABLE}/{name}").strip(b"\0") for name in (layout.MARKS, "c.0"))
+    return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
 def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: dict[str, Any]) -> Attributes:
@@ -232,7 +232,7 @@ def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: 
                 missing |= _checksum(path) != crc
         except OSError:
             missing = True
-    log = files.path(f"{folder}/{layout.DURABLE}/{layout.MARKS}")
+    log = files.path(f"{folder}/{layout.MARKS}")
     if not missing or not (writable or (os.path.lexists(log) and os.lstat(log).st_size)):
         return found
     return replace(found, sealed=False, in_place=False, steps=0, checksums={}, times=None, claimed=(), unproven_steps=0)

@@ -57,7 +57,7 @@ def proven_rows(rows: Rows) -> Ints:
 
 def _marks(rows: Rows) -> list[tuple[int, Ints]]:
     """Return the checksum of the new bytes and the rows of each mark, up to the first one that is not whole."""
-    where = f"{rows.folder}/{layout.DURABLE}/{layout.MARKS}"
+    where = f"{rows.folder}/{layout.MARKS}"
     if not os.path.lexists(rows.files.path(where)):
         return []
     data = rows.files.read(where, _MOST_BYTES)

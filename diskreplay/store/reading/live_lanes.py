@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
+from diskreplay.format.marks import map_trusted
 from diskreplay.format.root import Root
 from diskreplay.format.segment import read_segment
-from diskreplay.format.trust import map_trusted
 from diskreplay.ids import Ints
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.table import Kernel

@@ -14,13 +14,12 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.durable import write_atomic
 from diskreplay.format.locks import held_lock, try_lock
 from diskreplay.format.mapping import map_file
-from diskreplay.format.marks import proven_rows
+from diskreplay.format.marks import proven_rows, shows_live_rows
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import note_change
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, read_segment
-from diskreplay.format.trust import place_of, shows_live_rows
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.verify.row_flags import START, first_wrong
 
@@ -79,7 +78,7 @@ def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Salvage]:
 def _counted_rows(root: Root, info: SegmentInfo) -> Ints:
     if info.sealed:
         return read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes))
-    return proven_rows(root, place_of(info))
+    return proven_rows(root, info)
 
 
 def _whole_rows(root: Root, info: SegmentInfo, lane: int, first: int, stop: int) -> int:

@@ -38,7 +38,6 @@ from diskreplay.format.segment import (
     remove_draft,
 )
 from diskreplay.format.times import last_time
-from diskreplay.format.trust import place_of
 from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.format.unsynced import NeverWritten
 from diskreplay.store.retention.policy import RetentionPolicy
@@ -242,7 +241,7 @@ class Retention:
         """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
         where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
         known = claimed_steps(info.path)
-        proven = count_steps_in(self._root, info, proven_rows(self._root, place_of(info)))
+        proven = count_steps_in(self._root, info, proven_rows(self._root, info))
         steps = known - proven if known is not None and known > proven else None
         with suppress(StorageFull):
             copy_aside(self._root.folder, where, WHY[Fate.COPIED], steps)
