@@ -84,6 +84,11 @@ def segment_name(number: int) -> str:
     return f"{number:08d}"
 
 
+def segment_folder(number: int) -> str:
+    """Return the folder of a segment, relative to the store."""
+    return f"{SEGMENTS}/{segment_name(number)}"
+
+
 def floor_power_of_two(n: int) -> int:
     """Return the largest power of two that is at most ``n`` (1 for anything smaller)."""
     return 1 << (max(1, n).bit_length() - 1)

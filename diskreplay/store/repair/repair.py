@@ -1,44 +1,55 @@
-"""Repairs what can be repaired of a store: damaged segments are rebuilt or set aside, those of dead writers sealed."""
+"""Repairs a store: what is damaged is restored, rebuilt or set aside, and segments of dead writers are sealed."""
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from typing import NamedTuple
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property, partial
 
-from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.errors import DamagedSegmentWarning, FormatError, StorageFull, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.locks import held_lock
-from diskreplay.format.quarantine import note_change, quarantined_numbers, read_quarantine
-from diskreplay.format.root import open_home, read_root
-from diskreplay.format.segment import SegmentInfo
-from diskreplay.format.unproven import Fate, fate_of
-from diskreplay.store.repair.dead_writers import DeadWriters
-from diskreplay.store.repair.rebuilding import Rebuilder, is_of_rows, steps_at_stake, told
+from diskreplay.format.durable import sync_file
+from diskreplay.format.locks import held_lock, is_locked, try_lock
+from diskreplay.format.quarantine import QUARANTINE, move_aside, note_change, quarantined_numbers, read_quarantine
+from diskreplay.format.rebuild import build_anew, drop_build, finish_replacements, put_in_place
+from diskreplay.format.root import Root, open_home, read_root
+from diskreplay.format.sealing import may_seal
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.unproven import WHY, Fate, fate_of
+from diskreplay.format.unsynced import is_never_written
+from diskreplay.store.reading.follower import Follower
+from diskreplay.store.repair.losses import Losses, find_losses, is_of_rows, steps_at_stake
 from diskreplay.store.repair.repair_documents import (
     from_copy,
     known_document,
     known_in_segment,
-    mend_words,
-    restore as write_anew,
+    repair_words,
+    write_anew,
 )
 from diskreplay.store.repair.repaired import Action, Repaired
-from diskreplay.store.repair.restore import restore_segment
-from diskreplay.store.repair.tools import RepairTools
+from diskreplay.store.repair.restore import restore_segment, without_quarantine
+from diskreplay.store.repair.salvage import salvage
+from diskreplay.store.retention.retention import Retention
+from diskreplay.store.writing.sealer import Sealer
 from diskreplay.verify.check_quarantine import check_quarantine
 from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, check_root, read_hidden, read_plan, read_words
-from diskreplay.verify.check_segment import verify_segment
+from diskreplay.verify.check_segment import verify_folder, verify_segment
 from diskreplay.verify.check_states import verify_states
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
 from diskreplay.verify.verify import segment_numbers, verify
 
-__all__ = ["Action", "Repaired", "repair", "without_quarantine"]
+__all__ = ["Action", "Repaired", "repair"]
 
 Progress = Callable[[int, int], None]
-# Mending a counter may show what could not be seen before.
+# A counter that was repaired may show what could not be seen before.
 _ROUNDS = 4
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
+# What begins like this is being made or deleted; some have a lock that their maker holds.
+_TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
+_PAUSE_S = 0.05
 
 
 @shown_paths()
@@ -68,9 +79,10 @@ def repair(
     if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
         raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")
     home = open_home(path)
-    how = _How(dry_run, foreign, salvage, max_lost_steps, progress)
     try:
-        return _repair(home, how) if restore is None else _restore(home, restore, dry_run)
+        if restore is not None:
+            return restore_segment(home, restore, dry_run=dry_run)
+        return _Repair(home, dry_run, foreign, salvage, max_lost_steps).run(progress)
     except OSError as error:
         if isinstance(error, StoreNotFound) or not home.is_deleted():
             raise
@@ -78,79 +90,112 @@ def repair(
         raise StoreNotFound(gone) from error
 
 
-class _How(NamedTuple):
-    """The arguments of `repair`."""
+class _Repair:
+    """One repair of one store: what it has to know, and the list of what it did. Used by one thread."""
 
-    dry_run: bool
-    foreign: bool
-    salvage: bool
-    max_lost_steps: int | None
-    progress: Progress | None
+    _plan: Plan  # what the root says of every segment
 
+    def __init__(
+        self, home: OpenFolder, dry_run: bool, foreign: bool, salvage: bool, max_lost_steps: int | None
+    ) -> None:
+        self._home, self._root, self._dry_run = home, home.path, dry_run
+        self._foreign, self._salvage, self._most = foreign, salvage, max_lost_steps
+        self._actions: list[Action] = []
 
-def _repair(home: OpenFolder, how: _How) -> Repaired:
-    root, dry_run = home.path, how.dry_run
-    problems = without_quarantine(verify(home, deep=True, progress=how.progress))
-    plan = read_plan(Files(str(root)))
-    if plan is None:  # without its own document nothing is known about a store
-        data = from_copy(root / layout.METADATA, root / layout.ROOT_COPY)
-        if data is None:
-            return Repaired(left=problems)
-        restored = Action("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
-        if dry_run:
-            return Repaired([restored], problems)
-        with held_lock(root / layout.COUNTERS / layout.LOCK):
-            write_anew(root / layout.METADATA, data)
-        done = _repair(home, how)
-        return Repaired([restored, *done.actions], done.left, done.quarantine)
-    mender = _Mender(home, plan, dry_run, how.max_lost_steps)
-    if not mender.has_lock():
-        return Repaired(mender.actions, problems)
-    with nullcontext() if dry_run else held_lock(root / layout.COUNTERS / layout.LOCK):
-        mender.mend(problems)
-    # Before anything is mended, the store may be unreadable to what looks for dead writers.
-    with suppress(FormatError) if dry_run else nullcontext():
-        dead = DeadWriters(home, dry_run, mender.actions)
-        dead.seal_dead(how.foreign)
-        if how.salvage:
-            dead.salvage()
-    left = problems if dry_run else without_quarantine(verify(home))
-    return Repaired(mender.actions, left, read_quarantine(root))
+    @cached_property
+    def _store(self) -> Root:
+        return read_root(self._home.name, self._home)
 
+    @property
+    def _files(self) -> Files:
+        return Files(str(self._root))
 
-def without_quarantine(problems: list[Problem]) -> list[Problem]:
-    """Return the findings but those of what is in quarantine: there is nothing to repair about it."""
-    return [problem for problem in problems if problem.kind != "quarantine"]
-
-
-def _restore(home: OpenFolder, number: int, dry_run: bool) -> Repaired:
-    root = home.path
-    store, plan = read_root(home.name, home), read_plan(Files(str(root)))
-    if plan is None:
-        raise FormatError(f"{home.name}: its zarr.json is damaged; restore that first")
-    with nullcontext() if dry_run else held_lock(store.lock_path):
-        entry = restore_segment(store, plan, number, dry_run=dry_run)
-    steps = "" if entry.steps is None else f", {entry.steps} steps"
-    where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
-    left = [] if dry_run else without_quarantine(verify(home))
-    return Repaired([Action("restored", where, f"from {entry.where}{steps}")], left, read_quarantine(root))
-
-
-class _Mender(RepairTools):
-    """One repair of one store. `mend` needs the store lock."""
-
-    def __init__(self, home: OpenFolder, plan: Plan, dry_run: bool, max_lost_steps: int | None) -> None:
-        super().__init__(home, dry_run, [])
+    def run(self, progress: Progress | None) -> Repaired:
+        """Repair everything."""
+        problems = without_quarantine(verify(self._home, deep=True, progress=progress))
+        plan = read_plan(self._files)
+        if plan is None:  # without its own document nothing is known about a store
+            data = from_copy(self._root / layout.METADATA, self._root / layout.ROOT_COPY)
+            if data is not None:
+                self._note("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
+            if data is None or self._dry_run:
+                return Repaired(self._actions, problems)
+            with self._store_lock():
+                write_anew(self._root / layout.METADATA, data)
+            return self.run(progress)
         self._plan = plan
-        self._rebuilder = Rebuilder(home, plan, dry_run, max_lost_steps, self.actions)
+        if not self._has_lock():
+            return Repaired(self._actions, problems)
+        with self._store_lock():
+            self._repair_damage(problems)
+        # Before anything is repaired, the store may be unreadable to what looks for dead writers.
+        with suppress(FormatError) if self._dry_run else nullcontext():
+            self._seal_dead()
+            if self._salvage:
+                self._actions += salvage(self._store, dry_run=self._dry_run)
+        left = problems if self._dry_run else without_quarantine(verify(self._home))
+        return Repaired(self._actions, left, read_quarantine(self._root))
 
-    # --- the ways to mend --------------------------------------------------------------------------------------------
+    # --- what can be done --------------------------------------------------------------------------------------------
+
+    def _note(self, what: str, where: str, detail: str, steps: int = 0) -> None:
+        self._actions.append(Action(what, where, detail, steps))
+
+    def _store_lock(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._dry_run else held_lock(self._root / layout.COUNTERS / layout.LOCK)
+
+    @contextmanager
+    def _segment_lock(self, where: str) -> Iterator[bool]:
+        """Hold a segment's lock, and tell whether it has no living writer. One that is no folder has no lock."""
+        committed = self._root / where / layout.COMMITTED
+        path = committed / layout.LOCK
+        lock, is_free = None, True
+        if committed.is_dir() and not (self._root / where).is_symlink() and not committed.is_symlink():
+            try:
+                lock = None if self._dry_run else try_lock(path)
+                is_free = not is_locked(path) if self._dry_run else lock is not None
+            except PermissionError:
+                is_free = False
+            except (FormatError, OSError):  # a link or a folder: no writer can hold it
+                pass
+        try:
+            yield is_free
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _read(self, number: int) -> SegmentInfo | None:
+        try:
+            return read_segment(self._store, number)
+        except (FormatError, OSError):
+            return None
+
+    def _verify_segment(self, number: int) -> list[Problem]:
+        found = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])[0]
+        return [problem for problem in found if problem.kind != "unproven"]
+
+    def _set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
+        """Move something into quarantine, for which so many steps are lost.
+
+        ``said`` are the steps that a segment's own document tells of; None: they are counted.
+        """
+        now = f"{QUARANTINE}/{where}" if self._dry_run else move_aside(self._root, where, detail, steps=said)
+        self._note("quarantined", where, f"{detail}; now {now}", steps)
+
+    def _may_lose(self, where: str, detail: str, steps: int) -> bool:
+        """Whether so many steps more may be set aside; that they may not is noted."""
+        left = None if self._most is None else max(0, self._most - Repaired(self._actions).steps_lost)
+        if left is None or steps <= left:
+            return True
+        self._note("refused", where, f"{detail}; {steps} steps would be set aside, and {left} may be", steps)
+        return False
 
     def _restore(self, where: str, data: bytes, detail: str) -> None:
+        """Write a file anew; a folder in its place is set aside."""
         if is_folder(self._root / where):
             self._set_aside(where, detail)
         if self._dry_run or write_anew(self._root / where, data):
-            self.actions.append(Action("restored", where, detail))
+            self._note("restored", where, detail)
 
     def _make_group(self, name: str) -> None:
         if not self._dry_run:
@@ -160,7 +205,7 @@ class _Mender(RepairTools):
 
     # --- beside the segments -----------------------------------------------------------------------------------------
 
-    def has_lock(self) -> bool:
+    def _has_lock(self) -> bool:
         """Make the folder of the store lock where it is missing, and tell whether it is there."""
         folder = self._root / layout.COUNTERS
         if not os.path.lexists(folder):
@@ -174,9 +219,9 @@ class _Mender(RepairTools):
             self._set_aside(f"{layout.COUNTERS}/{layout.LOCK}", "is no regular file")
         return True
 
-    def mend(self, problems: list[Problem]) -> None:
-        """Mend everything but what dead writers left."""
-        self._rebuilder.finish_others()
+    def _repair_damage(self, problems: list[Problem]) -> None:
+        """Repair everything but what dead writers left."""
+        self._finish_others()
         if not self._dry_run:
             problems = self._still_found(problems)
         for problem in problems:
@@ -184,21 +229,23 @@ class _Mender(RepairTools):
                 if problem.kind == "type":
                     self._set_aside(problem.where, problem.detail)
                 self._make_group(problem.where)
-        numbers = segment_numbers(Files(str(self._root)))
+        numbers = segment_numbers(self._files)
         if any(problem.where in (layout.COUNTERS, COUNTERS_FILE) for problem in problems):
-            self._mend_counters(numbers)
-        names = {f"{layout.SEGMENTS}/{layout.segment_name(number)}": number for number in numbers}
+            self._repair_counters(numbers)
+        names = {layout.segment_folder(number): number for number in numbers}
         damaged: dict[int, list[Problem]] = {}
         for problem in problems:
             if problem.kind == "unproven":
                 continue  # no damage: it is kept where it is
             number = names.get("/".join(problem.where.split("/")[:2]))
             if number is None:
-                self._mend_beside(problem)
+                self._repair_beside(problem)
             else:
                 damaged.setdefault(number, []).append(problem)
         for number, found in sorted(damaged.items()):
-            self._mend_segment(number, found)
+            with self._segment_lock(layout.segment_folder(number)) as is_free:
+                if is_free:
+                    self._repair_segment(number, found)
 
     def _still_found(self, problems: list[Problem]) -> list[Problem]:
         """Leave out what was found beside the segments while it was being replaced: nobody does that under the lock.
@@ -209,7 +256,7 @@ class _Mender(RepairTools):
         beside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
         if not beside:
             return problems
-        files = Files(str(self._root))
+        files = self._files
         good = check_root(files, self._plan)
         counters = read_words(files) if layout.COUNTERS in good else None
         if counters is not None and layout.HIDDEN in good:
@@ -222,18 +269,18 @@ class _Mender(RepairTools):
         gone = set(beside) - {p for p in beside if any((p.kind, p.where) == (f.kind, f.where) for f in found)}
         return [problem for problem in problems if problem not in gone]
 
-    def _mend_counters(self, numbers: list[int]) -> None:
+    def _repair_counters(self, numbers: list[int]) -> None:
         path = self._root / COUNTERS_FILE
         if is_folder(path):
             self._set_aside(COUNTERS_FILE, "is a folder")
         aside = quarantined_numbers(self._root)
-        detail = "from the segments that are there" if self._dry_run else mend_words(self._root, numbers, aside)
+        detail = "from the segments that are there" if self._dry_run else repair_words(self._root, numbers, aside)
         if detail is not None:
-            self.actions.append(Action("mended", COUNTERS_FILE, detail))
+            self._note("mended", COUNTERS_FILE, detail)
 
-    def _mend_beside(self, problem: Problem) -> None:
+    def _repair_beside(self, problem: Problem) -> None:
         parts = problem.where.split("/")
-        words = read_words(Files(str(self._root)))
+        words = read_words(self._files)
         data = known_document(self._plan, problem.where, 0 if words is None else words.hidden, self._root)
         if data is not None:
             self._restore(problem.where, data, problem.detail)
@@ -247,44 +294,37 @@ class _Mender(RepairTools):
 
     # --- segments ----------------------------------------------------------------------------------------------------
 
-    def _mend_segment(self, number: int, problems: list[Problem]) -> None:
+    def _repair_segment(self, number: int, problems: list[Problem]) -> None:
         """Restore what can be of a damaged segment, else set it aside; one with a living writer is left alone."""
-        where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
-        lock, is_free = self._lock(where)
-        if not is_free:
-            return
-        try:
-            if not self._dry_run and all(problem.where != where for problem in problems):
-                problems = self._look(number)  # it may have been sealed since, or evicted
-            info = self._read(number)
-            if info is None and self._restore_document(where, problems):
-                if self._dry_run:
+        where = layout.segment_folder(number)
+        if not self._dry_run and all(problem.where != where for problem in problems):
+            problems = self._verify_segment(number)  # it may have been sealed since, or evicted
+        info = self._read(number)
+        if info is None and self._restore_document(where, problems):
+            if self._dry_run:
+                return
+            info, problems = self._read(number), self._verify_segment(number)
+        if info is not None and not info.sealed and fate_of(self._store, info) is Fate.COPIED:
+            return  # it is sealed as far as it is proven
+        for _ in range(_ROUNDS):
+            if not problems:
+                return
+            of_rows = [p for p in problems if is_of_rows(info, self._plan, p.where.removeprefix(f"{where}/"), p)]
+            others = [p for p in problems if p not in of_rows]
+            if others and not self._repair_files(info, where, others):
+                break
+            if of_rows and info is not None and (self._dry_run or not others):
+                if self._rebuild(info, where, of_rows):
                     return
-                info, problems = self._read(number), self._look(number)
-            if info is not None and not info.sealed and fate_of(self._store, info) is Fate.COPIED:
-                return  # it is sealed as far as it is proven
-            for _ in range(_ROUNDS):
-                if not problems:
-                    return
-                of_rows = [p for p in problems if is_of_rows(info, self._plan, p.where.removeprefix(f"{where}/"), p)]
-                others = [p for p in problems if p not in of_rows]
-                if others and not self._mend_inside(info, where, others):
-                    break
-                if of_rows and info is not None and (self._dry_run or not others):
-                    if self._rebuilder.rebuild(info, where, of_rows):
-                        return
-                    break
-                if not self._dry_run:
-                    note_change(self._root)  # readers may have left it out
-                problems = [] if self._dry_run else self._look(number)
-            if problems:
-                detail, steps = told(problems, where), steps_at_stake(info, self._root / where)
-                if self._rebuilder.may_lose(where, detail, steps):
-                    said = steps - info.lost.steps if info is not None and info.steps == steps else None
-                    self._set_aside(where, detail, steps, said=said)
-        finally:
-            if lock is not None:
-                lock.release()
+                break
+            if not self._dry_run:
+                note_change(self._root)  # readers may have left it out
+            problems = [] if self._dry_run else self._verify_segment(number)
+        if problems:
+            detail, steps = _summary(problems, where), steps_at_stake(info, self._root / where)
+            if self._may_lose(where, detail, steps):
+                said = steps - info.lost.steps if info is not None and info.steps == steps else None
+                self._set_aside(where, detail, steps, said=said)
 
     def _restore_document(self, where: str, problems: list[Problem]) -> bool:
         """Restore a sealed segment's own document from its copy."""
@@ -292,15 +332,11 @@ class _Mender(RepairTools):
         data = None if path.is_symlink() else from_copy(path / layout.METADATA, path / layout.DOCUMENT_COPY)
         if data is None:
             return False
-        self._restore(f"{where}/{layout.METADATA}", data, f"{told(problems, where)}; from its copy")
+        self._restore(f"{where}/{layout.METADATA}", data, f"{_summary(problems, where)}; from its copy")
         return True
 
-    def _look(self, number: int) -> list[Problem]:
-        found = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])[0]
-        return [problem for problem in found if problem.kind != "unproven"]
-
-    def _mend_inside(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
-        """Mend a segment file by file, if there is a remedy for each; else change nothing and tell so."""
+    def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
+        """Repair a segment file by file, if there is a remedy for each; else change nothing and tell so."""
         remedies: dict[str, bytes | None] = {}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
@@ -318,3 +354,192 @@ class _Mender(RepairTools):
             else:
                 self._restore(file, known, details[file])
         return True
+
+    # --- rebuilding --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _evicted(self) -> dict[int, list[tuple[int, int]]]:
+        """Position and steps of the episodes of each segment that were evicted by hand."""
+        files = self._files
+        words = read_words(files)
+        return {} if words is None else read_hidden(files, self._plan, words)
+
+    def _finish_others(self) -> None:
+        """Go on where a process died that was replacing a damaged segment."""
+        if self._dry_run:
+            return
+        with suppress(FormatError):  # the store's counters may have to be repaired first; an opener finishes it then
+            for number in finish_replacements(self._store):
+                where = layout.segment_folder(number)
+                self._note("rebuilt", where, "a process died in the middle of it")
+
+    def _keep_hidden(self) -> None:
+        """See that what a capacity hides stays hidden, though fewer steps will be left to count."""
+        if self._store.capacity is None:
+            return
+        counters = self._store.counters(writable=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DamagedSegmentWarning)  # it is being repaired
+                follower = Follower(self._store, counters)
+        except (FormatError, OSError):
+            return  # nobody can see what it hides
+        hidden_before = min(follower.snapshot.hidden_before, layout.MOST_COUNTED)
+        follower.close()
+        if hidden_before > counters.peek(layout.FRONTIER):
+            counters.set(layout.FRONTIER, hidden_before)
+            sync_file(counters.path)
+
+    def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
+        """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
+        losses = find_losses(info, self._plan, self._evicted.get(info.number, []))
+        if losses is None:
+            return False
+        detail = f"{_summary(problems, where)}; {losses}"
+        if not self._may_lose(where, detail, losses.steps):
+            return True
+        now: str | None = f"{QUARANTINE}/{where}"
+        if not self._dry_run:
+            self._keep_hidden()
+            now = self._replace(losses, detail)
+        if now is not None:
+            self._note("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps)
+        return now is not None
+
+    def _replace(self, losses: Losses, reason: str) -> str | None:
+        """Rebuild a segment and put it in place of the damaged one; return where that one is now.
+
+        None, and nothing is changed, where what was built is not in order: the segment was damaged before it was
+        sealed, or its small files are too. Raises StorageFull where there is no room for it; nothing is changed.
+        """
+        number = losses.info.number
+        try:
+            built = build_anew(self._store, losses.info, losses.damage)
+        except (FormatError, FileNotFoundError, NotADirectoryError):
+            return None
+        # Rows that do not count, as nothing proves them, are kept as they were.
+        found = verify_folder(str(self._root), built, self._plan, self._evicted.get(number, []))
+        if any(problem.kind != "unproven" for problem in found):
+            drop_build(self._store, built)
+            return None
+        return put_in_place(self._store, number, built, reason, losses.steps)
+
+    # --- dead writers ------------------------------------------------------------------------------------------------
+
+    def _seal_dead(self) -> None:
+        """Seal the segments of dead writers, and delete what was never finished or is half evicted.
+
+        As the next process that opens the store with mode "a" does. It takes the store lock itself.
+        """
+        unsealed = [info for info in self._unsealed() if self._foreign or may_seal(self._store, info)]
+        leftovers, lost = self._dead_leftovers(), self._never_written()
+        fates = {info.number: fate_of(self._store, info) for info in unsealed}
+        # Of what another process has sealed and retention taken out meanwhile, there was nothing to be read.
+        unsealed = [info for info in unsealed if info.path.is_dir()]
+        if not self._dry_run:
+            self._seal(unsealed)
+            leftovers -= self._leftovers()
+        for where in lost:
+            self._note("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
+        for name in sorted(leftovers):
+            self._note("removed", f"{layout.COUNTERS}/{name}", "a process died in the middle of it")
+        for info in unsealed:
+            self._note_fate(info, fates[info.number])
+
+    def _seal(self, unsealed: list[SegmentInfo]) -> None:
+        retention = Retention(self._store, self._store.counters(writable=True))
+        sealer = Sealer(self._store, partial(_count_sealed, retention))
+        with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
+            while dead := retention.dead_segments():
+                for info, lock in dead:
+                    sealer.submit(info, lock)
+        if self._foreign:
+            self._submit_foreign(retention, sealer, unsealed)
+        try:
+            sealer.drain()
+        except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            self._give_up(unsealed, error)
+
+    def _note_fate(self, info: SegmentInfo, fate: Fate) -> None:
+        """Note what became of a segment of a dead writer, or would."""
+        now = info if self._dry_run else self._read(info.number)
+        where = layout.segment_folder(info.number)
+        if self._dry_run and any(action.where == where for action in self._actions):
+            return  # it would be gone by now
+        if fate not in (Fate.SEALED, Fate.COPIED):
+            if self._dry_run or now is None:
+                place = f"; now in {QUARANTINE}" if fate is Fate.SET_ASIDE else ""
+                self._note(fate.value, where, f"{WHY[fate]}{place}")
+            return
+        if fate is Fate.COPIED:
+            self._note("quarantined", where, f"{WHY[fate]}; a copy is in {QUARANTINE}")
+        if now is not None and (self._dry_run or now.sealed):
+            steps = "" if now.steps is None else f", {now.steps} steps kept"
+            self._note("sealed", where, f"its writer is gone{steps}")
+
+    def _never_written(self) -> list[str]:
+        """Return the segments that say nothing of themselves since the power went, where no writer holds them."""
+        names = [layout.segment_folder(n) for n in segment_numbers(self._files)]
+        return [
+            name
+            for name in names
+            if is_never_written(str(self._root / name))
+            and not is_locked(self._root / name / layout.COMMITTED / layout.LOCK)
+        ]
+
+    def _dead_leftovers(self) -> set[str]:
+        """Return what processes that died left; what a living one is just making or removing is gone after a while."""
+        found = self._leftovers()
+        if found:
+            time.sleep(_PAUSE_S)
+            found &= self._leftovers()
+        return found
+
+    def _leftovers(self) -> set[str]:
+        names = self._files.listing(layout.COUNTERS) or {}
+        folder = self._root / layout.COUNTERS
+        return {
+            name
+            for name in names
+            for beginning, lock in _TEMPORARY.items()
+            if name.startswith(beginning) and not (lock and is_locked(folder / name / lock))
+        }
+
+    def _unsealed(self) -> list[SegmentInfo]:
+        """Return the unsealed segments that no living process of this machine holds."""
+        files = self._files
+        words = read_words(files)
+        found = (self._read(n) for n in segment_numbers(files) if words is None or n < words.next_segment)
+        return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
+
+    def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
+        """Set aside what cannot be sealed: no row of it was safe, or verify would have found what is missing."""
+        with held_lock(self._store.lock_path):
+            for info in unsealed:
+                where = layout.segment_folder(info.number)
+                now = self._read(info.number)
+                with self._segment_lock(where) as is_free:
+                    if is_free and now is not None and not now.sealed:
+                        self._set_aside(where, f"cannot be sealed: {error}")
+
+    def _submit_foreign(self, retention: Retention, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
+        with held_lock(self._store.lock_path):
+            for info in unsealed:
+                if may_seal(self._store, info) or (lock := try_lock(info.lock_path)) is None:
+                    continue
+                if retention.has_to_be_sealed(info):
+                    sealer.submit(info, lock)
+                else:
+                    lock.release()
+
+
+def _summary(problems: list[Problem], where: str) -> str:
+    """Return what is wrong with a segment: the first of it."""
+    name = problems[0].where.removeprefix(f"{where}/")
+    return problems[0].detail if name == where else f"{name} {problems[0].detail}"
+
+
+def _count_sealed(retention: Retention) -> None:
+    """Let readers know; repair does not fail for want of that, as they look by themselves once a second."""
+    with suppress(FormatError, StorageFull):
+        retention.count_sealed()

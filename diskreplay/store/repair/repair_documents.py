@@ -85,7 +85,7 @@ def from_copy(document: Path, copy: Path) -> bytes | None:
     return whole_document(copy)
 
 
-def restore(path: Path, data: bytes) -> bool:
+def write_anew(path: Path, data: bytes) -> bool:
     """Write a file anew, durably; False: its folder is not there, or is a link."""
     if not is_folder(path.parent):
         return False
@@ -124,7 +124,7 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
 # --- the store's counters --------------------------------------------------------------------------------------------
 
 
-def mend_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str | None:
+def repair_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str | None:
     """Make the store's counters possible again; return what they were and are, or None where they were right.
 
     One of a counter and its complement is right: a writer died between them, when the counter is the newer one, or a
@@ -138,16 +138,16 @@ def mend_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str
         words = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")
     values = words[: layout.COUNTER_WORDS]
     chosen = _choose(values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, aside, _hidden_entries(root))
-    mended = np.array([*chosen, *(~value for value in chosen)], "<i8")
-    if (mended == words).all() and path.exists():
+    repaired = np.array([*chosen, *(~value for value in chosen)], "<i8")
+    if (repaired == words).all() and path.exists():
         return None
     try:
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     except (OSError, FormatError):
-        write_atomic(path, mended.tobytes())  # nobody can have it mapped
+        write_atomic(path, repaired.tobytes())  # nobody can have it mapped
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     with open(fd, "r+b", buffering=0) as file:
-        file.write(mended.tobytes())
+        file.write(repaired.tobytes())
     sync_file(path)
     sync_folder(path.parent)
     return f"{values.tolist()} is now {chosen}"

@@ -1,19 +1,22 @@
 """The ways out of quarantine: a segment is brought back, or deleted when somebody asks for it by name."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 from diskreplay.errors import FormatError, ReplayError
-from diskreplay.folders import is_folder, shown, shown_paths
+from diskreplay.folders import OpenFolder, is_folder, shown, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.locks import held_lock
 from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
-from diskreplay.format.root import Root, open_home
+from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.segment import read_segment
+from diskreplay.store.repair.repaired import Action, Repaired
 from diskreplay.verify.check_root import read_plan
 from diskreplay.verify.check_segment import verify_segment
 from diskreplay.verify.documents import Plan
-from diskreplay.verify.files import Files
+from diskreplay.verify.files import Files, Problem
+from diskreplay.verify.verify import verify
 
 
 def find_segment(root: Path, number: int) -> Quarantined:
@@ -27,16 +30,36 @@ def find_segment(root: Path, number: int) -> Quarantined:
     return max(found, key=lambda entry: entry.since)
 
 
-def restore_segment(store: Root, plan: Plan, number: int, *, dry_run: bool) -> Quarantined:
-    """Bring a segment back from quarantine, if it is whole and has a place; return what it was there.
+def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
+    """Bring a segment back from quarantine, if it is whole and has a place.
 
-    Readers see it with their next refresh. The caller holds the store lock. Raises ReplayError where it is not there,
-    is still damaged, lies where retention would delete it at once, or another one with its number is among the
-    segments.
+    Readers see it with their next refresh. Raises ReplayError where it is not there, is still damaged, lies where
+    retention would delete it at once, or another one with its number is among the segments; FormatError where the
+    store's own document is damaged.
     """
-    root = store.folder
-    entry = find_segment(root, number)
-    place = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+    root = home.path
+    store, plan = read_root(home.name, home), read_plan(Files(str(root)))
+    if plan is None:
+        raise FormatError(f"{home.name}: its zarr.json is damaged; restore that first")
+    with nullcontext() if dry_run else held_lock(store.lock_path):
+        entry = find_segment(root, number)
+        _check_whole(store, plan, entry)
+        if not dry_run:
+            bring_back(root, entry)
+    steps = "" if entry.steps is None else f", {entry.steps} steps"
+    action = Action("restored", layout.segment_folder(number), f"from {entry.where}{steps}")
+    return Repaired([action], [] if dry_run else without_quarantine(verify(home)), read_quarantine(root))
+
+
+def without_quarantine(problems: list[Problem]) -> list[Problem]:
+    """Return the findings but those of what is in quarantine: there is nothing to repair about it."""
+    return [problem for problem in problems if problem.kind != "quarantine"]
+
+
+def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
+    """Check that a segment may be brought back; errors as for `restore_segment`."""
+    root, number = store.folder, entry.segment or 0
+    place = layout.segment_folder(number)
     if os.path.lexists(root / place):
         raise ReplayError(f"{place} is there; set it aside before {entry.where} is brought back")
     found, _ = verify_segment(str(root), number, plan, deep=True, hidden=[], where=entry.where)
@@ -52,9 +75,6 @@ def restore_segment(store: Root, plan: Plan, number: int, *, dry_run: bool) -> Q
             f"segment {number} has nothing newer than what retention has deleted already: it would be evicted at once; "
             f"copy what is wanted from {entry.where}"
         )
-    if not dry_run:
-        bring_back(root, entry)
-    return entry
 
 
 @shown_paths()

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,13 @@ from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, read_segment
 from diskreplay.format.unproven import claimed_rows
+from diskreplay.store.repair.repaired import Action
 from diskreplay.verify.row_flags import START, first_wrong
 
 Ints = NDArray[np.int64]
 
 
-class Salvage(NamedTuple):
-    """What can be taken of a segment: how many steps, and how many it keeps that cannot."""
-
-    number: int
-    steps: int
-    left: int
-
-
-def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Salvage]:
+def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Action]:
     """Take the unproven steps of each segment as far as its flags are a sequence of episodes; yield what was taken.
 
     Rows whose time is before that of the row in front of them never got to the disk whole, and end that as well.
@@ -52,7 +45,7 @@ def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Salvage]:
             continue  # evicted meanwhile, or damaged, which is another matter
 
 
-def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Salvage]:
+def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
     lock = try_lock(info.lock_path)
     if lock is None:
         return
@@ -70,7 +63,9 @@ def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Salvage]:
             with held_lock(root.lock_path):
                 note_change(root.folder)
         if most > before:
-            yield Salvage(info.number, after - before, most - after)
+            taken = f"{after - before} steps that no mark proves count now" if after > before else "no step is whole"
+            where = layout.segment_folder(info.number)
+            yield Action("salvaged", where, f"{taken}, {most - after} are left behind")
     finally:
         lock.release()
 

@@ -13,7 +13,7 @@ import zarr
 import diskreplay as dr
 from diskreplay.format import root as root_module, segment as segment_module
 from diskreplay.format.locks import held_lock, is_locked
-from diskreplay.store.repair import dead_writers
+from diskreplay.store.repair import repair as repair_module
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.verify import verify
@@ -213,13 +213,13 @@ def test_a_segment_that_is_evicted_while_dead_ones_are_looked_for_is_not_told_of
         append_numbered(other, range(3, 5), end="open")
         other.flush()
         shutil.copytree(tmp_store, tmp_path / "dead")
-    real = getattr(dead_writers, look)
+    real = getattr(repair_module, look)
 
     def after_an_eviction(*args):
         shutil.rmtree(tmp_path / "dead/segments/00000000", ignore_errors=True)
         return real(*args)
 
-    monkeypatch.setattr(dead_writers, look, after_an_eviction)
+    monkeypatch.setattr(repair_module, look, after_an_eviction)
     done = repair(tmp_path / "dead")
     assert [(action.what, action.where) for action in done.actions] == [("sealed", "segments/00000001")]
     assert done.left == done.quarantine == []

@@ -1,0 +1,108 @@
+"""What a damaged segment loses: how much, and in which words that is told."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.damage import Damage, find_damage
+from diskreplay.format.mapping import read_regular
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.store.repair.repair_documents import known_in_segment
+from diskreplay.verify.documents import Plan
+from diskreplay.verify.files import Problem
+
+_RANGES_TOLD = 3
+_OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a damaged segment loses when it is rebuilt: found by looking, before anything is changed."""
+
+    info: SegmentInfo
+    damage: Damage
+
+    @property
+    def steps(self) -> int:
+        """How many steps are lost that were not before."""
+        return max(0, self.damage.steps_lost - self.info.lost.steps)
+
+    def __str__(self) -> str:
+        """Tell what is lost: episodes, steps, ids."""
+        if not any(self.damage.more.values()):
+            return "no step is lost"
+        episodes, steps, lanes = self.damage.episodes, self.steps, len(self.info.lanes)
+        count = f"{episodes} episode{'' if episodes == 1 else 's'}"
+        if self.damage.flags_damaged:
+            count = f"at least {count}" if episodes else "part of an episode, or more"
+        base = self.info.number << layout.POSITION_BITS
+        ranges = sorted(
+            (base | first * lanes + lane, base | (stop - 1) * lanes + lane)
+            for lane, rows in self.damage.more.items()
+            for first, stop in rows
+        )
+        ids = ", ".join(f"{first} to {last}" if first < last else f"{first}" for first, last in ranges[:_RANGES_TOLD])
+        more = f" and {len(ranges) - _RANGES_TOLD} more ranges" if len(ranges) > _RANGES_TOLD else ""
+        every = f", every {lanes}th of each range" if lanes > 1 else ""
+        return f"{count}, {steps} step{'' if steps == 1 else 's'} lost, ids {ids}{more}{every}"
+
+
+def is_of_rows(info: SegmentInfo | None, plan: Plan, name: str, problem: Problem) -> bool:
+    """Whether something wrong with a segment may follow from damaged rows; ``name`` is the file's below the segment."""
+    if info is None or not info.sealed:
+        return False
+    if (problem.kind, name) in (("flags", layout.DONE), ("times", layout.TIME), ("counters", layout.METADATA)):
+        return True
+    folder, _, file = name.rpartition("/")
+    in_array = folder in plan.arrays and file.startswith("c.") and problem.kind in _OF_A_FILE
+    is_folder = name in plan.folders and name not in layout.LANE_COUNTERS and problem.kind in _OF_A_FILE
+    is_blocks = name == layout.BLOCKS and known_in_segment(info, plan, name) is None
+    return in_array or is_folder or is_blocks
+
+
+def find_losses(info: SegmentInfo, plan: Plan, evicted: Sequence[tuple[int, int]]) -> Losses | None:
+    """Return what is lost if a segment is rebuilt; None where nothing is left of it, or nothing is known to be damaged.
+
+    ``evicted`` are position and steps of its episodes that were evicted by hand.
+    """
+    counter = known_in_segment(info, plan, f"{layout.COMMITTED}/c.0")
+    if counter is None:
+        return None
+    rows, lanes = np.frombuffer(counter, "<i8"), len(info.lanes)
+    if len(rows) != lanes or (rows < 0).any() or int(rows.max()) > layout.POSITION_MASK // lanes:
+        return None
+    try:
+        damage = find_damage(info, plan.arrays, rows, evicted)
+    except FormatError:
+        return None
+    is_damaged = bool(damage.parts) or damage.resized
+    return Losses(info, damage) if is_damaged and damage.steps_kept > 0 else None
+
+
+def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
+    """Return how many steps a segment says it has or, where that cannot be believed, the most that it may have."""
+    rows = _rows_with_flags(segment)
+    # A document that claims more than there is room for is not believed.
+    counted = info.steps if info is not None and info.steps and info.steps <= rows else 0
+    return counted or _rows_committed(segment, rows)
+
+
+def _rows_committed(segment: Path, most: int) -> int:
+    """Return how many rows a segment says it has, or as many as there can be."""
+    with suppress(OSError, FormatError):
+        data = read_regular(str(segment / layout.COMMITTED / "c.0"), None, 8 * layout.MAX_LANES)
+        rows = np.frombuffer(data[: len(data) & ~7], "<i8").astype(np.float64).clip(0).sum()
+        return int(min(rows, most))
+    return most
+
+
+def _rows_with_flags(segment: Path) -> int:
+    """Return for how many rows a segment has files; a flag is a byte."""
+    with suppress(OSError):
+        return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
+    return 0
