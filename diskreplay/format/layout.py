@@ -65,6 +65,7 @@ MAX_CHUNK_BYTES = 1 << 31
 SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
 HIDDEN_ROWS = 4096  # entries a chunk of hidden/
+LIMITER_SLOTS = 64
 # Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
 # random order; narrower ones go through mappings.
 WIDE_ROW_BYTES = 4096

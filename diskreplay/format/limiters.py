@@ -25,7 +25,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.ids import NO_STEP
 
-SLOTS = 64
+SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 # How often, and seconds after how long, a count is taken again that has gone back.

@@ -1,19 +1,11 @@
 """The folders of a segment: their documents, their chunk files, and what has no place in them."""
 
 import os
-import re
 import stat
 
 from diskreplay.format import layout
 from diskreplay.verify.check_attributes import Segment
-from diskreplay.verify.documents import (
-    MAX_DOCUMENT_BYTES,
-    Document,
-    array_mismatch,
-    is_whole,
-    parse,
-    shaped,
-)
+from diskreplay.verify.documents import Document, array_mismatch, is_whole, read_object, shaped
 from diskreplay.verify.files import Files, reason
 
 
@@ -41,35 +33,24 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     """Check a group's folder, or that of a counter of lanes."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     counter = path in layout.LANE_COUNTERS
-    own = {layout.METADATA, "c.0", layout.LOCK} if counter else {layout.METADATA}
-    if path == layout.DURABLE:
-        own |= {name.removeprefix(f"{path}/") for name in (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY)}
+    known = {p.rpartition("/")[2] for p in segment.plan.folders if p.rpartition("/")[0] == path}
+    # What these are is reported where they are read.
+    known |= {layout.METADATA, "c.0", layout.LOCK} if counter else {layout.METADATA}
     if counter and layout.LOCK in names:
         files.check_lock(f"{base}/{layout.LOCK}")
-    known = {p.rsplit("/", 1)[-1] for p in segment.plan.folders if (p.rsplit("/", 1)[0] if "/" in p else "") == path}
-    for name, kind in sorted(names.items()):
-        where = f"{base}/{name}"
-        if kind in ("link", "other"):
-            if name not in known and name not in (
-                layout.METADATA,
-                layout.LOCK,
-                "c.0",
-            ):  # these are reported where they are read
-                files.report("type", where, "is a symbolic link" if kind == "link" else "is no file or folder")
-        elif name in own or name.startswith("."):
-            continue
-        elif name not in known and (counter or kind == "file" or not _is_node(files, where)):
-            files.report("unexpected", where, "has no place in a store")
-    if path:
-        data = files.read(f"{base}/{layout.METADATA}", MAX_DOCUMENT_BYTES)
-        if data is None:
-            return
-        template = segment.plan.templates[path]
-        lanes = [len(segment.rows)]
-        expected = shaped(template, lanes, lanes) if counter else template
-        document = parse(files, f"{base}/{layout.METADATA}", data)
-        if document is not None and document != expected:
-            files.report("metadata", f"{base}/{layout.METADATA}", "is not what the root's segment_metadata says")
+    if path == layout.DURABLE:
+        beside = [name.rpartition("/")[2] for name in (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY)]
+        known |= {name for name in beside if names.get(name) in ("file", "folder")}
+    if not counter:  # another tool may have put a group or an array there
+        known |= {name for name, kind in names.items() if kind == "folder" and _is_node(files, f"{base}/{name}")}
+    files.report_unknown(base, names, known)
+    if not path:
+        return
+    where, template = f"{base}/{layout.METADATA}", segment.plan.templates[path]
+    lanes = [len(segment.rows)]
+    document = read_object(files, where)
+    if document is not None and document != (shaped(template, lanes, lanes) if counter else template):
+        files.report("metadata", where, "is not what the root's segment_metadata says")
 
 
 def _is_node(files: Files, where: str) -> bool:
@@ -81,32 +62,21 @@ def _is_node(files: Files, where: str) -> bool:
 
 
 def _check_array(segment: Segment, path: str, names: dict[str, str]) -> set[int]:
-    files, array = segment.files, segment.plan.arrays[path]
-    base = segment.inside(path)
-    form = re.compile(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(array.shape))
-    chunks = set()
-    for name, kind in sorted(names.items()):
-        if kind in ("link", "other"):
-            files.report("type", f"{base}/{name}", f"is a {kind} and not a file")
-        elif (match := form.fullmatch(name)) and kind == "file":
-            chunks.add(int(match[1]))
-        elif name != layout.METADATA and not name.startswith("."):
-            files.report("unexpected", f"{base}/{name}", "has no place in a store")
+    files, array, base = segment.files, segment.plan.arrays[path], segment.inside(path)
+    numbers = {name: array.chunk_number(name) for name, kind in names.items() if kind == "file"}
+    chunks = {number for number in numbers.values() if number is not None}
+    files.report_unknown(base, names, {name for name, number in numbers.items() if number is not None})
     where = f"{base}/{layout.METADATA}"
-    data = files.read(where, MAX_DOCUMENT_BYTES)
-    document = None if data is None else parse(files, where, data)
-    if document is None:
-        return chunks
-    mismatch = _mismatch(segment, path, document, chunks)
-    if mismatch is not None:
+    document = read_object(files, where)
+    if document is not None and (mismatch := _mismatch(segment, path, document, chunks)) is not None:
         files.report("metadata", where, mismatch)
     return chunks
 
 
 def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int]) -> str | None:
     """Say what keeps a document from being that of an array of this segment, whose chunks are there."""
-    array, rows = segment.plan.arrays[path], segment.attributes.chunk_rows[path]
-    lanes, longest, shape = segment.attributes.lanes, segment.longest, document.get("shape")
+    array, rows = segment.plan.arrays[path], segment.chunk_rows[path]
+    lanes, longest, shape = segment.lanes, segment.longest, document.get("shape")
     length = longest
     if not segment.attributes.sealed and isinstance(shape, list) and len(shape) > 1 and is_whole(shape[1]):
         length = shape[1]
@@ -125,25 +95,20 @@ def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
     """Check that every chunk with rows is there and has its size, and no other; return the arrays of which it is so."""
     files, longest, good = segment.files, segment.longest, set()
     for path, chunks in present.items():
-        before = len(files.problems)
-        array, rows = segment.plan.arrays[path], segment.attributes.chunk_rows[path]
+        before, rows = len(files.problems), segment.chunk_rows[path]
         needed = -(-longest // rows)
-        key = ".0" * len(array.shape)
-        there = {chunk for chunk in chunks if chunk < needed}
-        if len(there) < needed:
-            first = next(chunk for chunk in range(needed) if chunk not in there)
-            more = f", nor are {needed - len(there) - 1} after it" if needed - len(there) > 1 else ""
-            files.report("missing", segment.inside(f"{path}/c.0.{first}{key}"), f"is not there{more}")
-        nbytes = segment.attributes.lanes * rows * array.row_bytes
+        missing = needed - sum(chunk < needed for chunk in chunks)
+        if missing:
+            first = next(chunk for chunk in range(needed) if chunk not in chunks)
+            more = f", nor are {missing - 1} after it" if missing > 1 else ""
+            files.report("missing", segment.chunk(path, first), f"is not there{more}")
+        kept = max(needed, -(-max(segment.attributes.claimed, default=0) // rows))
         for chunk in sorted(chunks):
-            name = segment.inside(f"{path}/c.0.{chunk}{key}")
-            if (
-                chunk >= max(needed, -(-max(segment.attributes.claimed, default=0) // rows))
-                and segment.attributes.sealed
-            ):
-                files.report("unexpected", name, f"lies behind the {longest} rows of a sealed segment")
-                continue
-            _check_size(files, name, nbytes)
+            if chunk >= kept and segment.attributes.sealed:
+                where = segment.chunk(path, chunk)
+                files.report("unexpected", where, f"lies behind the {longest} rows of a sealed segment")
+            else:
+                _check_size(files, segment.chunk(path, chunk), segment.chunk_bytes(path))
         if len(files.problems) == before:
             good.add(path)
     return good

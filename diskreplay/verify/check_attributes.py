@@ -14,17 +14,8 @@ from diskreplay.format import layout
 from diskreplay.format.machine import boot_id
 from diskreplay.format.volume import Volume, volume_of
 from diskreplay.verify.crc import checksum
-from diskreplay.verify.documents import (
-    MAX_DOCUMENT_BYTES,
-    Plan,
-    fits_itself,
-    is_group,
-    is_positive,
-    is_uuid,
-    is_whole,
-    parse,
-)
-from diskreplay.verify.files import Files
+from diskreplay.verify.documents import MAX_DOCUMENT_BYTES, Plan, is_positive, is_uuid, is_whole, read_group
+from diskreplay.verify.files import Files, read_at
 
 _SECTOR = 512  # what a disk writes as a whole
 _MOST_NS = 1 << 62
@@ -59,6 +50,16 @@ class Segment:
     rows: NDArray[np.int64]
 
     @property
+    def lanes(self) -> int:
+        """How many lanes it has."""
+        return self.attributes.lanes
+
+    @property
+    def chunk_rows(self) -> dict[str, int]:
+        """The rows of a lane in a chunk of each array."""
+        return self.attributes.chunk_rows
+
+    @property
     def longest(self) -> int:
         """The rows of its longest lane."""
         return int(self.rows.max())
@@ -74,44 +75,54 @@ class Segment:
 
     def chunk(self, path: str, chunk: int) -> str:
         """Return the name of a chunk file, relative to the store."""
-        return f"{self.where}/{path}/{layout.chunk_key(chunk, len(self.plan.arrays[path].shape))}"
+        return f"{self.where}/{path}/{self.plan.arrays[path].chunk_name(chunk)}"
+
+    def chunk_bytes(self, path: str) -> int:
+        """Return the size of every chunk file of an array."""
+        return self.lanes * self.chunk_rows[path] * self.plan.arrays[path].row_bytes
+
+    def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
+        """Return the bytes of rows of one lane that lie in one chunk, None where its file is not whole."""
+        per_chunk, row_bytes = self.chunk_rows[path], self.plan.arrays[path].row_bytes
+        # What is missing is told by who looks for it.
+        fd = self.files.quiet().open(self.chunk(path, first // per_chunk), self.chunk_bytes(path))
+        if fd is None:
+            return None
+        try:
+            data = read_at(fd, (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        return data if len(data) == (stop - first) * row_bytes else None
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
     """Return what a segment says of itself, or None where it has to be reported."""
-    where = f"{folder}/{layout.METADATA}"
-    data = files.read(where, MAX_DOCUMENT_BYTES)
-    if data is None:
-        return None
-    if not (fits := fits_itself(data)):
-        files.report("checksum", where, "has no checksum of itself" if fits is None else "does not fit its checksum")
-        return None
-    document = parse(files, where, data)
-    if document is None:
+    given = read_group(files, folder)
+    if given is None:
         return None
     try:
-        if not is_group(document):
-            raise ValueError("this is no group")
-        given = document["attributes"]
-        return _as_copied(
-            files, folder, plan, _parse_attributes(given, plan, _is_in_place(files, folder, given)), given
-        )
+        found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
+        return found if _is_whole(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         text = f"no {error}" if isinstance(error, KeyError) else str(error)
-        files.report("metadata", where, f"unusable attributes: {text[:120]}")
+        files.report("metadata", f"{folder}/{layout.METADATA}", f"unusable attributes: {text[:120]}")
         return None
 
 
 def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
+    def need(is_good: bool, name: str) -> None:
+        if not is_good:
+            raise ValueError(f"{name} is {given.get(name)!r:.60}")
+
     if given.get("requires"):
         raise ValueError(f"needs {given['requires']!r:.80}, which this release does not know")
     if given["store"] != plan.store:
         raise ValueError(f"a segment of another store, {given['store']!r:.40}")
-    if not is_uuid(given["uuid"]):
-        raise ValueError(f"uuid is {given['uuid']!r:.40}")
-    lanes, chunk_rows, checksums = given["lanes"], given["chunk_rows"], {}
-    if not isinstance(lanes, list) or not all(map(is_whole, lanes)) or not 1 <= len(set(lanes)) <= layout.MAX_LANES:
-        raise ValueError("lanes is no list of numbers")
+    need(is_uuid(given["uuid"]), "uuid")
+    lanes, chunk_rows, sealed = given["lanes"], given["chunk_rows"], given["sealed"]
+    need(_are_whole(lanes) and 1 <= len(set(lanes)) <= layout.MAX_LANES, "lanes")
     if len(set(lanes)) < len(lanes):
         raise ValueError("a lane is there twice")
     for path, array in plan.arrays.items():
@@ -120,31 +131,26 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
             raise ValueError(f"{rows!r:.40} rows a chunk of {path}")
         if rows > 1 and rows * len(lanes) * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
             raise ValueError(f"chunks of {path} are too large")
-    if not isinstance(given["sealed"], bool):
-        raise ValueError("sealed is neither true nor false")
-    if given["sealed"]:
-        checksums = given["checksums"]
-        if not isinstance(checksums, dict) or not all(is_whole(crc) and crc < 1 << 32 for crc in checksums.values()):
-            raise ValueError("checksums are no numbers of 32 bits")
-    for name in ("writer", "inode", *(["steps"] if given["sealed"] else [])):
-        if not is_whole(given[name]):
-            raise ValueError(f"{name} is {given[name]!r:.40}")
-    if given["sealed"] and not is_positive(given.get("sealed_at", 1)):
-        raise ValueError(f"sealed_at is {given['sealed_at']!r:.40}")
-    if given["sealed"] and not _is_boot_time(given.get("sealed_clock")):
-        raise ValueError(f"sealed_clock is {given['sealed_clock']!r:.40}")
-    _check_clock(given)
+    need(isinstance(sealed, bool), "sealed")
+    for name in ("writer", "inode"):
+        need(is_whole(given[name]), name)
     for name in ("machine_id", "boot_id", "created"):
-        if not isinstance(given[name], str):
-            raise ValueError(f"{name} is {given[name]!r:.40}")
-    volume = given["volume"]
-    if not isinstance(volume, list) or len(volume) != 3 or not all(map(is_whole, volume)):
-        raise ValueError(f"volume is {volume!r:.40}")
+        need(isinstance(given[name], str), name)
+    need(_are_whole(given["volume"], 3), "volume")
+    wall = given["clock"]["wall"]  # where the epoch is on the clock of the rows
+    need(isinstance(wall, int) and not isinstance(wall, bool) and abs(wall) <= _MOST_NS, "clock")
     claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
-    if not isinstance(claimed, list) or not all(map(is_whole, claimed)) or len(claimed) not in (0, len(lanes)):
-        raise ValueError("claimed is no list of rows")
-    if not is_whole(unproven):
-        raise ValueError(f"unproven_steps is {unproven!r:.40}")
+    need(_are_whole(claimed) and len(claimed) in (0, len(lanes)), "claimed")
+    need(is_whole(unproven), "unproven_steps")
+    checksums, times = {}, None
+    if sealed:
+        checksums, times = given["checksums"], given["times"]
+        are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()))
+        need(are_sums and max(checksums.values(), default=0) < 1 << 32, "checksums")
+        need(is_whole(given["steps"]), "steps")
+        need(is_positive(given.get("sealed_at", 1)), "sealed_at")
+        need(_is_boot_time(given.get("sealed_clock")), "sealed_clock")
+        need(times is None or (_are_whole(times, 2) and times[0] <= times[1] <= _MOST_NS), "times")
     return Attributes(
         lanes=len(lanes),
         chunk_rows={path: chunk_rows[path] for path in plan.arrays},
@@ -152,21 +158,24 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         writer=given["writer"],
         claimed=tuple(claimed),
         unproven_steps=unproven,
-        sealed=given["sealed"],
-        steps=given["steps"] if given["sealed"] else 0,
-        times=tuple(given["times"]) if given["sealed"] and given["times"] is not None else None,
+        sealed=sealed,
+        steps=given["steps"] if sealed else 0,
+        times=None if times is None else tuple(times),
         checksums=checksums,
         lost=_parse_lost(given, len(lanes)),
         steps_lost=given.get("steps_lost", 0),
     )
 
 
+def _are_whole(value: Any, count: int | None = None) -> bool:
+    """Whether a value from JSON is a list of whole numbers, of so many if given."""
+    return isinstance(value, list) and count in (None, len(value)) and all(map(is_whole, value))
+
+
 def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     """Return position and rows of each range that was lost to damage: they follow one another and do not overlap."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
-    if not isinstance(ranges, list) or not all(
-        isinstance(entry, list) and len(entry) == 2 and is_whole(entry[0]) and is_whole(entry[1], 1) for entry in ranges
-    ):
+    if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
         raise ValueError("lost is no list of positions and rows")
     if any(before[0] >= after[0] for before, after in pairwise(ranges)):
         raise ValueError("lost is not in order")
@@ -181,18 +190,6 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     return tuple((position, rows) for position, rows in ranges)
 
 
-def _check_clock(given: Any) -> None:
-    """Check what a segment says of the times of its rows: where the epoch is on their clock, and which there are."""
-    wall = given["clock"]["wall"]
-    if not isinstance(wall, int) or isinstance(wall, bool) or abs(wall) > _MOST_NS:
-        raise ValueError(f"clock is {given['clock']!r:.60}")
-    if not given["sealed"] or (times := given["times"]) is None:
-        return
-    in_order = isinstance(times, list) and len(times) == 2 and all(map(is_whole, times)) and times[0] <= times[1]
-    if not in_order or times[1] > _MOST_NS:
-        raise ValueError(f"times is {times!r:.60}")
-
-
 def _is_boot_time(value: Any) -> bool:
     """Whether a value is none, or machine, boot and seconds since that."""
     if not isinstance(value, list) or len(value) != 3:
@@ -201,8 +198,8 @@ def _is_boot_time(value: Any) -> bool:
 
 
 def was_lost(files: Files, folder: str) -> bool:
-    """Whether a segment is one whose machine went down before its own document was on the disk; no mark is there."""
-    scratch = Files(files.root)
+    """Whether a segment is one whose machine went down before its own document was durable; no mark is there."""
+    scratch = files.quiet()
     if not scratch.is_folder(folder) or has_marks(scratch, folder):
         return False
     data = _contents(scratch, f"{folder}/{layout.METADATA}")
@@ -216,10 +213,10 @@ def has_marks(files: Files, folder: str) -> bool:
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
-def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: dict[str, Any]) -> Attributes:
-    """Take a segment in a copy for one that is not sealed, if some of its chunks were copied before it was."""
-    if not found.sealed or given["inode"] == _inode(files, folder):
-        return found
+def _is_whole(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
+    """Whether a segment has no chunk that was copied before it was sealed; this may be a copy of it."""
+    if not found.sealed or inode == _inode(files, folder):
+        return True
     writable, missing = False, False
     for name, crc in found.checksums.items():
         if name.rpartition("/")[0] not in plan.arrays or name.endswith(layout.METADATA):
@@ -233,8 +230,11 @@ def _as_copied(files: Files, folder: str, plan: Plan, found: Attributes, given: 
         except OSError:
             missing = True
     log = files.path(f"{folder}/{layout.MARKS}")
-    if not missing or not (writable or (os.path.lexists(log) and os.lstat(log).st_size)):
-        return found
+    return not missing or not (writable or (os.path.lexists(log) and os.lstat(log).st_size))
+
+
+def _as_unsealed(found: Attributes) -> Attributes:
+    """Return what a segment says that was sealed while it was copied: it has to prove its rows."""
     return replace(found, sealed=False, in_place=False, steps=0, checksums={}, times=None, claimed=(), unproven_steps=0)
 
 

@@ -1,15 +1,13 @@
 """Which rows of a segment its marks prove, worked out from the page on the format."""
 
 import os
-from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.verify.documents import Plan
-from diskreplay.verify.files import Files, read_at
+from diskreplay.verify.check_attributes import Segment
 from diskreplay.verify.row_flags import NO_STEP
 
 Ints = NDArray[np.int64]
@@ -17,72 +15,43 @@ _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
 
 
-class Rows(NamedTuple):
-    """What has to be known of a segment to find its rows: its folder, its lanes and the rows a chunk."""
-
-    files: Files
-    folder: str
-    plan: Plan
-    lanes: int
-    chunk_rows: dict[str, int]
-
-    def read(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
-        """Return the bytes of rows of one lane that lie in one chunk, None where its file is not whole."""
-        per_chunk, array = self.chunk_rows[path], self.plan.arrays[path]
-        name = f"{self.folder}/{path}/{layout.chunk_key(first // per_chunk, len(array.shape))}"
-        quiet = Files(self.files.root)  # what is missing here only proves less
-        fd = quiet.open(name, self.lanes * per_chunk * array.row_bytes)
-        if fd is None:
-            return None
-        try:
-            data = read_at(
-                fd, (stop - first) * array.row_bytes, (lane * per_chunk + first % per_chunk) * array.row_bytes
-            )
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-        return data if len(data) == (stop - first) * array.row_bytes else None
-
-
-def proven_rows(rows: Rows) -> Ints:
+def proven_rows(segment: Segment) -> Ints:
     """Return the rows of each lane up to the last mark such that it and all before it fit."""
-    proven = np.zeros(rows.lanes, np.int64)
-    for crc, upto in _marks(rows):
-        if _new_bytes(rows, proven, upto) != crc:
+    proven = np.zeros(segment.lanes, np.int64)
+    for crc, upto in _marks(segment):
+        if _new_bytes(segment, proven, upto) != crc:
             break
         proven = upto
     return proven
 
 
-def _marks(rows: Rows) -> list[tuple[int, Ints]]:
+def _marks(segment: Segment) -> list[tuple[int, Ints]]:
     """Return the checksum of the new bytes and the rows of each mark, up to the first one that is not whole."""
-    where = f"{rows.folder}/{layout.MARKS}"
-    if not os.path.lexists(rows.files.path(where)):
+    where = segment.inside(layout.MARKS)
+    if not os.path.lexists(segment.files.path(where)):
         return []
-    data = rows.files.read(where, _MOST_BYTES)
-    size = 24 + 8 * rows.lanes
+    data = segment.files.read(where, _MOST_BYTES)
+    size = 24 + 8 * segment.lanes
     found: list[tuple[int, Ints]] = []
-    seed, before = 0, np.zeros(rows.lanes, np.int64)
+    seed, before = 0, np.zeros(segment.lanes, np.int64)
     for start in range(0, len(data or b"") - size + 1, size):
         record = (data or b"")[start : start + size]
         own = crc32c(record[:-4], seed)
         upto = np.frombuffer(record[16:-8], "<i8")
         if int.from_bytes(record[:4], "little") != size or int.from_bytes(record[-4:], "little") != own:
             break
-        if (upto < before).any() or int(upto.max()) > layout.POSITION_MASK // rows.lanes:
+        if (upto < before).any() or int(upto.max()) > layout.POSITION_MASK // segment.lanes:
             break
         found.append((int.from_bytes(record[4:8], "little"), upto))
         seed, before = own, upto
     return found
 
 
-def _new_bytes(rows: Rows, before: Ints, upto: Ints) -> int | None:
+def _new_bytes(segment: Segment, before: Ints, upto: Ints) -> int | None:
     """Return the CRC-32C of all lanes' rows from ``before`` up to ``upto``, None where a file is not whole."""
     crc, grown = 0, np.flatnonzero(before < upto).tolist()
-    for path in sorted(rows.plan.arrays):
-        per_chunk = rows.chunk_rows[path]
-        row_bytes = rows.plan.arrays[path].row_bytes
+    for path in sorted(segment.plan.arrays):
+        per_chunk, row_bytes = segment.chunk_rows[path], segment.plan.arrays[path].row_bytes
         most = max(1, _BLOCK_BYTES // max(1, row_bytes))
         first = min((int(before[lane]) // per_chunk for lane in grown), default=0)
         stop = max((-(-int(upto[lane]) // per_chunk) for lane in grown), default=0)
@@ -91,27 +60,27 @@ def _new_bytes(rows: Rows, before: Ints, upto: Ints) -> int | None:
                 at = max(int(before[lane]), chunk * per_chunk)
                 end = min(int(upto[lane]), (chunk + 1) * per_chunk)
                 while at < end:
-                    data = rows.read(path, lane, at, min(end, at + most))
+                    data = segment.read_rows(path, lane, at, min(end, at + most))
                     if data is None:
                         return None
                     crc, at = crc32c(data, crc), min(end, at + most)
     return crc
 
 
-def count_unproven(rows: Rows, proven: Ints) -> int:
+def count_unproven(segment: Segment, proven: Ints) -> int:
     """Return how many steps the counters had claimed behind what is proven, or flags tell of: at most, that is."""
-    quiet = Files(rows.files.root)
-    data = quiet.read(f"{rows.folder}/{layout.COMMITTED}/c.0", 8 * rows.lanes, 8 * rows.lanes)
+    lanes = segment.lanes
+    data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
-    return sum(_count_behind(rows, lane, int(proven[lane]), int(claimed[lane])) for lane in range(rows.lanes))
+    return sum(_count_behind(segment, lane, int(proven[lane]), int(claimed[lane])) for lane in range(lanes))
 
 
-def _count_behind(rows: Rows, lane: int, first: int, claimed: int) -> int:
+def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
     """Count the steps of a lane from a row on: those that are claimed, and as far as there are flags."""
-    per_chunk, at, steps, pending = rows.chunk_rows[layout.DONE], first, 0, 0
+    per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
         stop = min((at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
-        data = rows.read(layout.DONE, lane, at, stop)
+        data = segment.read_rows(layout.DONE, lane, at, stop)
         if data is None:
             return steps
         flags = np.frombuffer(data, np.uint8)

@@ -1,6 +1,5 @@
 """What is in quarantine: steps that are in the store and in no count of it, told until somebody decides about them."""
 
-import json
 import os
 import re
 
@@ -8,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.verify.documents import read_object
 from diskreplay.verify.files import Files, read_at
+from diskreplay.verify.row_flags import NO_STEP
 
 _FOLDER = f"{layout.COUNTERS}/quarantine"
 _RECORD = ".record.json"
@@ -21,7 +22,7 @@ def check_quarantine(files: Files, next_segment: int | None) -> None:
     """Report each segment in quarantine that holds steps, and one whose number could be given again."""
     if not os.path.lexists(files.path(_FOLDER)):
         return
-    scratch = Files(files.root)  # what is damaged in there is no finding of its own
+    scratch = files.quiet()  # what is damaged in there is no finding of its own
     if not files.is_folder(_FOLDER):
         return
     where = f"{_FOLDER}/{layout.SEGMENTS}"
@@ -44,13 +45,13 @@ def check_quarantine(files: Files, next_segment: int | None) -> None:
 
 
 def _report(files: Files, scratch: Files, where: str, number: int) -> None:
-    record = _read_object(scratch, where + _RECORD)
+    record = read_object(scratch, where + _RECORD, _MOST_BYTES) or {}
     steps, reason = record.get("steps"), record.get("reason")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         steps = None if record else _count_steps(scratch, where)
     if steps == 0:
         return
-    attributes = _read_object(scratch, f"{where}/{layout.METADATA}").get("attributes")
+    attributes = (read_object(scratch, f"{where}/{layout.METADATA}") or {}).get("attributes")
     writer = attributes.get("writer") if isinstance(attributes, dict) else None
     whose = f" of writer {writer}" if isinstance(writer, int) else ""
     held = "an unknown number of steps" if steps is None else f"{steps} steps"
@@ -63,15 +64,6 @@ def _report(files: Files, scratch: Files, where: str, number: int) -> None:
     )
 
 
-def _read_object(files: Files, where: str) -> dict[str, object]:
-    data = files.read(where, _MOST_BYTES) if os.path.lexists(files.path(where)) else None
-    try:
-        found = json.loads(data or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _count_steps(files: Files, where: str) -> int | None:
     """Count the steps that a segment's counters claim and its flags have room for; None: they cannot be counted."""
     rows = _claimed_rows(files, where)
@@ -82,7 +74,7 @@ def _count_steps(files: Files, where: str) -> int | None:
             per_chunk = os.fstat(fd).st_size // len(rows)
             for lane, count in enumerate(np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()):
                 flags = np.frombuffer(read_at(fd, count, lane * per_chunk), np.uint8)
-                steps += int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
+                steps += int(np.count_nonzero(flags & NO_STEP == 0))
         finally:
             os.close(fd)
         chunk += 1

@@ -14,6 +14,7 @@ from diskreplay.verify.documents import (
     MAX_DOCUMENT_BYTES,
     Document,
     Plan,
+    check_itself,
     check_templates,
     fits_itself,
     hidden_document,
@@ -30,8 +31,6 @@ from diskreplay.verify.files import Files, read_at, reason
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
-_HIDDEN_ROWS = 4096
-_LIMITER_SLOTS = 64
 # A counter and its complement disagree for an instant while they are stored, one after the other.
 _LOOKS = 50
 _PAUSE_S = 0.01
@@ -59,19 +58,14 @@ def read_plan(files: Files) -> Plan | None:
         return None
     fits = fits_itself(data)
     _refuse_others(files, data, fits, {layout.COUNTERS, layout.SEGMENTS} <= names.keys())
-    if not fits:
-        detail = "has no checksum of itself" if fits is None else "does not fit its checksum"
-        files.report("checksum", layout.METADATA, detail)
-        return None
-    document = parse(files, layout.METADATA, data)
-    if document is None:
+    if not check_itself(files, layout.METADATA, data) or (document := parse(files, layout.METADATA, data)) is None:
         return None
     attributes = document.get("attributes")
     return _read_attributes(files, attributes if isinstance(attributes, dict) else {})
 
 
 def _root_names(files: Files) -> dict[str, str]:
-    names = Files(files.root)
+    names = files.quiet()
     found = names.listing("")
     if found is None:
         raise StoreNotFound(f"{shown(files.root)} {names.problems[0].detail}; diskreplay.create makes a store")
@@ -80,8 +74,7 @@ def _root_names(files: Files) -> dict[str, str]:
 
 def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
     """Refuse what is no store, and what a later release wrote: that is no damage."""
-    scratch = Files(files.root)
-    attributes = (parse(scratch, layout.METADATA, data) or {}).get("attributes")
+    attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:
             raise StoreNotFound(f"{shown(files.root)} is not a diskreplay store; diskreplay.create makes a store")
@@ -134,16 +127,11 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
 
 
 def check_root(files: Files, plan: Plan) -> set[str]:
-    """Check the folders of a store and their documents; return those that may be looked into."""
+    """Check the folders of a store and their documents; return those that are there."""
     names = _root_names(files)
     good = {name for name in GROUPS if files.is_folder(name)}
-    for name, kind in sorted(names.items()):
-        if name in GROUPS or name == layout.METADATA or name.startswith("."):
-            continue
-        if kind in ("link", "other"):
-            files.report("type", name, f"is a {kind} and no file or folder")
-        else:
-            files.report("unexpected", name, "has no place in a store")
+    hidden = {name for name in names if name.startswith(".")}
+    files.report_unknown("", names, {*GROUPS, layout.METADATA, *hidden})
     for name, expected in store_documents(plan).items():
         if name in good:
             where = f"{name}/{layout.METADATA}"
@@ -156,29 +144,21 @@ def check_root(files: Files, plan: Plan) -> set[str]:
         copy = files.read(layout.ROOT_COPY, MAX_DOCUMENT_BYTES)
         if copy is not None and copy != files.read(layout.METADATA, MAX_DOCUMENT_BYTES):
             files.report("checksum", layout.ROOT_COPY, "is no copy of the root's zarr.json")
-    for name in (layout.LIMITERS, layout.SAMPLERS):
-        if name in good:
-            _check_children(files, plan, name)
+    for group in {layout.LIMITERS, layout.SAMPLERS} & good:
+        names = {name: kind for name, kind in (files.listing(group) or {}).items() if not name.startswith(".")}
+        folders = [name for name, kind in names.items() if kind == "folder" and name != layout.METADATA]
+        files.report_unknown(group, names, {layout.METADATA, *folders})
+        for name in sorted(folders) if group == layout.LIMITERS else ():
+            _check_limiter(files, plan, f"{group}/{name}")
     return good
-
-
-def _check_children(files: Files, plan: Plan, group: str) -> None:
-    for name, kind in sorted((files.listing(group) or {}).items()):
-        where = f"{group}/{name}"
-        if name == layout.METADATA or name.startswith("."):
-            continue
-        if kind != "folder":
-            files.report("type" if kind != "file" else "unexpected", where, f"is a {kind} where only folders are")
-        elif group == layout.LIMITERS:
-            _check_limiter(files, plan, where)
 
 
 def _check_limiter(files: Files, plan: Plan, where: str) -> None:
     document = f"{where}/{layout.METADATA}"
     data = files.read(document, MAX_DOCUMENT_BYTES)
-    if data is not None and data != limiter_document(plan, _LIMITER_SLOTS):
+    if data is not None and data != limiter_document(plan):
         files.report("metadata", document, "is not that of a limiter's array")
-    slots = files.read(f"{where}/c.0", 8 * _LIMITER_SLOTS, 8 * _LIMITER_SLOTS)
+    slots = files.read(f"{where}/c.0", 8 * layout.LIMITER_SLOTS, 8 * layout.LIMITER_SLOTS)
     if slots is not None and (np.frombuffer(slots, "<i8") < 0).any():
         files.report("counters", f"{where}/c.0", "holds impossible counts")
 
@@ -234,15 +214,15 @@ def read_hidden(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[
         shape = document.get("shape")
         rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
         # What was appended may not be counted yet.
-        fits = rows >= words.hidden and (rows == words.hidden or rows % _HIDDEN_ROWS == 0)
+        fits = rows >= words.hidden and (rows == words.hidden or rows % layout.HIDDEN_ROWS == 0)
         if data != hidden_document(plan, rows) or not fits:
             files.report("metadata", where, f"is not that of an array of {words.hidden} entries")
     entries: dict[int, list[tuple[int, int]]] = {}
     seen: set[int] = set()
     left = words.hidden
-    for chunk in range(-(-words.hidden // _HIDDEN_ROWS)):
+    for chunk in range(-(-words.hidden // layout.HIDDEN_ROWS)):
         name = f"{layout.HIDDEN}/c.{chunk}.0"
-        block = files.read(name, _HIDDEN_ROWS * 16, _HIDDEN_ROWS * 16)
+        block = files.read(name, layout.HIDDEN_ROWS * 16, layout.HIDDEN_ROWS * 16)
         if block is None:
             break
         for first, steps in np.frombuffer(block, "<i8").reshape(-1, 2)[:left].tolist():
@@ -254,5 +234,5 @@ def read_hidden(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[
             else:
                 seen.add(first)
                 entries.setdefault(number, []).append((first & layout.POSITION_MASK, steps))
-        left -= _HIDDEN_ROWS
+        left -= layout.HIDDEN_ROWS
     return entries

@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 20
 def check_flags(segment: Segment) -> None:
     """Check that the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
     files, rows = segment.files, segment.rows
-    last = np.full(segment.attributes.lanes, START, np.uint8)
+    last = np.full(segment.lanes, START, np.uint8)
     steps = 0
     for lane, first, flags in _blocks(segment, layout.DONE):
         lanes = slice(lane, lane + len(flags))
@@ -72,19 +72,19 @@ def check_times(segment: Segment) -> None:
 
 def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any]]]:
     """Yield lane and row of the first value, and values of some lanes, in order of rows: a bounded number at a time."""
-    per_chunk, longest = segment.attributes.chunk_rows[path], segment.longest
+    per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
     at_once = _BLOCK_BYTES // dtype.itemsize
     width = min(per_chunk, at_once)
     together = max(1, at_once // per_chunk)
     for chunk in range(-(-longest // per_chunk)):
-        where = segment.inside(f"{path}/{layout.chunk_key(chunk, 0)}")
-        fd = segment.files.open(where, segment.attributes.lanes * per_chunk * dtype.itemsize)
+        where = segment.chunk(path, chunk)
+        fd = segment.files.open(where, segment.chunk_bytes(path))
         if fd is None:
             return
         try:
-            for lane in range(0, segment.attributes.lanes, together):
-                lanes = min(together, segment.attributes.lanes - lane)
+            for lane in range(0, segment.lanes, together):
+                lanes = min(together, segment.lanes - lane)
                 most = int(segment.rows[lane : lane + lanes].max())
                 for start in range(0, min(per_chunk, most - chunk * per_chunk), width):
                     count = min(width, most - chunk * per_chunk - start) if lanes == 1 else width
@@ -101,12 +101,12 @@ def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any
 
 def check_lost(segment: Segment) -> bool:
     """Check that each range that was lost to damage is one episode of as many steps, truncated by its last."""
-    lanes = segment.attributes.lanes
+    lanes, per_chunk = segment.lanes, segment.chunk_rows[layout.DONE]
     for position, count in segment.attributes.lost:
         row, lane = divmod(position, lanes)
         stop, at, good = row + count, row, row + count <= segment.rows[lane]
         while good and at < stop:
-            end = min(stop, (at // _chunk_rows(segment) + 1) * _chunk_rows(segment), at + _BLOCK_BYTES)
+            end = min(stop, (at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
             expected = np.zeros(end - at, np.uint8)
             if at == row:
                 expected[0] = layout.FIRST
@@ -122,14 +122,10 @@ def check_lost(segment: Segment) -> bool:
     return True
 
 
-def _chunk_rows(segment: Segment) -> int:
-    return segment.attributes.chunk_rows[layout.DONE]
-
-
 def check_hidden(segment: Segment, hidden: list[tuple[int, int]]) -> None:
     """Check that each eviction by hand, position and steps, names an episode."""
     for position, steps in hidden:
-        row, lane = divmod(position, segment.attributes.lanes)
+        row, lane = divmod(position, segment.lanes)
         if not _is_episode(segment, lane, row, row + steps):
             detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are no episode"
             segment.files.report("hidden", layout.HIDDEN, detail)
@@ -140,7 +136,7 @@ def _is_episode(segment: Segment, lane: int, row: int, stop: int) -> bool:
     rows = int(segment.rows[lane])
     if not row < stop <= rows:
         return False
-    per_chunk, at = segment.attributes.chunk_rows[layout.DONE], row
+    per_chunk, at = segment.chunk_rows[layout.DONE], row
     while at < min(stop + 1, rows):
         end = min(stop if at < stop else stop + 1, (at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
         flags = _flags(segment, lane, at, end)
@@ -155,12 +151,4 @@ def _is_episode(segment: Segment, lane: int, row: int, stop: int) -> bool:
 
 def _flags(segment: Segment, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
     """Return flags of one lane that lie in one chunk."""
-    per_chunk = segment.attributes.chunk_rows[layout.DONE]
-    where = segment.inside(f"{layout.DONE}/{layout.chunk_key(first // per_chunk, 0)}")
-    fd = segment.files.open(where, segment.attributes.lanes * per_chunk)
-    if fd is None:
-        return np.zeros(0, np.uint8)
-    try:
-        return np.frombuffer(read_at(fd, stop - first, lane * per_chunk + first % per_chunk), np.uint8)
-    finally:
-        os.close(fd)
+    return np.frombuffer(segment.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,14 +10,13 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.verify.check_arrays import check_chunks, check_folders
 from diskreplay.verify.check_attributes import (
-    Attributes,
     Segment,
     has_marks,
     read_attributes,
     read_counters,
     was_lost,
 )
-from diskreplay.verify.check_marks import Rows, count_unproven, proven_rows
+from diskreplay.verify.check_marks import count_unproven, proven_rows
 from diskreplay.verify.check_rows import check_flags, check_hidden, check_times
 from diskreplay.verify.check_sums import check_sums
 from diskreplay.verify.documents import Plan
@@ -35,7 +35,7 @@ def verify_segment(
     ``hidden`` are its entries in the store's list: position and steps of episodes evicted by hand. ``where`` is its
     folder if that is not its place.
     """
-    where = where or f"{layout.SEGMENTS}/{layout.segment_name(number)}"
+    where = where or layout.segment_folder(number)
     found: list[Problem] = []
     for look in range(_LOOKS):
         files = Files(root)
@@ -70,17 +70,17 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
     attributes = read_attributes(files, where, plan)
     if attributes is None:
         return None
-    if not attributes.sealed and not attributes.in_place and not has_marks(Files(files.root), where):
-        _prove(files, where, plan, attributes)
-        return False  # nothing was brought to the disk before: no file has to be whole
+    segment = Segment(files, where, plan, attributes, np.zeros(attributes.lanes, np.int64))
+    must_prove = not attributes.sealed and not attributes.in_place
+    if must_prove and not has_marks(files.quiet(), where):
+        _prove(segment)
+        return False  # nothing was durable before: no file has to be whole
     counters = read_counters(files, where, attributes)
     if counters is None:
         return attributes.sealed
-    if not attributes.sealed and not attributes.in_place:
-        counters = _prove(files, where, plan, attributes)
-    elif attributes.claimed:
-        _report_unproven(files, where, attributes.unproven_steps, attributes.writer)
-    segment = Segment(files, where, plan, attributes, counters)
+    segment = replace(segment, rows=_prove(segment) if must_prove else counters)
+    if attributes.claimed and not must_prove:
+        _report_unproven(segment, attributes.unproven_steps)
     present = check_folders(segment)
     whole = check_chunks(segment, present)
     if layout.TIME in whole:
@@ -93,16 +93,14 @@ def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tupl
     return attributes.sealed
 
 
-def _prove(files: Files, where: str, plan: Plan, attributes: Attributes) -> NDArray[np.int64]:
+def _prove(segment: Segment) -> NDArray[np.int64]:
     """Return the rows that the marks prove, and report how many steps are behind them."""
-    rows = Rows(files, where, plan, attributes.lanes, attributes.chunk_rows)
-    proven = proven_rows(rows)
-    if steps := count_unproven(rows, proven):
-        _report_unproven(files, where, steps, attributes.writer)
+    proven = proven_rows(segment)
+    if steps := count_unproven(segment, proven):
+        _report_unproven(segment, steps)
     return proven
 
 
-def _report_unproven(files: Files, where: str, steps: int, writer: int) -> None:
-    what = f"up to {steps} steps of writer {writer} behind the last mark that fits do not count"
-    detail = f"{what}; repair --salvage takes what is whole"
-    files.report("unproven", where, detail)
+def _report_unproven(segment: Segment, steps: int) -> None:
+    what = f"up to {steps} steps of writer {segment.attributes.writer} behind the last mark that fits do not count"
+    segment.files.report("unproven", segment.where, f"{what}; repair --salvage takes what is whole")

@@ -9,7 +9,7 @@ from typing import Any
 from crc32c import crc32c
 
 from diskreplay.format import layout
-from diskreplay.verify.documents import MAX_DOCUMENT_BYTES, Document, fits_itself, is_group, is_whole, parse
+from diskreplay.verify.documents import MAX_DOCUMENT_BYTES, Document, is_whole, parse, read_group
 from diskreplay.verify.files import Files, Problem, read_at, reason
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -72,11 +72,8 @@ def _look_at(files: Files, where: str, store: str) -> object:
     if not is_whole(current, 1):
         files.report("metadata", f"{where}/{layout.METADATA}", f"the state that counts is {str(current)[:40]}")
         return current
-    for name, kind in sorted(names.items()):
-        if kind in ("link", "other"):
-            files.report("type", f"{where}/{name}", f"is a {kind} and no file or folder")
-        elif name != layout.METADATA and not name.startswith(".") and not _NUMBER.fullmatch(name):
-            files.report("unexpected", f"{where}/{name}", "has no place in a store")
+    numbers = {name for name, kind in names.items() if _NUMBER.fullmatch(name) and kind in ("file", "folder")}
+    files.report_unknown(where, names, numbers)
     state = f"{where}/{current}"
     if (found := _attributes(files, state)) is not None:
         if found.get("store") != store:
@@ -88,28 +85,12 @@ def _look_at(files: Files, where: str, store: str) -> object:
             return current
         for name, crc in sorted(named.items()):
             _check_array(files, f"{state}/{name}", crc)
-        for name in sorted((files.listing(state) or {}).keys() - named.keys() - {layout.METADATA}):
-            if not name.startswith("."):
-                files.report("unexpected", f"{state}/{name}", "has no place in a store")
+        files.report_unknown(state, dict.fromkeys(files.listing(state) or {}, "file"), named)
     return current
 
 
 def _attributes(files: Files, folder: str) -> Document | None:
-    """Return the attributes of a group that has a checksum of itself, or None where it has to be reported."""
-    where = f"{folder}/{layout.METADATA}"
-    if not files.is_folder(folder) or (data := files.read(where, MAX_DOCUMENT_BYTES)) is None:
-        return None
-    if not (fits := fits_itself(data)):
-        files.report("checksum", where, "has no checksum of itself" if fits is None else "does not fit its checksum")
-        return None
-    document = parse(files, where, data)
-    if document is None:
-        return None
-    attributes = document.get("attributes")
-    if not is_group(document) or not isinstance(attributes, dict):
-        files.report("metadata", where, "is no group with attributes")
-        return None
-    return attributes
+    return read_group(files, folder) if files.is_folder(folder) else None
 
 
 def _arrays(tree: Any, levels: int) -> list[tuple[str, int]]:
@@ -144,9 +125,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
     nbytes = math.prod(shape) * item_bytes
     if nbytes:
         _check_chunk(files, f"{folder}/{chunk}", nbytes)
-    for name in sorted((files.listing(folder) or {}).keys() - {layout.METADATA, *([chunk] if nbytes else [])}):
-        if not name.startswith("."):
-            files.report("unexpected", f"{folder}/{name}", "has no place in a store")
+    files.report_unknown(folder, dict.fromkeys(files.listing(folder) or {}, "file"), [chunk] if nbytes else [])
 
 
 def _check_chunk(files: Files, where: str, nbytes: int) -> None:

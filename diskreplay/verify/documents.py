@@ -33,6 +33,15 @@ class Array:
         """Bytes of one row of one lane."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    def chunk_number(self, name: str) -> int | None:
+        """Return the number of the chunk whose file has this name, None where it is not that of a chunk."""
+        found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
+        return None if found is None else int(found[1])
+
+    def chunk_name(self, chunk: int) -> str:
+        """Return the name of a chunk's file."""
+        return layout.chunk_key(chunk, len(self.shape))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -74,6 +83,32 @@ def parse(files: Files, where: str, data: bytes) -> Document | None:
     return document
 
 
+def read_object(files: Files, where: str, most: int = MAX_DOCUMENT_BYTES) -> Document | None:
+    """Return a document of ``most`` bytes, or None where it has to be reported."""
+    data = files.read(where, most)
+    return None if data is None else parse(files, where, data)
+
+
+def read_group(files: Files, folder: str) -> Document | None:
+    """Return the attributes of a group that has a checksum of itself, or None where it has to be reported."""
+    where = f"{folder}/{layout.METADATA}"
+    data = files.read(where, MAX_DOCUMENT_BYTES)
+    if data is None or not check_itself(files, where, data) or (document := parse(files, where, data)) is None:
+        return None
+    attributes = document.get("attributes")
+    if not is_group(document) or not isinstance(attributes, dict):
+        files.report("metadata", where, "is no group with attributes")
+        return None
+    return attributes
+
+
+def check_itself(files: Files, where: str, data: bytes) -> bool:
+    """Whether a document fits the checksum of itself; where not, that is reported."""
+    if not (fits := fits_itself(data)):
+        files.report("checksum", where, "has no checksum of itself" if fits is None else "does not fit its checksum")
+    return bool(fits)
+
+
 def fits_itself(data: bytes) -> bool | None:
     """Whether a document fits the checksum of itself; None: it has none."""
     if len(_SELF.findall(data)) != 1:
@@ -107,12 +142,13 @@ def store_documents(plan: Plan) -> dict[str, bytes]:
 def hidden_document(plan: Plan, rows: int) -> bytes:
     """Return the document of ``hidden`` with so many rows."""
     counter = plan.templates[layout.COMMITTED]
-    return compact(shaped(counter, [rows, 2], [4096, 2], ["entry", "id_and_steps"]))
+    return compact(shaped(counter, [rows, 2], [layout.HIDDEN_ROWS, 2], ["entry", "id_and_steps"]))
 
 
-def limiter_document(plan: Plan, slots: int) -> bytes:
+def limiter_document(plan: Plan) -> bytes:
     """Return the document of a limiter's array."""
-    return compact(shaped(plan.templates[layout.COMMITTED], [slots], [slots], ["slot"]))
+    slots = [layout.LIMITER_SLOTS]
+    return compact(shaped(plan.templates[layout.COMMITTED], slots, slots, ["slot"]))
 
 
 def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
@@ -158,22 +194,18 @@ def is_whole(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def check_templates(files: Files, plan: Plan, where: str) -> bool:
+def check_templates(files: Files, plan: Plan, where: str) -> None:
     """Check the documents that segments are made from against the schema."""
     counter = Array((), "int64")
     wanted = {path: (array, 2) for path, array in plan.arrays.items()} | dict.fromkeys(
         layout.LANE_COUNTERS, (counter, 1)
     )
-    good = True
     for path, (array, lead) in wanted.items():
         if (wrong := array_mismatch(plan.templates.get(path), array, lead)) is not None:
             files.report("metadata", where, f"segment_metadata: {path[:80]} {wrong}")
-            good = False
     for path in ("", *plan.groups):
         if not is_group(plan.templates.get(path)):
             files.report("metadata", where, f"segment_metadata: {path[:80]!r} is no group")
-            good = False
-    return good
 
 
 def read_schema(files: Files, where: str, data: Any) -> Schema | None:

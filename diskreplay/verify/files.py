@@ -1,14 +1,17 @@
 """Findings, and reading files of a store that may be damaged or hostile: no link is followed, nothing is mapped.
 
-The modules named ``verify_*`` are one independent reader. They share constants and the schema with the rest of the
-package, and none of the code that reads or writes stores.
+The modules of this package are one independent reader. They share constants and the schema with the rest of
+diskreplay, and none of the code that reads or writes stores.
 """
 
 import errno
 import os
 import stat
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+
+from diskreplay.format import layout
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,6 +52,10 @@ class Files:
         """Add a finding."""
         self.problems.append(Problem(kind, where, detail))
 
+    def quiet(self) -> "Files":
+        """Return a reader of the same folder whose findings are no findings of this one."""
+        return Files(self.root)
+
     def path(self, where: str) -> str:
         """Return the full path of a name."""
         return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
@@ -66,6 +73,17 @@ class Files:
             return None
         finally:
             os.close(fd)
+
+    def report_unknown(self, folder: str, names: Mapping[str, str], known: Container[str]) -> None:
+        """Report what a folder has and is not known: links, and names without a place; hidden files may be there."""
+        for name, kind in sorted(names.items()):
+            if name in known:
+                continue
+            where = f"{folder}/{name}" if folder else name
+            if kind in ("link", "other"):
+                self.report("type", where, f"is a {kind} and no file or folder")
+            elif name != layout.METADATA and not name.startswith("."):
+                self.report("unexpected", where, "has no place in a store")
 
     def is_folder(self, where: str) -> bool:
         """Whether a name is a folder; where it is not, that is reported."""

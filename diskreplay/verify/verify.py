@@ -8,7 +8,7 @@ from diskreplay.errors import StoreNotFound
 from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
 from diskreplay.verify.check_quarantine import check_quarantine
-from diskreplay.verify.check_root import Words, check_root, read_hidden, read_plan, read_words
+from diskreplay.verify.check_root import COUNTERS_FILE, Words, check_root, read_hidden, read_plan, read_words
 from diskreplay.verify.check_segment import verify_segment
 from diskreplay.verify.check_states import verify_states
 from diskreplay.verify.files import Files, Problem, reason
@@ -76,23 +76,14 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
 
 def segment_numbers(files: Files) -> list[int]:
     """Return the numbers of the segments that are there, lowest first."""
-    numbers = []
-    for name, kind in sorted((files.listing(layout.SEGMENTS) or {}).items()):
-        where = f"{layout.SEGMENTS}/{name}"
-        if _NUMBER.fullmatch(name) and layout.segment_name(int(name)) == name and int(name) < layout.MAX_SEGMENTS:
-            numbers.append(int(name))
-        elif kind in ("link", "other"):
-            files.report("type", where, f"is a {kind} and no segment")
-        elif name != layout.METADATA and not name.startswith("."):
-            files.report("unexpected", where, "has no place in a store")
+    names = files.listing(layout.SEGMENTS) or {}
+    read = {int(name) for name in names if _NUMBER.fullmatch(name)}
+    numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
+    files.report_unknown(layout.SEGMENTS, names, set(map(layout.segment_name, numbers)))
     return sorted(numbers)
 
 
 def _misplaced(number: int, words: Words, is_sealed: bool) -> Problem | None:
     """Return what is wrong with a whole segment that the store's counters leave out."""
-    where = f"{layout.SEGMENTS}/{layout.segment_name(number)}"
-    if number >= words.next_segment and is_sealed:
-        return Problem(
-            "counters", f"{layout.COUNTERS}/c.0", f"the next segment is {words.next_segment}, and {where} is there"
-        )
-    return None
+    detail = f"the next segment is {words.next_segment}, and {layout.segment_folder(number)} is there"
+    return Problem("counters", COUNTERS_FILE, detail) if number >= words.next_segment and is_sealed else None

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.format.blocks import block_bytes, combine, read_sums
-from diskreplay.verify.check_blocks import block_length
+from diskreplay.verify.check_sums import block_length
 from diskreplay.verify.crc import joined
 from tests.testing.support import serial_schema
 

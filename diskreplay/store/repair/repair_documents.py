@@ -27,7 +27,6 @@ from diskreplay.verify.documents import (
 )
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-_LIMITER_SLOTS, _HIDDEN_ROWS = 64, 4096
 # A writer that dies between a counter and its complement has added at most the steps of one segment.
 _MOST_STEPS = 1 << layout.POSITION_BITS
 
@@ -44,7 +43,7 @@ def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None
     known[f"{layout.HIDDEN}/{layout.METADATA}"] = hidden_document(plan, hidden)
     if root is not None and (document := whole_document(root / layout.METADATA)) is not None:
         known[layout.ROOT_COPY] = document
-    return limiter_document(plan, _LIMITER_SLOTS) if _LIMITER.fullmatch(where) else known.get(where)
+    return limiter_document(plan) if _LIMITER.fullmatch(where) else known.get(where)
 
 
 def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
@@ -187,11 +186,9 @@ def _hidden_entries(root: Path) -> int:
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.HIDDEN):
-            chunk = count // _HIDDEN_ROWS
-            data = read_regular(str(root / layout.HIDDEN / f"c.{chunk}.0"), _HIDDEN_ROWS * 16, _HIDDEN_ROWS * 16)
-            steps = np.frombuffer(data, "<i8").reshape(-1, 2)[:, 1]
-            used = int(np.argmin(steps > 0)) if not (steps > 0).all() else _HIDDEN_ROWS
-            count += used
-            if used < _HIDDEN_ROWS:
-                break
+            path, nbytes = root / layout.HIDDEN / f"c.{count // layout.HIDDEN_ROWS}.0", layout.HIDDEN_ROWS * 16
+            steps = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")[1::2]
+            if not (steps > 0).all():
+                return count + int(np.argmin(steps > 0))
+            count += len(steps)
     return count
