@@ -7,11 +7,10 @@ so each chunk's part of the file proves itself.
 """
 
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -20,27 +19,16 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.durable import write_sparse
-from diskreplay.format.mapping import opened, read_regular
+from diskreplay.format.mapping import data_ranges, opened, read_part, read_regular
 from diskreplay.format.metadata import RowArray
-from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes
 
 Sums = NDArray[np.uint32]
 
 _WINDOW = 1 << 20
+_SHORTER = "a file became shorter while it was read; the store is damaged"
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
-_NUMBER = re.compile(r"c\.0\.(0|[1-9][0-9]{0,17})((?:\.0)*)")
-
-
-class Rows(Protocol):
-    """An array with rows, as far as its blocks go."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one row of one lane."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Its bytes."""
 
 
 def block_bytes(row_bytes: int) -> int:
@@ -85,47 +73,26 @@ def read_sums(fd: int, size: int, block: int) -> Sums:
 def read_both(fd: int, size: int, block: int) -> tuple[Sums, int]:
     """Return the checksums of a file's blocks, and that of all of it; errors as for `read_sums`."""
     if size <= block:  # many segments are small
-        crc = int(crc32c(_read_exactly(fd, size, 0))) if size else 0
+        data = os.pread(fd, size, 0)
+        if len(data) != size:
+            raise FormatError(_SHORTER)
+        crc = int(crc32c(data))
         return np.array([crc] if size else [], np.uint32), crc
-    sums = _of_zeros(size, block)
-    window = min(-(-size // block), _WINDOW // block) * block
-    buffer = memoryview(bytearray(window))
-    at = done = crc = 0
-    while at < size and (data := _seek(fd, at, os.SEEK_DATA, size)) < size:
-        at = max(at, data - data % block)
-        stop = min(size, -(-_seek(fd, max(at, data), os.SEEK_HOLE, size) // block) * block)
+    sums, at, done, crc = _of_zeros(size, block), 0, 0, 0
+    window = np.empty(min(size, _WINDOW // block * block), np.uint8)
+    for first, last in data_ranges(fd, 0, size):
+        at, stop = max(at, first - first % block), min(size, -(-last // block) * block)
         while at < stop:
-            count = min(window, stop - at)
-            _read_into(fd, buffer[:count], at)
+            part = window[: stop - at]
+            if not read_part(fd, at, part):
+                raise FormatError(_SHORTER)
+            count = len(part)
             sums[at // block : -(-(at + count) // block)] = [
-                crc32c(buffer[i : min(i + block, count)]) for i in range(0, count, block)
+                crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
-            crc, at, done = crc32c(buffer[:count], crc), at + count, done + count
+            crc, at, done = crc32c(part.data, crc), at + count, done + count
     # To read it twice, from the cache, takes less than the arithmetic, which only holes need.
     return sums, crc if done == size else combine(sums, size, block)
-
-
-def _read_exactly(fd: int, nbytes: int, at: int) -> bytes:
-    data = os.pread(fd, nbytes, at)
-    if len(data) != nbytes:
-        raise FormatError("a file became shorter while it was read; the store is damaged")
-    return data
-
-
-def _read_into(fd: int, out: memoryview, at: int) -> None:
-    done = 0
-    while done < len(out):
-        count = os.preadv(fd, [out[done:]], at + done)
-        if not count:
-            raise FormatError("a file became shorter while it was read; the store is damaged")
-        done += count
-
-
-def _seek(fd: int, at: int, what: int, size: int) -> int:
-    try:
-        return min(os.lseek(fd, at, what), size)
-    except OSError:  # ENXIO: nothing of the kind up to the end
-        return size
 
 
 # --- how they are stored ---------------------------------------------------------------------------------------------
@@ -205,31 +172,35 @@ def _multiply(polynomial: int, register: _Register) -> _Register:
 class Chunk(NamedTuple):
     """A chunk file of a sealed segment: its array, its number, its name below the segment, and its bytes."""
 
-    leaf: str
+    array: RowArray
     number: int
     name: str
     nbytes: int
 
+    @property
+    def block(self) -> int:
+        """The bytes of a block."""
+        return block_bytes(self.array.row_bytes)
 
-def sealed_chunks(info: SegmentInfo, arrays: Mapping[str, Rows]) -> Iterator[Chunk]:
+
+def sealed_chunks(root: Root, info: SegmentInfo) -> Iterator[Chunk]:
     """Yield the chunk files that a sealed segment has a checksum of, in the order of their blocks."""
-    numbers: dict[str, list[int]] = {leaf: [] for leaf in arrays}
+    numbers: dict[str, list[int]] = {}
     for name in info.checksums:
         leaf, _, file = name.rpartition("/")
-        match = _NUMBER.fullmatch(file)
-        if leaf in arrays and match and len(match[2]) == 2 * len(arrays[leaf].shape):
-            numbers[leaf].append(int(match[1]))
-    for leaf in sorted(arrays):
-        array = arrays[leaf]
+        array = root.blueprint.arrays.get(leaf)
+        if array is not None and (number := array.chunk_number(file)) is not None:
+            numbers.setdefault(leaf, []).append(number)
+    for leaf in sorted(numbers):
+        array = root.blueprint.arrays[leaf]
         for number in sorted(numbers[leaf]):
-            name = f"{leaf}/{layout.chunk_key(number, len(array.shape))}"
-            yield Chunk(leaf, number, name, len(info.lanes) * info.chunk_rows[leaf] * array.row_bytes)
+            yield Chunk(array, number, f"{leaf}/{array.chunk_key(number)}", chunk_nbytes(root, info, leaf))
 
 
-def known_sums(info: SegmentInfo, arrays: Mapping[str, Rows]) -> dict[str, Sums]:
+def known_sums(root: Root, info: SegmentInfo) -> dict[str, Sums]:
     """Return the checksums of the blocks of each chunk file, by its name, where they fit that of the whole file."""
-    chunks = list(sealed_chunks(info, arrays))
-    counts = [-(-chunk.nbytes // block_bytes(arrays[chunk.leaf].row_bytes)) for chunk in chunks]
+    chunks = list(sealed_chunks(root, info))
+    counts = [-(-chunk.nbytes // chunk.block) for chunk in chunks]
     try:
         data = read_regular(f"{info.path}/{layout.BLOCKS}", None, 4 * sum(counts))
     except (OSError, FormatError):
@@ -238,24 +209,21 @@ def known_sums(info: SegmentInfo, arrays: Mapping[str, Rows]) -> dict[str, Sums]
     for chunk, count in zip(chunks, counts, strict=True):
         part = data[at : (at := at + 4 * count)]
         if len(part) == 4 * count:
-            block = block_bytes(arrays[chunk.leaf].row_bytes)
-            sums = parse(part, chunk.nbytes, block)
-            if combine(sums, chunk.nbytes, block) == info.checksums[chunk.name]:
+            sums = parse(part, chunk.nbytes, chunk.block)
+            if combine(sums, chunk.nbytes, chunk.block) == info.checksums[chunk.name]:
                 known[chunk.name] = sums
     return known
 
 
-def derive_blocks(info: SegmentInfo, arrays: Mapping[str, Rows]) -> bytes:
+def derive_blocks(root: Root, info: SegmentInfo) -> bytes:
     """Return what ``durable/blocks`` has to hold, from the chunk files as they are; nothing where one is damaged."""
-    parts = []
-    for chunk in sealed_chunks(info, arrays):
-        block = block_bytes(arrays[chunk.leaf].row_bytes)
+    blocks = BlockSums()
+    for chunk in sealed_chunks(root, info):
         try:
             with opened(f"{info.path}/{chunk.name}", chunk.nbytes) as fd:
-                sums = read_sums(fd, chunk.nbytes, block)
+                crc = blocks.add(chunk.array, chunk.number, fd)
         except (OSError, FormatError):
             return b""
-        if combine(sums, chunk.nbytes, block) != info.checksums[chunk.name]:
+        if crc != info.checksums[chunk.name]:
             return b""
-        parts.append(stored(sums, chunk.nbytes, block))
-    return b"".join(parts)
+    return blocks.content()

@@ -15,7 +15,9 @@ from functools import lru_cache
 
 from crc32c import crc32c
 
+from diskreplay.errors import FormatError
 from diskreplay.format import layout
+from diskreplay.format.mapping import opened
 from diskreplay.format.root import Root
 
 WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -86,15 +88,10 @@ def _has_marks(folder: str) -> bool:
 @lru_cache(maxsize=1 << 16)  # a reader asks several times, and a store may have been copied without permissions
 def _fits(path: str, crc: int, *_: int) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        with opened(path, None) as fd:
+            found = at = 0
+            while data := os.pread(fd, _BLOCK_BYTES, at):
+                found, at = crc32c(data, found), at + len(data)
+    except (OSError, FormatError):
         return False
-    try:
-        found = at = 0
-        while data := os.pread(fd, _BLOCK_BYTES, at):
-            found, at = crc32c(data, found), at + len(data)
-        return found == crc
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    return found == crc

@@ -6,7 +6,7 @@ episode that reaches there up to the next first step behind.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.blocks import Chunk, Rows, block_bytes, combine, known_sums, read_sums, sealed_chunks
+from diskreplay.format.blocks import Chunk, combine, known_sums, read_sums, sealed_chunks
 from diskreplay.format.mapping import opened
+from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import NO_STEP
 
@@ -50,24 +51,22 @@ class Damage:
     resized: bool = False
 
 
-def find_damage(
-    info: SegmentInfo, arrays: Mapping[str, Rows], rows: NDArray[np.int64], hidden: Sequence[tuple[int, int]]
-) -> Damage:
+def find_damage(root: Root, info: SegmentInfo, rows: NDArray[np.int64], hidden: Sequence[tuple[int, int]]) -> Damage:
     """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
 
     ``hidden`` are position and steps of its episodes that were evicted by hand. Raises FormatError where a chunk that
     its rows need has no checksum.
     """
-    return _Search(info, arrays, rows).find(hidden)
+    return _Search(root, info, rows).find(hidden)
 
 
 class _Search:
-    def __init__(self, info: SegmentInfo, arrays: Mapping[str, Rows], rows: NDArray[np.int64]) -> None:
-        self._info, self._arrays, self._rows = info, arrays, rows.tolist()
-        self._known = known_sums(info, arrays)
-        self._chunks = list(sealed_chunks(info, arrays))
-        there = {(chunk.leaf, chunk.number) for chunk in self._chunks}
-        for leaf in arrays:
+    def __init__(self, root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> None:
+        self._info, self._rows = info, rows.tolist()
+        self._known = known_sums(root, info)
+        self._chunks = list(sealed_chunks(root, info))
+        there = {(chunk.array.path, chunk.number) for chunk in self._chunks}
+        for leaf in root.blueprint.arrays:
             for number in range(-(-max(self._rows) // info.chunk_rows[leaf])):
                 if (leaf, number) not in there:
                     raise FormatError(f"{info.path}: chunk {number} of {leaf} has no checksum")
@@ -82,7 +81,7 @@ class _Search:
         for chunk in self._chunks:
             for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
                 damaged.setdefault(lane, []).append(range_)
-                if chunk.leaf == layout.DONE:
+                if chunk.array.path == layout.DONE:
                     unknown.setdefault(lane, []).append(range_)
         damage.flags_damaged, damage.resized = bool(unknown), self._resized
         lost_before, evicted = _by_lane(self._info.lost.ranges, lanes), _by_lane(hidden, lanes)
@@ -121,7 +120,7 @@ class _Search:
 
     def _parts(self, chunk: Chunk) -> list[Range]:
         """Return which bytes of a chunk file are damaged: whole blocks."""
-        block, known = block_bytes(self._arrays[chunk.leaf].row_bytes), self._known.get(chunk.name)
+        block, known = chunk.block, self._known.get(chunk.name)
         found = self._found(chunk, block)
         if known is None:
             is_whole = bool((found >= 0).all()) and (
@@ -152,7 +151,7 @@ class _Search:
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
         """Yield lane and rows that parts of a chunk file hold."""
-        row_bytes, per_chunk = self._arrays[chunk.leaf].row_bytes, self._info.chunk_rows[chunk.leaf]
+        row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
         above = chunk.number * per_chunk
         for start, stop in parts:
             first, last = start // row_bytes, -(-stop // row_bytes)
@@ -220,7 +219,7 @@ class _Search:
         It decides whether the episode before it, each of whose rows is whole, ended there. It is never shown.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
-        block, nbytes = block_bytes(1), len(self._info.lanes) * self._per_chunk
+        block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
         known = self._known.get(f"{layout.DONE}/{layout.chunk_key(chunk, 0)}")
         start = at - at % block
         data = self._read(chunk, start, min(block, nbytes - start))

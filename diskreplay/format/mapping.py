@@ -5,7 +5,7 @@ import errno
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,13 @@ def next_data(fd: int, start: int, stop: int) -> int:
 def next_hole(fd: int, start: int, stop: int) -> int:
     """Return where the data of a file that ``start`` is in ends, ``stop`` at the latest."""
     return min(os.lseek(fd, start, os.SEEK_HOLE), stop)
+
+
+def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a file between two places that are no holes: the first byte, and the one after the last."""
+    while (first := next_data(fd, start, stop)) < stop:
+        start = next_hole(fd, first, stop)
+        yield first, start
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:

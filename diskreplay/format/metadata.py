@@ -116,6 +116,11 @@ class RowArray:
         """Return the file name of a chunk."""
         return chunk_key(chunk, len(self.shape))
 
+    def chunk_number(self, name: str) -> int | None:
+        """Return the number of the chunk whose file has this name; None: it is not that of a chunk."""
+        found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
+        return None if found is None else int(found[1])
+
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
         """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
         # The number of rows is as long whatever it is, so that it can be written in its place.

@@ -17,17 +17,18 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
-from diskreplay.format.blocks import BlockSums, Sums, block_bytes, known_sums, parse, sealed_chunks
+from diskreplay.format.blocks import BlockSums, Chunk, Sums, known_sums, parse, sealed_chunks
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.lost import Lost
-from diskreplay.format.mapping import opened, read_regular
+from diskreplay.format.mapping import data_ranges, opened, read_regular
 from diskreplay.format.quarantine import QUARANTINE, move_aside
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
@@ -68,49 +69,29 @@ def drop_build(root: Root, where: str) -> None:
 
 class _Build:
     def __init__(self, root: Root, info: SegmentInfo, damage: Damage, folder: str) -> None:
-        self._info, self._damage, self._folder = info, damage, folder
-        self._arrays, self._paths = (
-            root.blueprint.arrays,
-            [path for path, _ in root.blueprint.documents(1, info.chunk_rows, 1)],
-        )
-        self._blueprint = root.blueprint
+        self._root, self._info, self._damage, self._folder = root, info, damage, folder
         self._sums: dict[str, int] = {}
 
     def run(self) -> None:
-        info = self._info
-        for path in self._paths:
+        info, lanes, paths = self._info, len(self._info.lanes), self._root.blueprint.paths
+        for path in paths:
             os.mkdir(f"{self._folder}/{path}")
-        chunks = {chunk.name for chunk in sealed_chunks(info, self._arrays)}
-        for name in sorted(info.checksums.keys() - chunks - {layout.BLOCKS}):
-            if name.rpartition("/")[0] in self._paths:
+        chunks = list(sealed_chunks(self._root, info))
+        for name in sorted(info.checksums.keys() - {chunk.name for chunk in chunks} - {layout.BLOCKS}):
+            if name.rpartition("/")[0] in paths:
                 self._copy_small(name)
         write_file(f"{self._folder}/{layout.COMMITTED}/{layout.LOCK}")
-        rows = read_lane_counter(f"{self._folder}/{layout.COMMITTED}", len(info.lanes))
-        least = 0 if info.times is None else info.times[0]
-        blocks = BlockSums()
-        known = known_sums(info, self._arrays)
-        for chunk in sealed_chunks(info, self._arrays):
-            array = self._arrays[chunk.leaf]
-            skipped = self._skipped(chunk.leaf, chunk.number, self._damage.parts.get(chunk.name, []))
-            fd = os.open(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                os.ftruncate(fd, chunk.nbytes)
-                self._copy(chunk.name, fd, _rest(skipped, chunk.nbytes))
-                if chunk.leaf == layout.DONE:
-                    self._put_flags(fd, chunk.number)
-                elif chunk.leaf == layout.TIME:
-                    repeat_times(self._folder, chunk.number, info.chunk_rows[layout.TIME], rows, skipped, least)
-                self._sums[chunk.name] = blocks.add(array, chunk.number, fd)
-                os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)  # as sealed chunks are
-            finally:
-                os.close(fd)
-            self._check(chunk.name, blocks.chunks[chunk.leaf, chunk.number], known.get(chunk.name), skipped)
+        rows = read_lane_counter(f"{self._folder}/{layout.COMMITTED}", lanes)
+        blocks, known = BlockSums(), known_sums(self._root, info)
+        for chunk in chunks:
+            skipped = self._skipped(chunk)
+            self._build_chunk(chunk, skipped, rows, blocks)
+            self._check(chunk, blocks.chunks[chunk.array.path, chunk.number], known.get(chunk.name), skipped)
         self._sums[layout.BLOCKS] = blocks.write(self._folder)
-        lanes = len(info.lanes)
-        ranges = sorted(
-            (first * lanes + lane, stop - first) for lane, rows in self._damage.lost.items() for first, stop in rows
+        ranges = (
+            (first * lanes + lane, stop - first) for lane, some in self._damage.lost.items() for first, stop in some
         )
-        lost = Lost(tuple(ranges), self._damage.steps_lost)
+        lost = Lost(tuple(sorted(ranges)), self._damage.steps_lost)
         rebuilt = dataclasses.replace(
             info,
             inode=os.stat(f"{self._folder}/{layout.COMMITTED}/c.0").st_ino,
@@ -119,7 +100,23 @@ class _Build:
             times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost),
         )
         for name in (layout.METADATA, layout.DOCUMENT_COPY):
-            write_file(f"{self._folder}/{name}", self._blueprint.segment_document(rebuilt.attributes()))
+            write_file(f"{self._folder}/{name}", self._root.blueprint.segment_document(rebuilt.attributes()))
+
+    def _build_chunk(self, chunk: Chunk, skipped: list[Range], rows: NDArray[np.int64], blocks: BlockSums) -> None:
+        info, leaf = self._info, chunk.array.path
+        fd = os.open(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            os.ftruncate(fd, chunk.nbytes)
+            self._copy(chunk.name, fd, _rest(skipped, chunk.nbytes))
+            if leaf == layout.DONE:
+                self._put_flags(fd, chunk.number)
+            elif leaf == layout.TIME:
+                least = 0 if info.times is None else info.times[0]
+                repeat_times(self._folder, chunk.number, info.chunk_rows[leaf], rows, skipped, least)
+            self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd)
+            os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)  # as sealed chunks are
+        finally:
+            os.close(fd)
 
     def _copy_small(self, name: str) -> None:
         """Copy a document, a counter, or what else is small and has a checksum."""
@@ -129,13 +126,13 @@ class _Build:
         write_file(f"{self._folder}/{name}", data)
         self._sums[name] = self._info.checksums[name]
 
-    def _skipped(self, leaf: str, chunk: int, damaged: list[Range]) -> list[Range]:
+    def _skipped(self, chunk: Chunk) -> list[Range]:
         """Return the bytes of a chunk file that stay zeros: what is damaged, and rows that are lost."""
-        row_bytes, per_chunk = self._arrays[leaf].row_bytes, self._info.chunk_rows[leaf]
-        skipped = list(damaged)
+        row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
+        skipped, above = list(self._damage.parts.get(chunk.name, [])), chunk.number * per_chunk
         for lane, ranges in self._damage.lost.items():
             for first, stop in ranges:
-                low, high = max(first - chunk * per_chunk, 0), min(stop - chunk * per_chunk, per_chunk)
+                low, high = max(first - above, 0), min(stop - above, per_chunk)
                 if low < high:
                     at = lane * per_chunk
                     skipped.append(((at + low) * row_bytes, (at + high) * row_bytes))
@@ -150,7 +147,7 @@ class _Build:
         with opening as source:
             size = os.fstat(source).st_size
             for start, stop in parts:
-                for first, last in _data(source, start, min(stop, size)):
+                for first, last in data_ranges(source, start, min(stop, size)):
                     _copy_range(source, target, first, last)
 
     def _put_flags(self, fd: int, chunk: int) -> None:
@@ -159,16 +156,14 @@ class _Build:
             if row // per_chunk == chunk:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
-    def _check(self, name: str, found: bytes, known: Sums | None, skipped: list[Range]) -> None:
+    def _check(self, chunk: Chunk, found: bytes, known: Sums | None, skipped: list[Range]) -> None:
         """See that every block that was copied as a whole has the checksum it had."""
         if known is None:
             return
-        leaf = name.rpartition("/")[0]
-        block = block_bytes(self._arrays[leaf].row_bytes)
-        nbytes = len(self._info.lanes) * self._info.chunk_rows[leaf] * self._arrays[leaf].row_bytes
-        for at in (np.flatnonzero(parse(found, nbytes, block) != known) * block).tolist():
+        block = chunk.block
+        for at in (np.flatnonzero(parse(found, chunk.nbytes, block) != known) * block).tolist():
             if not any(first < at + block and at < stop for first, stop in skipped):
-                raise FormatError(f"{self._info.path}/{name} changed while it was copied")
+                raise FormatError(f"{self._info.path}/{chunk.name} changed while it was copied")
 
 
 def _rest(skipped: list[Range], nbytes: int) -> Iterator[Range]:
@@ -177,20 +172,6 @@ def _rest(skipped: list[Range], nbytes: int) -> Iterator[Range]:
         if at < first:
             yield at, first
         at = stop
-
-
-def _data(fd: int, start: int, stop: int) -> Iterator[Range]:
-    """Yield the parts between two places that are no holes."""
-    at = start
-    while at < stop:
-        try:
-            first = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: nothing but a hole up to the end
-            return
-        if first >= stop:
-            return
-        at = min(os.lseek(fd, first, os.SEEK_HOLE), stop)
-        yield first, at
 
 
 def _copy_range(source: int, target: int, first: int, stop: int) -> None:

@@ -4,7 +4,6 @@ They may be whole, torn or missing. They do not count; but they are not deleted 
 behind its rows, and says how many there are.
 """
 
-import errno
 import os
 from contextlib import suppress
 from enum import Enum
@@ -17,7 +16,7 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
-from diskreplay.format.mapping import map_file, opened
+from diskreplay.format.mapping import data_ranges, map_file, opened
 from diskreplay.format.marks import cut_marks, proven_rows, read_marks, shows_live_rows
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
@@ -152,18 +151,10 @@ def holds_data(root: Root, info: SegmentInfo) -> bool:
 
 def _is_written(path: str) -> bool:
     with opened(path, None) as fd:
-        try:
-            size, at = os.fstat(fd).st_size, 0
-            while at < size:
-                at = os.lseek(fd, at, os.SEEK_DATA)
-                stop = os.lseek(fd, at, os.SEEK_HOLE)
-                while at < stop:
-                    if (data := os.pread(fd, min(_BLOCK_BYTES, stop - at), at)).strip(b"\0"):
-                        return True
-                    at += len(data)
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # nothing but a hole up to the end
-                raise
+        for at, stop in data_ranges(fd, 0, os.fstat(fd).st_size):
+            for start in range(at, stop, _BLOCK_BYTES):
+                if os.pread(fd, min(_BLOCK_BYTES, stop - start), start).strip(b"\0"):
+                    return True
     return False
 
 

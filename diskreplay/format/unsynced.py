@@ -1,9 +1,10 @@
 """What a loss of power leaves of a segment that was made shortly before it and never synced: empty files, or none."""
 
 import os
-import stat
 
+from diskreplay.errors import FormatError
 from diskreplay.format import layout
+from diskreplay.format.mapping import read_regular
 
 # What a disk writes as a whole, and the most that is looked at of a file.
 _SECTOR, _MOST_BYTES = 512, 64 << 20
@@ -41,15 +42,9 @@ def _is_blank(path: str) -> bool:
 def _read(path: str) -> bytes | None:
     """Return the bytes of a file, none where it is missing, None where something else is in its place."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        data = read_regular(path, None, _MOST_BYTES + 1)
     except FileNotFoundError:
         return b""
-    except OSError:
+    except (OSError, FormatError):
         return None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-            return None
-        return os.read(fd, status.st_size)
-    finally:
-        os.close(fd)
+    return data if len(data) <= _MOST_BYTES else None

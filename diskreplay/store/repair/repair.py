@@ -309,7 +309,7 @@ class _Repair:
         for _ in range(_ROUNDS):
             if not problems:
                 return
-            of_rows = [p for p in problems if is_of_rows(info, self._plan, p.where.removeprefix(f"{where}/"), p)]
+            of_rows = [] if info is None else [p for p in problems if is_of_rows(self._store, info, where, p)]
             others = [p for p in problems if p not in of_rows]
             if others and not self._repair_files(info, where, others):
                 break
@@ -340,7 +340,7 @@ class _Repair:
         remedies: dict[str, bytes | None] = {}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
-            known = None if info is None else known_in_segment(info, self._plan, name)
+            known = None if info is None else known_in_segment(self._store, info, name)
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # as good as none: who takes it makes it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return False
@@ -392,7 +392,7 @@ class _Repair:
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
         """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
-        losses = find_losses(info, self._plan, self._evicted.get(info.number, []))
+        losses = find_losses(self._store, info, self._evicted.get(info.number, []))
         if losses is None:
             return False
         detail = f"{_summary(problems, where)}; {losses}"

@@ -16,15 +16,9 @@ from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular, read_regular
 from diskreplay.format.metadata import read_document, verify_document
-from diskreplay.format.segment import SegmentInfo
-from diskreplay.verify.documents import (
-    Plan,
-    compact,
-    hidden_document,
-    limiter_document,
-    shaped,
-    store_documents,
-)
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, rows_document
+from diskreplay.verify.documents import Plan, hidden_document, limiter_document, store_documents
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
 # A writer that dies between a counter and its complement has added at most the steps of one segment.
@@ -46,18 +40,18 @@ def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None
     return limiter_document(plan) if _LIMITER.fullmatch(where) else known.get(where)
 
 
-def known_in_segment(info: SegmentInfo, plan: Plan, name: str) -> bytes | None:
+def known_in_segment(root: Root, info: SegmentInfo, name: str) -> bytes | None:
     """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
     folder, _, file = name.rpartition("/")
-    if not info.sealed or folder not in plan.folders:
+    if not info.sealed or folder not in root.blueprint.paths:
         return None
     if name == layout.DOCUMENT_COPY:
         return whole_document(info.path / layout.METADATA)
     candidates: list[bytes] = []
     if name == layout.BLOCKS:
-        candidates = [derive_blocks(info, plan.arrays)]
+        candidates = [derive_blocks(root, info)]
     elif file == layout.METADATA:
-        candidates = [_document(info, plan, folder)]
+        candidates = [_document(root, info, folder)]
     elif file == "c.0" and folder in layout.LANE_COUNTERS:
         # Sealing made them equal.
         candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
@@ -93,19 +87,11 @@ def write_anew(path: Path, data: bytes) -> bool:
     return True
 
 
-def _document(info: SegmentInfo, plan: Plan, folder: str) -> bytes:
-    template, lanes = plan.templates[folder], len(info.lanes)
-    array = plan.arrays.get(folder)
-    if array is None:
-        return compact(shaped(template, [lanes], [lanes]) if folder in layout.LANE_COUNTERS else template)
-    data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
-    longest = int(np.frombuffer(data, "<i8").max()) if data else 0
-    chunks = [lanes, info.chunk_rows[folder], *array.shape]
-    document = compact(shaped(template, [lanes, longest, *array.shape], chunks))
-    # The number of rows has spaces before it.
-    return document.replace(
-        b'"shape":[%d,%d' % (lanes, longest), b'"shape":[%d,%*d' % (lanes, layout.ROWS_WIDTH, longest)
-    )
+def _document(root: Root, info: SegmentInfo, folder: str) -> bytes:
+    if folder in root.blueprint.arrays:
+        data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
+        return rows_document(root, info, folder, int(np.frombuffer(data, "<i8").max()) if data else 0)
+    return dict(root.blueprint.documents(len(info.lanes), info.chunk_rows, None))[folder]
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:
