@@ -9,7 +9,9 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout
@@ -66,6 +68,11 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
     if end - start <= _FEW:
         return range(start, end)
     return sorted(number for number in listed_numbers(root) if start <= number < end)
+
+
+def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
+    """Return those that may have a segment of all that the store's counters know; see `segment_numbers`."""
+    return segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:

@@ -137,25 +137,6 @@ def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
     return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 
-def build_segment(
-    root: Root, number: int, writer: int | None, lanes: Sequence[int], size: Size, clock: Clock
-) -> tuple[SegmentInfo, Lock]:
-    """Make segment ``number`` beside the counters, lock it, and rename it in when it is complete.
-
-    The caller holds the store lock. Every array gets its first chunk, without blocks yet. Raises StorageFull where
-    there is no room for it; nothing is left behind.
-    """
-    building = f"{root.counters_folder}/new-{layout.segment_name(number)}"
-    # A writer that died here left one; under the store lock nobody else can be building.
-    shutil.rmtree(building, ignore_errors=True)
-    info, lock = draft_segment(root, building, number if writer is None else writer, lanes, size, clock)
-    try:
-        return place_segment(root, info, number), lock
-    except BaseException:
-        remove_draft(info, lock)
-        raise
-
-
 def draft_segment(
     root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock
 ) -> tuple[SegmentInfo, Lock]:

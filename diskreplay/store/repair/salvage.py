@@ -15,7 +15,7 @@ from diskreplay.format.durable import write_atomic
 from diskreplay.format.locks import held_lock, try_lock
 from diskreplay.format.mapping import map_file
 from diskreplay.format.marks import proven_rows, shows_live_rows
-from diskreplay.format.numbers import segment_numbers
+from diskreplay.format.numbers import live_numbers
 from diskreplay.format.quarantine import note_change
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
@@ -35,8 +35,7 @@ def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Action]:
     Their bytes may be torn all the same: that is why they do not count by themselves. Segments of living writers are
     left alone.
     """
-    words = root.counters().read()
-    for number in segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
+    for number in live_numbers(root, root.counters().read()):
         try:
             info = read_segment(root, number)
             if info.claimed is not None or not shows_live_rows(info):

@@ -4,6 +4,7 @@ import heapq
 import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +68,7 @@ class RetentionPolicy:
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
         self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
-        self._short = (
-            -1,
-            0,
-        )  # the segment that could not leave yet, and how many steps are needed for it to be looked at
+        self._short = -1, 0  # the segment that could not leave yet, and how many steps it takes to look at it again
         self._leaving: dict[int, None] = {}  # segments below the horizon that are still there
         self._kept = 0  # steps of all others
         self._nbytes = 0  # of all others
@@ -199,8 +197,8 @@ class RetentionPolicy:
         for number, steps in self._entries.steps_by_segment(count).items():
             account = self._accounts.get(number)
             if account is not None:  # else it is gone
-                self._set(number, account, hidden=account.hidden + steps)
-                self._note_hidden_whole(number, account)
+                with self._changing(number, account):
+                    account.hidden += steps
 
     def _look(self, number: int) -> None:
         """Count the steps and bytes of a segment that was not sealed when it was last looked at, if ever."""
@@ -216,17 +214,15 @@ class RetentionPolicy:
         except (FormatError, NotADirectoryError, IsADirectoryError):
             # Damaged: it holds what it takes on disk, and stays until it is repaired, as one that is not sealed.
             if self._root.capacity_bytes is not None:
-                self._set(number, account, hidden=account.hidden, nbytes=disk_usage(path)[0])
+                nbytes = disk_usage(path)[0]
+                with self._changing(number, account):
+                    account.nbytes = nbytes
             return
-        before = account.kept
-        account.info, account.inode = info, inode
-        self._count(number, account.kept - before)  # some of it may have been lost since
         nbytes = 0 if self._root.capacity_bytes is None else disk_usage(path)[0]
-        self._set(number, account, steps=steps, hidden=account.hidden, nbytes=nbytes)
-        if info.sealed:
-            if number in self._unsealed:
-                self._take_sealed(number, account, info)
-            self._note_hidden_whole(number, account)
+        with self._changing(number, account):
+            account.info, account.inode, account.steps, account.nbytes = info, inode, steps, nbytes
+        if info.sealed and number in self._unsealed:
+            self._take_sealed(number, account, info)
 
     def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
         self._unsealed.discard(number)
@@ -236,24 +232,14 @@ class RetentionPolicy:
         if self._root.max_age_s is not None:
             self._ages.add(number, info)
 
-    def _set(
-        self, number: int, account: _Account, *, hidden: int, steps: int | None = None, nbytes: int | None = None
-    ) -> None:
-        before = account.kept
-        account.hidden = hidden
-        if steps is not None:
-            account.steps = steps
-        if nbytes is not None:
-            if number not in self._leaving:
-                self._nbytes += nbytes - account.nbytes
-            account.nbytes = nbytes
-        self._count(number, account.kept - before)
-
-    def _count(self, number: int, more: int) -> None:
+    @contextmanager
+    def _changing(self, number: int, account: _Account) -> Iterator[None]:
+        """Keep the sums right while the account of a segment changes."""
+        kept, nbytes = account.kept, account.nbytes
+        yield
         if number not in self._leaving:
-            self._kept += more
-
-    def _note_hidden_whole(self, number: int, account: _Account) -> None:
+            self._kept += account.kept - kept
+            self._nbytes += account.nbytes - nbytes
         if account.sealed and account.hidden + account.lost and not account.kept:
             self._doomed.add(number)
 

@@ -15,7 +15,7 @@ from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, re
 from diskreplay.format.locks import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
-from diskreplay.format.numbers import listed_numbers, next_number, segment_numbers
+from diskreplay.format.numbers import listed_numbers, live_numbers, next_number
 from diskreplay.format.quarantine import (
     claimed_steps,
     copy_aside,
@@ -32,7 +32,7 @@ from diskreplay.format.segment import (
     DRAFT,
     SegmentInfo,
     Size,
-    build_segment,
+    draft_segment,
     place_segment,
     read_segment,
     remove_draft,
@@ -62,7 +62,7 @@ class Retention:
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
-        self._ledger = RetentionPolicy(root, counters)
+        self._policy = RetentionPolicy(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
         self._sealed: set[int] = set()  # which stay so
         self._clock: Clock | None = None
@@ -82,16 +82,20 @@ class Retention:
         """
         with self._locked():
             # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
-            if not self._ledger.is_idle:
+            if not self._policy.is_idle:
                 self._remove_old(again=self._root.segment_steps != "episode")
             number = next_number(self._root, self._counters)
-            info, lock = build_segment(self._root, number, writer, lanes, size, self.clock())
+            building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
+            # A writer that died here left one; under the store lock nobody else can be building.
+            shutil.rmtree(building, ignore_errors=True)
+            draft, lock = draft_segment(
+                self._root, building, number if writer is None else writer, lanes, size, self.clock()
+            )
             try:
-                self._counters.set(layout.NEXT_SEGMENT, number + 1)
+                return self._place(draft, number), lock
             except BaseException:
-                remove_draft(info, lock)
+                remove_draft(draft, lock)
                 raise
-        return info, lock
 
     def clock(self) -> Clock:
         """Return the clock of this boot as the newest segments have it.
@@ -118,14 +122,16 @@ class Retention:
         use any more.
         """
         with self._locked():
-            number = next_number(self._root, self._counters)
-            info = place_segment(self._root, draft, number)
-            try:
-                self._counters.set(layout.NEXT_SEGMENT, number + 1)
-            except BaseException:
-                # Nothing was written to it. It cannot go back: a full disk may refuse the name that it had.
-                shutil.rmtree(info.path, ignore_errors=True)
-                raise
+            return self._place(draft, next_number(self._root, self._counters))
+
+    def _place(self, draft: SegmentInfo, number: int) -> SegmentInfo:
+        info = place_segment(self._root, draft, number)
+        try:
+            self._counters.set(layout.NEXT_SEGMENT, number + 1)
+        except BaseException:
+            # Nothing was written to it. It cannot go back: a full disk may refuse the name that it had.
+            shutil.rmtree(info.path, ignore_errors=True)
+            raise
         return info
 
     def after_sealing(self) -> None:
@@ -142,7 +148,7 @@ class Retention:
 
     def enforce(self) -> None:
         """Remove segments that have to leave; nothing else has to succeed first."""
-        left = not self._ledger.is_idle
+        left = not self._policy.is_idle
         while left:  # others get the lock in between
             with self._locked():
                 left = self._remove_old(again=True)
@@ -229,8 +235,7 @@ class Retention:
         """
         fate = fate_of(self._root, info)
         if fate is Fate.REMOVED:
-            evicted = int(self._counters.read()[layout.STEPS_EVICTED])
-            destroy(self._root, [take_out(self._root, info.number, evicted)])
+            destroy(self._root, [self._take_out(info.number, 0)])
         elif fate is Fate.SET_ASIDE:
             self._set_aside(info.number, WHY[fate])
         elif fate is Fate.COPIED:
@@ -239,7 +244,7 @@ class Retention:
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
         """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
-        where = f"{layout.SEGMENTS}/{layout.segment_name(info.number)}"
+        where = layout.segment_folder(info.number)
         known = claimed_steps(info.path)
         proven = count_steps_in(self._root, info, proven_rows(self._root, info))
         steps = known - proven if known is not None and known > proven else None
@@ -279,9 +284,7 @@ class Retention:
             if first <= number < following or not self._is_in_place(number):
                 returned |= number in from_quarantine
             elif number < first and self._is_below_horizon(number):
-                evicted = self._counters.evicted_after(from_quarantine.get(number, 0))
-                destroy(self._root, [take_out(self._root, number, evicted)])
-                self._counters.set(layout.STEPS_EVICTED, evicted)
+                destroy(self._root, [self._take_out(number, from_quarantine.get(number, 0))])
             elif number < following + _UNCOUNTED:
                 make_room_for(self._counters, number)
                 returned |= number < first
@@ -291,7 +294,7 @@ class Retention:
             self._counters.set(layout.NEXT_SEGMENT, aside[-1] + 1)
         if returned:
             note_change(self._root.folder)
-            if not self._ledger.is_idle:
+            if not self._policy.is_idle:
                 self._remove_old(again=True)
 
     def _is_in_place(self, number: int) -> bool:
@@ -309,14 +312,13 @@ class Retention:
     def _set_aside(self, number: int, reason: str) -> None:
         """Move a segment into quarantine; where there is no room for that it stays where it is."""
         with suppress(StorageFull):
-            move_aside(self._root.folder, f"{layout.SEGMENTS}/{layout.segment_name(number)}", reason)
+            move_aside(self._root.folder, layout.segment_folder(number), reason)
 
     def _note_sealed(self) -> None:
         """Find which segments are sealed without the lock: to read thousands of documents takes long."""
         words = self._counters.read()
-        first, end = int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])
-        self._sealed = {number for number in self._sealed if number >= first}
-        for number in segment_numbers(self._root, first, end):
+        self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
+        for number in live_numbers(self._root, words):
             if number not in self._sealed:
                 with suppress(OSError, FormatError):  # it is read again under the lock
                     if read_segment(self._root, number).sealed:
@@ -327,9 +329,8 @@ class Retention:
 
         Those that say nothing of themselves since the power went are set aside.
         """
-        words = self._counters.read()
         found = []
-        for number in segment_numbers(self._root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT])):
+        for number in live_numbers(self._root, self._counters.read()):
             try:
                 if number not in self._sealed:
                     found.append(read_segment(self._root, number))
@@ -343,13 +344,15 @@ class Retention:
     def _remove_old(self, *, again: bool) -> bool:
         """Take out what has to leave, some at a time, and delete it; tell whether more has to."""
         self._finish_removals()
-        gone: list[str] = []
-        for number, steps in self._ledger.leaving(_AT_ONCE, again=again):
-            evicted = self._counters.evicted_after(steps)
-            gone.append(take_out(self._root, number, evicted))
-            self._counters.set(layout.STEPS_EVICTED, evicted)
-        destroy(self._root, gone)
-        return self._ledger.has_more
+        destroy(self._root, [self._take_out(*leaving) for leaving in self._policy.leaving(_AT_ONCE, again=again)])
+        return self._policy.has_more
+
+    def _take_out(self, number: int, steps: int) -> str:
+        """Take a segment out of sight, and count its steps as evicted; return where it is now."""
+        evicted = self._counters.evicted_after(steps)
+        gone = take_out(self._root, number, evicted)
+        self._counters.set(layout.STEPS_EVICTED, evicted)
+        return gone
 
     def _finish_removals(self) -> None:
         """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
