@@ -14,17 +14,9 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import BY_PATH, Lookup, shown
+from diskreplay.format import layout
 from diskreplay.format.durable import storage_error, write_at
 from diskreplay.format.file_systems import keeps_reservations
-from diskreplay.format.layout import (
-    BOOT,
-    COUNTER_WORDS,
-    FIRST_LIVE,
-    MAX_SEGMENTS,
-    MOST_COUNTED,
-    NEXT_SEGMENT,
-    STEPS_EVICTED,
-)
 from diskreplay.format.mapping import map_file, opened
 
 _RETRIES = 200
@@ -114,20 +106,20 @@ class StoreCounters:
     Concurrency: any process reads; only who holds the store lock writes.
     """
 
-    nbytes = 2 * COUNTER_WORDS * 8
+    nbytes = 2 * layout.COUNTER_WORDS * 8
 
     def __init__(self, path: str, *, writable: bool = False) -> None:
         self.path = shown(path)
         self._words: Counters
         if writable:
-            self._words = open_counters(path, 2 * COUNTER_WORDS)
+            self._words = open_counters(path, 2 * layout.COUNTER_WORDS)
         else:
-            self._words = map_file(path, self.nbytes).array("<i8", (2 * COUNTER_WORDS,))
+            self._words = map_file(path, self.nbytes).array("<i8", (2 * layout.COUNTER_WORDS,))
 
     @staticmethod
     def fresh() -> bytes:
         """Return the file of a store with no segment yet."""
-        zeros = np.zeros(COUNTER_WORDS, "<i8")
+        zeros = np.zeros(layout.COUNTER_WORDS, "<i8")
         return np.concatenate([zeros, ~zeros]).tobytes()
 
     def read(self) -> NDArray[np.int64]:
@@ -138,13 +130,14 @@ class StoreCounters:
         """
         for attempt in range(_RETRIES):
             words = self._words.copy()
-            values, before = words[:COUNTER_WORDS], ~words[COUNTER_WORDS:]
-            before[BOOT] = values[BOOT]  # which of the two is newer does not matter: another one only costs numbers
+            values, before = words[: layout.COUNTER_WORDS], ~words[layout.COUNTER_WORDS :]
+            # Which of these two is newer does not matter: another boot only costs numbers.
+            before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
             # A process is between the two stores of one word, or died there: the word is what counts. The older first
             # segment is as good, and no flipped bit can hide segments in it.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
-                values[FIRST_LIVE] = before[FIRST_LIVE]
+                values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
             time.sleep(1e-4 * attempt)
         raise FormatError(f"{self.path}: a counter and its complement disagree; restore this file from a backup")
@@ -152,8 +145,8 @@ class StoreCounters:
     def _checked(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         if (
             (words < 0).any()
-            or (words > MOST_COUNTED).any()
-            or not words[FIRST_LIVE] <= words[NEXT_SEGMENT] <= MAX_SEGMENTS
+            or (words > layout.MOST_COUNTED).any()
+            or not words[layout.FIRST_LIVE] <= words[layout.NEXT_SEGMENT] <= layout.MAX_SEGMENTS
         ):
             raise FormatError(f"{self.path} holds impossible counters {words.tolist()}; restore it from a backup")
         return words
@@ -168,7 +161,7 @@ class StoreCounters:
 
     def evicted_after(self, steps: int) -> int:
         """Return how many steps are evicted when so many more are; where the word ends, it counts no further."""
-        return min(int(self.read()[STEPS_EVICTED]) + steps, MOST_COUNTED)
+        return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
         """Store a word and its complement. The caller holds the store lock; a word never goes back.
@@ -178,15 +171,15 @@ class StoreCounters:
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
         if isinstance(self._words, CountersByPosition):
-            self._words[[word, COUNTER_WORDS + word]] = value, ~value  # both or neither
+            self._words[[word, layout.COUNTER_WORDS + word]] = value, ~value  # both or neither
             return
         self._words[word] = value
-        self._words[COUNTER_WORDS + word] = ~value
+        self._words[layout.COUNTER_WORDS + word] = ~value
 
     def set_boot(self, value: int) -> None:
         """Store which boot, and which file, numbers are given in. The caller holds the store lock."""
-        self._words[BOOT] = value
-        self._words[COUNTER_WORDS + BOOT] = ~value
+        self._words[layout.BOOT] = value
+        self._words[layout.COUNTER_WORDS + layout.BOOT] = ~value
 
     def lower(self, word: int, value: int) -> None:
         """Let the first segment that may exist go back; no other word ever does. The caller holds the store lock.
@@ -194,9 +187,9 @@ class StoreCounters:
         The complement is stored first: whoever reads in between, or after this process dies there, finds the older
         first segment, as after any other death between the two stores.
         """
-        if word != FIRST_LIVE:
+        if word != layout.FIRST_LIVE:
             raise ValueError(f"counter {word} never goes back")
-        self._words[COUNTER_WORDS + word] = ~value
+        self._words[layout.COUNTER_WORDS + word] = ~value
         self._words[word] = value
 
     def close(self) -> None:
@@ -209,8 +202,8 @@ class StoreCounters:
         Raises FormatError where they disagree for another reason.
         """
         values = self.read()
-        self._words[:COUNTER_WORDS] = values
-        self._words[COUNTER_WORDS:] = ~values
+        self._words[: layout.COUNTER_WORDS] = values
+        self._words[layout.COUNTER_WORDS :] = ~values
 
 
 def map_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:

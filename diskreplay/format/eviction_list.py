@@ -21,7 +21,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import storage_error, sync_file, sync_folder, write_atomic, write_file
 from diskreplay.format.mapping import opened
-from diskreplay.format.metadata import dump, parse_document, read_document
+from diskreplay.format.metadata import dump, read_object
 from diskreplay.format.root import Root
 
 ROWS = layout.HIDDEN_ROWS
@@ -125,7 +125,7 @@ def reserve(root: Root, entries: int) -> None:
 def _rows(root: Root) -> tuple[int, dict[str, Any]]:
     path = root.folder / layout.HIDDEN / layout.METADATA
     try:
-        document = parse_document(read_document(path), path)
+        document = read_object(path)
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(f"{path} is missing; diskreplay repair restores it") from None
     try:

@@ -18,7 +18,7 @@ from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.mapping import map_file
 from diskreplay.format.marks import map_trusted
-from diskreplay.format.metadata import dump
+from diskreplay.format.metadata import dump, shaped
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
@@ -64,8 +64,7 @@ def slots_lock(root: Root, name: str) -> str:
 def _create(root: Root, name: str) -> None:
     """Make a limiter's array; it appears whole."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
-    grid = {"name": "regular", "configuration": {"chunk_shape": [SLOTS]}}
-    document = root.array_document() | {"shape": [SLOTS], "chunk_grid": grid, "dimension_names": ["slot"]}
+    document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
     with held_lock(root.lock_path):  # nobody tidies up there meanwhile
         try:
             shutil.rmtree(building, ignore_errors=True)

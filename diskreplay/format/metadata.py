@@ -18,18 +18,7 @@ from crc32c import crc32c
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup
-from diskreplay.format.layout import (
-    COMMITTED,
-    COUNTER_WORDS,
-    DONE,
-    DURABLE,
-    HIDDEN_ROWS,
-    METADATA,
-    OBSERVED,
-    ROWS_WIDTH,
-    TIME,
-    chunk_key,
-)
+from diskreplay.format import layout
 from diskreplay.format.mapping import opened
 from diskreplay.format.schema import Schema
 
@@ -40,7 +29,7 @@ _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 
 # Arrays with rows that are no fields of the schema: one number a row.
-_OWN_ARRAYS: dict[str, np.dtype[Any]] = {DONE: np.dtype("uint8"), TIME: np.dtype("int64")}
+_OWN_ARRAYS: dict[str, np.dtype[Any]] = {layout.DONE: np.dtype("uint8"), layout.TIME: np.dtype("int64")}
 
 
 def array_leaves(schema: Schema) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -59,7 +48,7 @@ def make_templates(schema: Schema) -> dict[str, Document]:
     for path, (shape, dtype) in array_leaves(schema).items():
         names = ["lane", "row", *(f"{path.replace('/', '_')}_{i}" for i in range(len(shape)))]
         _create_array(group, path, (1, 1, *shape), dtype, names)
-    for name in (COMMITTED, OBSERVED, DURABLE):
+    for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE):
         _create_array(group, name, (1,), "int64", ["lane"])
     return _documents(memory)
 
@@ -71,8 +60,8 @@ def make_root_documents() -> dict[str, Document]:
 
     memory = MemoryStore()
     group = zarr.create_group(memory, zarr_format=3)
-    _create_array(group, "counters", (2 * COUNTER_WORDS,), "int64", ["word"])
-    _create_array(group, "hidden", (HIDDEN_ROWS, 2), "int64", ["entry", "id_and_steps"])
+    _create_array(group, "counters", (2 * layout.COUNTER_WORDS,), "int64", ["word"])
+    _create_array(group, "hidden", (layout.HIDDEN_ROWS, 2), "int64", ["entry", "id_and_steps"])
     for name in ("limiters", "samplers", "segments"):
         group.create_group(name)
     return _documents(memory)
@@ -96,9 +85,9 @@ def _create_array(group: Any, path: str, shape: tuple[int, ...], dtype: str, nam
 def _documents(memory: Any) -> dict[str, Document]:
     documents = {key: json.loads(value.to_bytes()) for key, value in memory._store_dict.items()}
     return {
-        key.removesuffix(METADATA).rstrip("/"): document
+        key.removesuffix(layout.METADATA).rstrip("/"): document
         for key, document in documents.items()
-        if key.rsplit("/", 1)[-1] == METADATA
+        if key.rsplit("/", 1)[-1] == layout.METADATA
     }
 
 
@@ -114,7 +103,7 @@ class RowArray:
 
     def chunk_key(self, chunk: int) -> str:
         """Return the file name of a chunk."""
-        return chunk_key(chunk, len(self.shape))
+        return layout.chunk_key(chunk, len(self.shape))
 
     def chunk_number(self, name: str) -> int | None:
         """Return the number of the chunk whose file has this name; None: it is not that of a chunk."""
@@ -124,7 +113,7 @@ class RowArray:
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
         """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
         # The number of rows is as long whatever it is, so that it can be written in its place.
-        return _filled(self.text, (lanes, f"{rows:{ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape))
+        return _filled(self.text, (lanes, f"{rows:{layout.ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape))
 
 
 class Blueprint:
@@ -168,8 +157,7 @@ _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
 def _with_blanks(template: Document) -> str:
-    grid = {"name": "regular", "configuration": {"chunk_shape": _CHUNK_SHAPE}}
-    return dump({**template, "shape": _SHAPE, "chunk_grid": grid}).decode()
+    return dump(shaped(template, _SHAPE, _CHUNK_SHAPE)).decode()
 
 
 def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...]) -> bytes:
@@ -184,7 +172,7 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
     """
     if not isinstance(templates, dict) or not isinstance(templates.get(""), dict):
         raise FormatError("the root's segment_metadata is not a JSON object of groups and arrays")
-    for path in (*array_leaves(schema), COMMITTED, OBSERVED, DURABLE):
+    for path in (*array_leaves(schema), layout.COMMITTED, layout.OBSERVED, layout.DURABLE):
         document = templates.get(path)
         if not isinstance(document, dict) or document.get("node_type") != "array":
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
@@ -253,6 +241,25 @@ def parse_document(data: bytes, path: Path | str) -> Document:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not readable metadata ({error}); restore this file") from None
     return document
+
+
+def read_object(path: Path | str) -> Document:
+    """Return a document, as a JSON object; errors as for `read_document` and `parse_document`."""
+    return parse_document(read_document(path), path)
+
+
+def read_verified(path: Path | str) -> Document:
+    """Return the attributes of a group that fits its checksum of itself; errors as for `verify_document`, too."""
+    data = read_document(path)
+    verify_document(data, path)
+    attributes = parse_document(data, path).get("attributes")
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def shaped(document: Document, shape: object, chunks: object) -> Document:
+    """Return the document of an array with another shape, and chunks of another."""
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
+    return {**document, "shape": shape, "chunk_grid": grid}
 
 
 def verify_document(data: bytes, path: Path | str) -> None:

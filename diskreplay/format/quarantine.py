@@ -132,8 +132,12 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
 def note_change(root: Path) -> None:
     """Tell readers that segments were set aside, brought back or replaced. The caller holds the store lock."""
     with suppress(FormatError, OSError):  # nobody can read a store whose counters are damaged
-        counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
+        counters = _counters(root)
         counters.set(layout.CHANGES, int(counters.read()[layout.CHANGES]) + 1)
+
+
+def _counters(root: Path) -> StoreCounters:
+    return StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
 
 
 def _free_place(root: Path, where: str) -> Path:
@@ -301,7 +305,7 @@ def bring_back(root: Path, entry: Quarantined) -> None:
     os.rename(source, target)
     for folder in (target.parent, source.parent):
         sync_folder(folder)
-    counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
+    counters = _counters(root)
     make_room_for(counters, entry.segment)
     note_change(root)
     with suppress(FileNotFoundError):
@@ -325,7 +329,7 @@ def delete(root: Path, entry: Quarantined) -> None:
     folder that is being deleted tells the count.
     """
     path = root / entry.where
-    counters = StoreCounters(str(root / layout.COUNTERS / "c.0"), writable=True)
+    counters = _counters(root)
     evicted = counters.evicted_after(entry.inserted)
     gone = root / layout.COUNTERS / f"old-{layout.segment_name(entry.segment or 0)}-{evicted}"
     shutil.rmtree(gone, ignore_errors=True)

@@ -27,11 +27,10 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range, merge
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
-from diskreplay.format.lost import Lost
 from diskreplay.format.mapping import data_ranges, opened, read_regular
 from diskreplay.format.quarantine import QUARANTINE, move_aside
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.segment import Lost, SegmentInfo
 from diskreplay.format.times import repeat_times, time_bounds
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"

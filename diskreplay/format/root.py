@@ -138,8 +138,7 @@ class Root:
 
     def array_document(self) -> metadata.Document:
         """Read the document of one of the store's arrays, after which those of other arrays are made."""
-        path = self.counters_folder / layout.METADATA
-        return metadata.parse_document(metadata.read_document(path), path)
+        return metadata.read_object(self.counters_folder / layout.METADATA)
 
     def counters(self, *, writable: bool = False) -> StoreCounters:
         """Map the store's counters.
@@ -277,9 +276,8 @@ def _identify(folder: Path) -> tuple[int, int, int]:
 
 def _uuid_at(folder: Path) -> str | None:
     """Return the identity of the store in a folder, or None where there is none that can be read."""
-    path = folder / layout.METADATA
     try:
-        attributes = metadata.parse_document(metadata.read_document(path), path).get("attributes")
+        attributes = metadata.read_object(folder / layout.METADATA).get("attributes")
     except (OSError, FormatError):
         return None
     found = attributes.get("uuid") if isinstance(attributes, dict) else None

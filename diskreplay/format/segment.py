@@ -18,7 +18,6 @@ from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import overwrite, storage_error, write_atomic, write_file
 from diskreplay.format.locks import Lock, try_lock
-from diskreplay.format.lost import NOTHING_LOST, Lost, parse_claimed, parse_lost
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
 from diskreplay.format.mapping import open_regular, refuse_links
 from diskreplay.format.root import Root
@@ -32,6 +31,40 @@ _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layou
 DRAFT = "next-"
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Which rows of a segment were lost to damage, and how many steps had been in them.
+
+    Repair puts zeros in their place and flags that make one episode of each range, so that the flags are a sequence of
+    episodes everywhere. Readers leave these episodes out.
+
+    ``ranges`` are the position of the first row, and how many rows of its lane, in order of positions. ``steps`` were
+    lost; episodes that had been evicted by hand are not among them: they stay evicted ones.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    steps: int = 0
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
+        return {"lost": [list(entry) for entry in self.ranges], "steps_lost": self.steps} if self.ranges else {}
+
+    @property
+    def surplus(self) -> int:
+        """How many more rows stand in for what was lost than steps were: to flags, each of these rows is a step."""
+        return sum(rows for _, rows in self.ranges) - self.steps
+
+    def holds(self, position: int, lanes: int) -> bool:
+        """Tell whether a row is one of those that were lost."""
+        row, lane = divmod(position, lanes)
+        return any(
+            first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
+        )
+
+
+NOTHING_LOST = Lost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,11 +399,42 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         sealed_at=_moment(attributes.get("sealed_at", 0)) if sealed else 0.0,
         sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
         times=_parse_times(attributes["times"]) if sealed else None,
-        claimed=parse_claimed(attributes, len(lanes)) if sealed else None,
+        claimed=_parse_claimed(attributes.get("claimed"), len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
         lost=parse_lost(attributes, len(lanes)),
         document=identity,
     )
+
+
+def parse_lost(attributes: Any, lanes: int) -> Lost:
+    """Return what the attributes of a segment say was lost: of a sealed one, or of one that is to be sealed anew.
+
+    Raises TypeError or ValueError, which name what cannot be: rows beyond every segment, twice or in another order,
+    more steps than rows.
+    """
+    given, steps = attributes.get("lost", []), _whole(attributes.get("steps_lost", 0))
+    ends: dict[int, int] = {}  # by lane
+    before = -1
+    for position, rows in given:
+        row, lane = divmod(_whole(position), lanes)
+        in_order = position > before and row >= ends.get(lane, 0)
+        if not in_order or _whole(rows) < 1 or (row + rows) * lanes > layout.POSITION_MASK:
+            raise ValueError(f"lost names {rows} rows from position {position} on")
+        before, ends[lane] = position, row + rows
+    most = sum(rows for _, rows in given)
+    if steps > min(attributes.get("steps", most), most):
+        raise ValueError(f"steps_lost is {steps!r:.40}")
+    return Lost(tuple((position, rows) for position, rows in given), steps)
+
+
+def _parse_claimed(rows: Any, lanes: int) -> tuple[int, ...] | None:
+    """Return how many rows of each lane a sealed segment keeps where nothing proves the last of them, else None."""
+    if rows is None:
+        return None
+    claimed = tuple(map(_whole, rows))
+    if len(claimed) != lanes or max(claimed) > layout.POSITION_MASK // lanes:
+        raise ValueError("claimed is no list of rows that there can be")
+    return claimed
 
 
 def _parse_times(value: Any) -> tuple[int, int] | None:

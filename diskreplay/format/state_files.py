@@ -30,8 +30,10 @@ from diskreplay.format.metadata import (
     dump,
     parse_document,
     read_document,
+    read_object,
+    read_verified,
     seal_document,
-    verify_document,
+    shaped,
 )
 from diskreplay.format.root import Root
 
@@ -171,8 +173,7 @@ def remove_stale(root: Root) -> None:
 
 
 def _group(root: Root) -> Document:
-    path = root.folder / layout.SAMPLERS / layout.METADATA
-    return parse_document(read_document(path), path)
+    return read_object(root.folder / layout.SAMPLERS / layout.METADATA)
 
 
 def _numbers(folder: Path) -> list[int]:
@@ -232,17 +233,11 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: dict[str, _Files
 
 def _array_document(template: Document, array: NDArray[Any]) -> Document:
     """Return the document of an array in one chunk with a checksum."""
-    grid = {"name": "regular", "configuration": {"chunk_shape": [max(length, 1) for length in array.shape]}}
     kind = {"b": False, "i": 0, "f": 0.0}[array.dtype.kind]
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-    return {
-        **{key: value for key, value in template.items() if key != "dimension_names"},
-        "shape": list(array.shape),
-        "chunk_grid": grid,
-        "data_type": array.dtype.name,
-        "fill_value": kind,
-        "codecs": codecs,
-    }
+    own = {"data_type": array.dtype.name, "fill_value": kind, "codecs": codecs}
+    unnamed = {key: value for key, value in template.items() if key != "dimension_names"}
+    return shaped(unnamed, list(array.shape), [max(length, 1) for length in array.shape]) | own
 
 
 def _chunk_name(shape: Sequence[int]) -> str:
@@ -274,7 +269,7 @@ def read_state(root: Root, name: str) -> Tree:
             _check_saved(root, name)  # it may have been deleted meanwhile
             raise
         try:
-            attributes = _sealed(folder / str(number) / layout.METADATA)
+            attributes = read_verified(folder / str(number) / layout.METADATA)
             if (store := attributes.get("store")) != root.uuid:
                 raise FormatError(
                     f"{folder} is a state of another store ({store!r:.80}) and not of this one ({root.uuid}); delete it"
@@ -291,20 +286,12 @@ def read_state(root: Root, name: str) -> Tree:
 def _current(folder: Path) -> int:
     """Return the number of the state that counts."""
     try:
-        number = _sealed(folder / layout.METADATA).get("current")
+        number = read_verified(folder / layout.METADATA).get("current")
     except FileNotFoundError:
         number = None
     if type(number) is not int:
         raise FormatError(f"{folder} does not say which state counts; delete the folder and save again")
     return number
-
-
-def _sealed(path: Path) -> Document:
-    """Return a group's attributes."""
-    data = read_document(path)
-    verify_document(data, path)
-    attributes = parse_document(data, path).get("attributes")
-    return attributes if isinstance(attributes, dict) else {}
 
 
 def _with_arrays(tree: Tree, folder: Path) -> Tree:

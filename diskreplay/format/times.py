@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.lost import Lost
 from diskreplay.format.machine import MOST_NS
 from diskreplay.format.mapping import open_regular
 from diskreplay.format.marks import map_trusted
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.segment import Lost, SegmentInfo
 
 _ITEM = 8
 

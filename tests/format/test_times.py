@@ -6,9 +6,8 @@ import pytest
 import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.format import layout, machine
-from diskreplay.format.lost import NOTHING_LOST, Lost
 from diskreplay.format.root import read_root
-from diskreplay.format.segment import read_segment
+from diskreplay.format.segment import NOTHING_LOST, Lost, read_segment
 from diskreplay.format.times import repeat_times, time_bounds
 from tests.testing.support import append_numbered, serial_schema
 from tests.verify.test_verify import reseal

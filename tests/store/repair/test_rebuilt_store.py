@@ -10,8 +10,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format.limiters import StepCounter
-from diskreplay.format.lost import parse_lost
 from diskreplay.format.root import read_root
+from diskreplay.format.segment import parse_lost
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.verify import verify as find_problems
