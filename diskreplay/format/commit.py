@@ -23,11 +23,11 @@ _RETRIES = 200
 
 
 class CountersByPosition:
-    """Counters that are read through a mapping and stored by position; else as an array, ``(count,)`` int64.
+    """Counters that are read through a mapping and stored by position; otherwise like an array, ``(count,)`` int64.
 
     A store finds the disk full as a whole, or for so many counters that they are in several pages after some of them:
-    then the others are stored with the next ones, for what they publish is written. Those that are ``late`` may always
-    wait for that.
+    then the others are stored with the next ones, as the rows that they publish are written. Those that are ``late``
+    may always wait for that.
 
     Concurrency: one process stores; the file is opened for each store, so nothing has to be closed.
     """
@@ -184,7 +184,7 @@ class StoreCounters:
     def lower(self, word: int, value: int) -> None:
         """Let the first segment that may exist go back; no other word ever does. The caller holds the store lock.
 
-        The complement is stored first: whoever reads in between, or after this process dies there, finds the older
+        The complement is stored first: a reader in between, or after this process died there, finds the older
         first segment, as after any other death between the two stores.
         """
         if word != layout.FIRST_LIVE:

@@ -1,4 +1,4 @@
-"""Copies of segments: what tools that copy go by, and whether each file was copied as it was sealed, or before that.
+"""Copies of segments: what copying tools rely on, and whether each file was copied after it was sealed.
 
 Tools that bring an earlier copy up to date leave out files whose size and time of change are the same. Stores through
 mapped memory need not change that time, so marking and sealing do.

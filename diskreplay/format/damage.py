@@ -235,7 +235,7 @@ class _Search:
     ) -> tuple[list[Range], list[Range]]:
         """Leave an episode out of what is lost that was evicted by hand: it is hidden already, and stays an episode.
 
-        Return what is lost then, and its rows where their flags are written anew.
+        Return what is lost then, and its rows where their flags are replaced.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -286,7 +286,7 @@ def merge(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
-    """Return what of some ranges is in none of the others."""
+    """Return the parts of some ranges that are outside of the others."""
     left = list(ranges)
     for first, stop in others:
         left = [part for a, b in left for part in ((a, min(b, first)), (max(a, stop), b)) if part[0] < part[1]]

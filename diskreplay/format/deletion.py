@@ -1,4 +1,4 @@
-"""What leaves a store: segments, out of sight in one step, and what processes that died were making."""
+"""Deletes segments, out of sight in one step, and what processes that died were making."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from diskreplay.format.root import Root
 def take_out(root: Root, number: int, evicted: int) -> str:
     """Move a segment beside the counters, so that nobody finds it half there; return where it is now.
 
-    ``evicted`` is how many steps will have been evicted then. The name says it: whoever finds the folder can set the
+    ``evicted`` is how many steps will have been evicted then. It is part of the name: the next opener can set the
     counter if this process dies before it does. The caller holds the store lock. Raises StorageFull where there is no
     room for its new name.
     """
@@ -46,7 +46,7 @@ def remove_dead_draft(path: str, lock_path: str) -> None:
     """
     *inside, _ = lock_path.split("/")
     if any(os.path.islink("/".join([path, *inside[:depth]])) for depth in range(len(inside) + 1)):
-        return  # no process made that, and what is behind it is none of ours
+        return  # no process made that, and what is behind it is not ours
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:

@@ -3,8 +3,8 @@
 An entry is the id of an episode's first step and its number of steps. It is durable before the store's counter
 shows it, so that a process or a machine that dies leaves the episode whole or hides it whole.
 
-Who evicts by hand may have a full disk, and want room. So there always is room for the next entries, in chunks that
-were written before, as zeros.
+Evictions by hand may be meant to free a full disk. So there always is room for the next entries, in chunks that were
+written before, as zeros.
 """
 
 import errno
@@ -66,7 +66,7 @@ class HiddenEntries:
         except FileNotFoundError:
             raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
         if (entries[:, 0] < 0).any() or (entries[:, 1] < 1).any():
-            raise FormatError(f"{path} has an entry that names no episode; the store is damaged, restore this file")
+            raise FormatError(f"{path} has an entry that is not an episode; the store is damaged, restore this file")
         return entries
 
 

@@ -43,7 +43,7 @@ def open_slots(root: Root, name: str) -> Counters:
     """Open a limiter's slots, (64,) int64, for writing; they are made, as zeros, where they are missing.
 
     Any process adds to a slot under the lock `slots_lock`; nobody ever takes away. Raises StorageFull where there is no
-    room for them, FormatError where what is there is no limiter's.
+    room for them, FormatError where what is there is not a limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
     if folder.is_symlink():
@@ -52,7 +52,7 @@ def open_slots(root: Root, name: str) -> Counters:
         _create(root, name)
     slots = open_counters(str(folder / "c.0"), SLOTS)
     if (slots.copy() < 0).any():
-        raise FormatError(f"{folder} holds impossible counts; delete the folder to begin anew")
+        raise FormatError(f"{folder} holds impossible counts; delete the folder to start again")
     return slots
 
 
@@ -91,7 +91,7 @@ class Inserted(NamedTuple):
 
 
 class StepCounter:
-    """Counts the steps of a store, each row once: what a look costs is what is new. Not thread-safe.
+    """Counts the steps of a store, each row once: a call costs as much as what is new. Not thread-safe.
 
     Steps count when they are committed, those that a capacity or an eviction by hand hides or that were lost to damage
     too; those of a segment that was deleted are in the store's own counter, and those of one that was set aside in its
@@ -115,7 +115,7 @@ class StepCounter:
         self._lost: dict[int, int] = {}
 
     def read(self) -> Inserted:
-        """Look again."""
+        """Count what is new, and return both."""
         for _ in range(_LOOKS):
             raw = self._counters.raw()
             words = self._counters.read()
@@ -124,8 +124,8 @@ class StepCounter:
                     self._changes = int(words[layout.CHANGES])
                     self._begin()
                     self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
-                self._look_for_segments(int(words[layout.NEXT_SEGMENT]))
-                self._look_for_hidden(int(words[layout.HIDDEN_ENTRIES]))
+                self._read_segments(int(words[layout.NEXT_SEGMENT]))
+                self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
                 self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
             ever = held + int(words[layout.STEPS_EVICTED]) + self._aside
@@ -136,7 +136,7 @@ class StepCounter:
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
 
-    def _look_for_segments(self, end: int) -> None:
+    def _read_segments(self, end: int) -> None:
         """Take in new segments, and release those that were sealed or deleted."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
@@ -158,7 +158,7 @@ class StepCounter:
         self._lost = {number: steps for number, steps in self._lost.items() if steps and number in there}
         self._next = end
 
-    def _look_for_hidden(self, count: int) -> None:
+    def _read_hidden(self, count: int) -> None:
         """Count what was evicted by hand of the segments that are there: all of them are sealed."""
         for number, steps in self._entries.steps_by_segment(count).items():
             self._hidden[number] = self._hidden.get(number, 0) + steps

@@ -1,4 +1,4 @@
-"""Which machine this is, since when it runs, and whether it is one on which stores work."""
+"""Identifies this machine and its boot, reads their clocks, and checks that the platform is supported."""
 
 import ctypes
 import os
@@ -37,7 +37,7 @@ def boot_id() -> str:
 def machine_id() -> str:
     """Return an id of this machine that survives a boot; where that is unknown, one that no other process has.
 
-    The name of a host is none: containers are all called alike, or each time otherwise.
+    The name of a host would not do: containers share one, or get another each time.
     """
     text = _first_line(["/etc/machine-id", "/var/lib/dbus/machine-id"])
     return text if _MACHINE_ID.fullmatch(text) else _unknown()

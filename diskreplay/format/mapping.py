@@ -40,9 +40,9 @@ def count_mappings() -> int:
     return len(_there)
 
 
-def relieved_by(let_go: Callable[[], bool]) -> None:
+def relieved_by(release: Callable[[], bool]) -> None:
     """Have a function called when the system refuses another mapping, which is tried again while it returns True."""
-    _relief.append(let_go)
+    _relief.append(release)
 
 
 def _map(fd: int, nbytes: int, prot: int) -> int:
@@ -61,7 +61,7 @@ def _unmap(address: int, nbytes: int) -> None:
 def _refused(error: OSError) -> MappingRefused:
     return MappingRefused(
         f"this process has {count_mappings()} files of stores mapped, and the system refuses another one: "
-        f"{os.strerror(error.errno or 0)}. Close stores and samplers, and let go of arrays and episodes, that are not "
+        f"{os.strerror(error.errno or 0)}. Close stores and samplers, and release arrays and episodes, that are not "
         "needed any more; make stores with larger chunk_bytes; or allow a process more memory, or more mappings "
         "(sysctl vm.max_map_count)"
     )
@@ -85,7 +85,7 @@ class Mapping:
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise
-                if not any([let_go() for let_go in _relief]):
+                if not any([release() for release in _relief]):
                     raise _refused(error) from error
         _there.add(self.address)
         weakref.finalize(self, _unmap, self.address, nbytes).atexit = False
@@ -125,7 +125,7 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
     """
     try:
         fd = lookup.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except IsADirectoryError as error:  # only who asks to write is told so here
+    except IsADirectoryError as error:  # raised here only where it is opened to write
         raise _unfit(path, "not a regular file", nbytes) from error
     except OSError as error:
         if os.path.islink(path):
@@ -218,7 +218,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
-    """Check that none of these in a segment leads elsewhere.
+    """Check that none of these names in a segment is a link.
 
     Raises FormatError where one is a symbolic link.
     """

@@ -49,7 +49,7 @@ class MarkLog:
         try:
             self._open()
         except OSError as error:
-            raise self._explained(error) from error
+            raise self._storage_error(error) from error
 
     def _open(self) -> int:
         if self._fd < 0:
@@ -64,7 +64,7 @@ class MarkLog:
             self._mapped[leaf] = chunk, mapping
         return mapping
 
-    def _explained(self, error: OSError) -> OSError:
+    def _storage_error(self, error: OSError) -> OSError:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return error
         return StorageFull(
@@ -74,7 +74,7 @@ class MarkLog:
         )
 
     def append(self, rows: Ints) -> None:
-        """Append a mark of committed rows that are on the disk, and bring it there.
+        """Append a mark of committed rows that are durable, durably.
 
         Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
         may be repeated.
@@ -90,12 +90,12 @@ class MarkLog:
             write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
             os.fdatasync(self._open())
         except OSError as error:
-            raise self._explained(error) from error
+            raise self._storage_error(error) from error
         self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
 
 
 class DurableRows:
-    """The rows of a segment that are on the disk.
+    """Makes the rows of a segment durable, and marks them.
 
     Files stay open from mark to mark, until this object is collected: after each system call the marking thread needs
     the GIL again, which an append may hold or have to wait for.
@@ -113,10 +113,10 @@ class DurableRows:
         self._is_new = True
 
     def mark(self, rows: Ints) -> None:
-        """Bring the rows of each lane that are committed to the disk, then mark them there.
+        """Make the committed rows of each lane durable, then mark them.
 
-        Raises StorageFull where there is no room for the mark: everything that was committed is there, and the call may
-        be repeated. After the system's OSError it is unknown what the disk holds.
+        Raises StorageFull where there is no room for the mark: everything that was committed is durable, and the
+        call may be repeated. After the system's OSError it is unknown what is durable.
         """
         if not self._is_new and (rows == self._log.rows).all():
             return

@@ -1,6 +1,6 @@
 """Marks: the log in which an unsealed segment says which of its rows are durable, and by which bytes they are known.
 
-While a segment is written, its process brings what was committed to the disk every few seconds and then appends a mark:
+While a segment is written, its process makes what was committed durable every few seconds and then appends a mark:
 the rows of each lane, the CRC-32C of the bytes that came since the mark before, and the mark's own checksum, which goes
 on from that of the mark before. So rows prove themselves wherever the files are: after a reboot, a move, a copy by any
 tool in any order, or in a snapshot of a volume, the rows of the longest prefix of marks that fits are whole.
@@ -122,7 +122,7 @@ def new_rows_crc(
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
-    """Go on with the rows ``[start[lane], stop[lane])`` of each lane of one chunk."""
+    """Return the CRC-32C that goes on from ``crc`` with rows ``[start[lane], stop[lane])`` of each lane of a chunk."""
     lanes = np.flatnonzero(start < stop)
     count = stop[lanes] - start[lanes]
     begin = lanes * per_chunk + start[lanes]

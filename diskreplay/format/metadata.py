@@ -152,7 +152,7 @@ class Blueprint:
         return seal_document(self._root, attributes)
 
 
-# Stand for the two shapes in the text of a document; no name that zarr-python writes into one begins like this.
+# Placeholders of the two shapes in the text of a document; no name that zarr-python writes into one begins like this.
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
@@ -210,7 +210,7 @@ def seal_document(document: Document, attributes: Document) -> bytes:
 def read_document(path: Path | str) -> bytes:
     """Return the bytes of a document, never through a link or from anything but a file of a sensible size.
 
-    Raises FormatError where it is none, or the system's OSError: FileNotFoundError where there is nothing.
+    Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
     """
     return read_identified(str(path), BY_PATH)[0]
 
@@ -218,7 +218,7 @@ def read_document(path: Path | str) -> bytes:
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
     """Return the bytes of a document, and what tells it from any other that is in its place before or after.
 
-    Raises FormatError where it is none, or the system's OSError: FileNotFoundError where there is nothing.
+    Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
     """
     with opened(path, None, lookup=lookup) as fd:
         status = os.fstat(fd)
@@ -276,7 +276,7 @@ def verify_document(data: bytes, path: Path | str) -> None:
 
 
 class UnknownFeature(FormatError):
-    """A later release wrote this: it is no damage, and nothing may be read around it."""
+    """A later release wrote this: it is not damage, and the rest must not be used without it."""
 
 
 def check_requires(attributes: Document, path: Path | str) -> None:

@@ -1,8 +1,8 @@
-"""Numbers of segments: which are there, and new ones, of which none is given twice, not even after a loss of power.
+"""Numbers of segments: those that exist, and new ones, none of which is used twice, not even after a loss of power.
 
 The counter of the next number is in memory like all counters, and a loss of power may take it back. So numbers are
-reserved some at a time, and a reservation is on the disk before the first of its numbers is used. Whoever asks for a
-number in another boot than the one before begins behind what was reserved.
+reserved some at a time, and a reservation is durable before the first of its numbers is used. The first number of
+another boot is behind what was reserved.
 """
 
 import os
@@ -28,8 +28,8 @@ _FEW = 256
 def next_number(root: Root, counters: StoreCounters) -> int:
     """Return the number for a new segment, reserved; the caller holds the store lock, and counts it when it is used.
 
-    Raises ReplayError where all numbers are used, StorageFull where there is no room to say on the disk that they are
-    reserved.
+    Raises ReplayError where all numbers are used, StorageFull where there is no room to make the
+    reservation durable.
     """
     path = f"{root.counters_folder}/c.0"
     words = counters.read()

@@ -1,8 +1,8 @@
-"""Quarantine: what was in the way and is not deleted, with a record beside each entry of what it is and why.
+"""Quarantine: what is not used and not deleted, with a record beside each entry of what it is and why.
 
 `counters/quarantine/` has the tree of the store, so that the way back of an entry is its own path. It lies inside the
 folder of an array, where no zarr reader looks. A record is written durably before its entry is moved; where one is
-missing or damaged, what it said is derived from the entry.
+missing or damaged, its content is derived from the entry.
 """
 
 import json
@@ -43,7 +43,7 @@ class Quarantined:
     Attributes
     ----------
     segment : int or None
-        The number of the segment; None: it is no segment.
+        The number of the segment; None: it is not a segment.
     steps : int or None
         The steps in it that are nowhere else in the store; None: unknown.
     reason : str
@@ -183,7 +183,7 @@ def _segment_of(where: str) -> int | None:
 
 
 def read_quarantine(root: Path) -> list[Quarantined]:
-    """Return what is in quarantine, by path; nothing is followed out of it, and a damaged record is derived anew."""
+    """Return what is in quarantine, by path; links are not followed, and a damaged record is derived again."""
     return _entries(root, "", _DEEPEST)[0]
 
 
@@ -290,7 +290,7 @@ def has_quarantine(root: Path) -> bool:
     return os.path.isdir(root / QUARANTINE)
 
 
-# --- going back and leaving ------------------------------------------------------------------------------------------
+# --- taking out ------------------------------------------------------------------------------------------------------
 
 
 def bring_back(root: Path, entry: Quarantined) -> None:
@@ -300,7 +300,7 @@ def bring_back(root: Path, entry: Quarantined) -> None:
     a segment that was moved back by hand.
     """
     if entry.segment is None:
-        raise ValueError(f"{entry.where} is no segment")
+        raise ValueError(f"{entry.where} is not a segment")
     source, target = root / entry.where, root / layout.SEGMENTS / layout.segment_name(entry.segment)
     os.rename(source, target)
     for folder in (target.parent, source.parent):
@@ -372,7 +372,7 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # A byte more than there may be: of a file that is too long that is no multiple of 8.
+            # A byte more than there may be: then what is read of a longer file is not a multiple of 8.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason

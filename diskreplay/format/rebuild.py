@@ -1,9 +1,9 @@
-"""A damaged segment is replaced by one of what is whole in it: the same rows in the same places, so with the same ids.
+"""Replaces a damaged segment by one with the rows that are whole, in the same places, and so under the same ids.
 
-It is built beside the counters as ``new-NNNNNNNN``, which is worth nothing: whoever holds the store lock may delete it.
-Whole and fsynced, it becomes ``rebuilt-NNNNNNNN``; then the damaged one is moved to quarantine, and this one into its
-place. While ``replaced-NNNNNNNN`` is there, an empty folder, readers were not told yet. Whoever holds the store lock
-and finds either goes on from there.
+It is built beside the counters as ``new-NNNNNNNN``, which any holder of the store lock may delete. Complete and
+fsynced, it becomes ``rebuilt-NNNNNNNN``; then the damaged one is moved to quarantine, and this one into its place.
+While the empty folder ``replaced-NNNNNNNN`` exists, readers have not been notified yet. The next holder of the store
+lock that finds either of these continues from there.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ _MOST_BYTES = 64 << 20  # of a document or a counter
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
 
-def build_anew(root: Root, info: SegmentInfo, damage: Damage) -> str:
-    """Build a sealed segment anew without what is damaged; return its folder, relative to the store.
+def build_copy(root: Root, info: SegmentInfo, damage: Damage) -> str:
+    """Build a copy of a sealed segment without what is damaged; return its folder, relative to the store.
 
     The caller holds the store lock. The damaged segment is only read. Raises StorageFull where there is no room for it,
     FormatError where a small file does not fit its checksum or what was whole is not any more; nothing is left behind.
@@ -62,7 +62,7 @@ def build_anew(root: Root, info: SegmentInfo, damage: Damage) -> str:
 
 
 def drop_build(root: Root, where: str) -> None:
-    """Delete what `build_anew` built."""
+    """Delete what `build_copy` built."""
     shutil.rmtree(root.folder / where, ignore_errors=True)
 
 
@@ -192,7 +192,7 @@ def _copy_range(source: int, target: int, first: int, stop: int) -> None:
 
 
 def put_in_place(root: Root, number: int, building: str, reason: str, steps: int) -> str | None:
-    """Put a segment that was built anew in place of the damaged one; return where that one is now.
+    """Put a rebuilt segment in place of the damaged one; return where that one is now.
 
     ``reason`` and ``steps``, those that are lost, go into the record of the damaged one.
 
@@ -204,13 +204,13 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 
 
 def finish_replacements(root: Root) -> list[int]:
-    """Go on where a process died that was replacing a segment; return which ones. The caller holds the store lock."""
+    """Complete replacements that a process died in; return which segments. The caller holds the store lock."""
     found = _numbers(root, _REBUILT)
     for number in found:
         _replace(root, number)
-    for number in (told := _numbers(root, _REPLACED)):
-        _tell(root, number)
-    return sorted({*found, *told})
+    for number in (replaced := _numbers(root, _REPLACED)):
+        _notify(root, number)
+    return sorted({*found, *replaced})
 
 
 def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 0) -> str | None:
@@ -226,15 +226,15 @@ def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 
     os.rename(rebuilt, path)
     for folder in (path.parent, rebuilt.parent):
         sync_folder(folder)
-    _tell(root, number)
+    _notify(root, number)
     return aside
 
 
-def _tell(root: Root, number: int) -> None:
-    """Have readers look again at which segments there are."""
+def _notify(root: Root, number: int) -> None:
+    """Make readers list the segments again."""
     counters = root.counters(writable=True)
     counters.set(layout.CHANGES, min(int(counters.read()[layout.CHANGES]) + 1, layout.MOST_COUNTED))
-    with suppress(OSError):  # somebody put a file there; to look again costs little
+    with suppress(OSError):  # somebody put a file there; listing again costs little
         _beside(root, _REPLACED, number).rmdir()
 
 

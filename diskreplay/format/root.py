@@ -107,7 +107,7 @@ class Root:
 
     @contextmanager
     def still_there(self) -> Iterator[None]:
-        """Check before a block that the store is still there, and say so where the block fails because it is not.
+        """Check that the store is still there, before a block and where the block fails.
 
         Raises StoreNotFound as `check_still_there` does.
         """

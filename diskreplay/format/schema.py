@@ -129,7 +129,7 @@ class Schema:
         try:
             spaces = getattr(env, f"{prefix}observation_space"), getattr(env, f"{prefix}action_space")
         except AttributeError as error:
-            raise SchemaError(f"{type(env).__name__} is no environment: {error}") from None
+            raise SchemaError(f"{type(env).__name__} is not an environment: {error}") from None
         return cls.from_spaces(*spaces, extra=extra, episode=episode)
 
     def flatten(self, part: str, value: Any) -> list[tuple[str, Any]]:
@@ -191,7 +191,7 @@ class Schema:
             raise FormatError(f"schema: needs an object with the keys {', '.join(parts)}")
         for part in ("extra", "episode"):
             if not isinstance(data[part], dict):
-                raise FormatError(f"schema: {part} is no object")
+                raise FormatError(f"schema: {part} is not an object")
         trees = [_tree(data[part], part, 0) for part in parts[:3]]
         named = [{name: _tree(node, part, 1) for name, node in data[part].items()} for part in parts[3:]]
         try:
@@ -290,14 +290,14 @@ def _node(tree: Tree) -> dict[str, Any]:
 
 def _tree(node: Any, path: str, depth: int) -> Tree:
     if not isinstance(node, dict) or depth > MAX_DEPTH:
-        raise FormatError(f"schema: {path[:80]} is no object, or is nested more than {MAX_DEPTH} deep")
+        raise FormatError(f"schema: {path[:80]} is not an object, or is nested more than {MAX_DEPTH} deep")
     if "dict" in node and isinstance(node["dict"], dict):
         return {key: _tree(inner, f"{path}/{key}", depth + 1) for key, inner in node["dict"].items()}
     if "tuple" in node and isinstance(node["tuple"], list):
         return tuple(_tree(inner, f"{path}/{i}", depth + 1) for i, inner in enumerate(node["tuple"]))
     shape, dtype = node.get("shape"), node.get("dtype")
     if not isinstance(shape, list) or not isinstance(dtype, str) or dtype not in DTYPE_NAMES:
-        raise FormatError(f"schema: {path[:80]} is no field: shape {shape!r:.80}, dtype {dtype!r:.80}")
+        raise FormatError(f"schema: {path[:80]} is not a field: shape {shape!r:.80}, dtype {dtype!r:.80}")
     try:
         return Field(tuple(shape), np.dtype(dtype), node.get("space"))
     except SchemaError as error:

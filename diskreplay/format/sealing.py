@@ -1,4 +1,4 @@
-"""Sealing: the end of a segment's life as something that changes. Every step may be repeated after a crash.
+"""Sealing: makes a segment immutable. Every step may be repeated after a crash.
 
 The order: rows that are no data are cut off or zeroed, shapes become exact, checksums are taken, everything is synced,
 and only then `sealed` is written. A sync is one of the whole file system: a segment is thirty files and folders, and
@@ -105,7 +105,7 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged |
 
 
 class NotWritten(OSError):
-    """The disk did not take what was written. That a later sync succeeds proves nothing."""
+    """What was written could not be made durable. That a later sync succeeds proves nothing."""
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -
             _trim(root, segment, array)
         else:
             name = f"{path}/{layout.METADATA}"
-            if not _says(f"{info.path}/{name}", document):
+            if not _has_content(f"{info.path}/{name}", document):
                 write_atomic(info.path / name, document)
             segment.checksums[name] = crc32c(document)
     segment.times = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
@@ -155,7 +155,7 @@ def _beside(info: SegmentInfo) -> str:
 
 
 def _write_sealed_beside(root: Root, segment: _Settled) -> None:
-    """All rows are durable: say so in the counter of that name, and prepare the sealed attributes."""
+    """Set the counter of durable rows, as all of them are, and prepare the sealed attributes."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
@@ -239,15 +239,15 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
         _remove_unknown(info, array, chunks)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
     document = rows_document(root, info, array.path, longest)
-    if not _says(f"{info.path}/{name}", document):
+    if not _has_content(f"{info.path}/{name}", document):
         _remove_chunks(root, info, array.path, chunks)
         write_rows(root, info, array.path, longest)
     note_changed(f"{info.path}/{name}", for_good=True)
     sums[name] = crc32c(document)
 
 
-def _says(path: str, document: bytes) -> bool:
-    """Whether a file is what it has to be: a power cut may have left it empty, or not at all."""
+def _has_content(path: str, document: bytes) -> bool:
+    """Whether a file has this content: a loss of power may have left it empty, or missing."""
     try:
         return read_file(path) == document
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a segment says of itself, and how a new one comes to be."""
+"""Segments: their attributes, how one is made, and how its attributes are read."""
 
 import dataclasses
 import errno
@@ -69,7 +69,7 @@ NOTHING_LOST = Lost()
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment's attributes. `path` is below the descriptor of the store's folder, `home`, and so valid with it."""
+    """The attributes of a segment. `path` is below the store's open folder, `home`, and valid as long as that."""
 
     number: int
     path: Path
@@ -95,7 +95,7 @@ class SegmentInfo:
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
     lost: Lost = NOTHING_LOST
-    # Inode and time of change of the zarr.json that says so; zeros: it was not read.
+    # Inode and time of change of the zarr.json that it was read from; zeros: it was not read.
     document: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
 
     @property
@@ -184,7 +184,7 @@ def draft_segment(
         os.mkdir(building)
         os.mkdir(committed)
         lock = try_lock(f"{committed}/{layout.LOCK}")
-        if lock is None:  # just made, and somebody who cleans up thinks that its maker is gone
+        if lock is None:  # just made, and taken for that of a dead process
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
         chunk_rows = {
             leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows)
@@ -359,7 +359,7 @@ def _as_copied(root: Root, info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
         if not info.sealed or info.has_inode_of(lookup) or is_whole_copy(root, str(info.path), info.checksums):
             return info
     except FileNotFoundError:
-        return info  # a counter is missing: whoever reads it says so
+        return info  # a counter is missing: reading it raises
     return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, times=None, boot="")
 
 

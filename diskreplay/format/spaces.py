@@ -27,7 +27,7 @@ class Field:
     Parameters
     ----------
     shape : int or tuple of int
-        Shape of one step's value; ``()`` is a scalar, an int stands for one axis.
+        Shape of one step's value; ``()`` is a scalar, an int is one axis.
     dtype : str or numpy.dtype
         bool, an integer of 8 to 64 bits, or a float of 16 to 64 bits.
     space : dict, optional

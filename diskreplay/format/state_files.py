@@ -40,7 +40,7 @@ from diskreplay.format.root import Root
 Tree = Any  # None, bool, int, float, str, an array, a list of trees or a dict of trees
 
 ARRAY, CRC = "@array", "crc32c"
-"""Stand in the tree for an array: {"@array": its name, "crc32c": that of its zarr.json}."""
+"""What an array is in the tree: {"@array": its name, "crc32c": that of its zarr.json}."""
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4
@@ -62,9 +62,9 @@ class _Files(NamedTuple):
 
 
 def write_state(root: Root, name: str, tree: Tree) -> None:
-    """Save a state under a name; whoever reads it meanwhile, or after a crash, has the old one or this one, whole.
+    """Save a state under a name; a reader meanwhile, or after a crash, gets the old one or this one, whole.
 
-    It is durable when this returns. Raises ValueError where the name is none or the tree holds something else,
+    It is durable when this returns. Raises ValueError where the name is invalid or the tree holds something else,
     StorageFull where there is no room, with the old state untouched, StoreNotFound where the store was deleted or
     replaced since it was opened.
     """
@@ -87,7 +87,7 @@ def _write(root: Root, name: str, plain: Tree, arrays: dict[str, _Files]) -> Non
     building = root.counters_folder / f"{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
     lock: Lock | None = None
     try:
-        with held_lock(root.lock_path):  # under which whoever tidies up looks for drafts that nobody holds
+        with held_lock(root.lock_path):  # under which the next opener looks for drafts that nobody holds
             building.mkdir()
             lock = try_lock(building / layout.LOCK)
         _write_group(root, building / _STATE, plain, arrays)
@@ -109,7 +109,7 @@ def delete_state(root: Root, name: str) -> None:
     """
     with root.still_there():
         _check_saved(root, name)
-        # Whoever tidies up deletes what is left of it if this process dies.
+        # The next opener deletes what is left of it if this process dies.
         gone = root.counters_folder / f"old-{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
@@ -169,7 +169,7 @@ def remove_stale(root: Root) -> None:
                     os.rename(folder / str(number), gone)  # gone at once for every reader
                     shutil.rmtree(gone, ignore_errors=True)
         except (OSError, FormatError):
-            continue  # which one counts is not known: `read_state` says so to whoever wants it
+            continue  # which one counts is not known: `read_state` raises for the caller
 
 
 def _group(root: Root) -> Document:
@@ -196,7 +196,7 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
         return {ARRAY: name, CRC: crc32c(document)}
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree) or not _RESERVED.isdisjoint(tree):
-            raise ValueError(f"keys at {where} must be str and none of {sorted(_RESERVED)}, not {list(tree)}")
+            raise ValueError(f"keys at {where} must be str and not one of {sorted(_RESERVED)}, not {list(tree)}")
         return {key: _without_arrays(below, (*path, key), template, arrays) for key, below in tree.items()}
     if isinstance(tree, list | tuple):
         return [_without_arrays(below, (*path, str(i)), template, arrays) for i, below in enumerate(tree)]
@@ -314,7 +314,7 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
     document = parse_document(text, path)
     shape, dtype = document.get("shape"), document.get("data_type")
     if dtype not in _DTYPES or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise FormatError(f"{path} is no array of a sampler's state; delete {folder.parent} and save again")
+        raise FormatError(f"{path} is not an array of a sampler's state; delete {folder.parent} and save again")
     if 0 in shape:
         return np.zeros(shape, dtype)
     expected = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize

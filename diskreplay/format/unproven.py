@@ -1,7 +1,7 @@
 """Rows that no mark proves: what the counters of a segment had claimed when its machine went down, or it was copied.
 
-They may be whole, torn or missing. They do not count; but they are not deleted either: the sealed segment keeps them
-behind its rows, and says how many there are.
+They may be whole, torn or missing. They do not count, and are not deleted: the sealed segment keeps them behind its
+rows, and their number in its attributes.
 """
 
 import os
@@ -29,7 +29,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Fate(Enum):
-    """What becomes of the segment of a writer that is gone; each is what repair calls it."""
+    """What becomes of the segment of a dead writer; the values are the kinds of repair's actions."""
 
     SEALED = "sealed"
     SET_ASIDE = "quarantined"  # it has data, but files are missing, and no row of it is proven

@@ -1,4 +1,4 @@
-"""What a loss of power leaves of a segment that was made shortly before it and never synced: empty files, or none."""
+"""Detects segments that were never synced before a loss of power: their files are empty, or missing."""
 
 import os
 
@@ -25,7 +25,7 @@ def is_never_written(segment: str) -> bool:
 
 
 def has_no_mark(segment: str) -> bool:
-    """Whether nothing says that any row of a segment was brought to the disk: no mark, and no durable row."""
+    """Whether no row of a segment is known to be durable: no mark, and no durable row."""
     if os.path.islink(f"{segment}/{layout.DURABLE}"):
         return False
     found = [_read(f"{segment}/{name}") for name in (layout.MARKS, f"{layout.DURABLE}/c.0")]

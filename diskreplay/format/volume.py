@@ -1,4 +1,4 @@
-"""Which volume a file is on, told apart from copies of that volume: snapshots, and images that are attached anew."""
+"""Which volume a file is on, told apart from copies of that volume: snapshots, and images that were attached again."""
 
 import fcntl
 import os
@@ -35,7 +35,7 @@ def volume_of(path: str) -> Volume:
 
 
 def _disk(path: str, device: int) -> int:
-    # Read each time: what a device number stands for may have been detached since, and another disk attached.
+    # Read each time: the disk of a device number may have been detached since, and another disk attached.
     try:
         if os.major(device):
             return _sequence_number(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")

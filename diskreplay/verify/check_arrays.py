@@ -16,7 +16,7 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
     for path in ("", *segment.plan.folders):
         above = path.rsplit("/", 1)[0] if "/" in path else ""
         if above in bad:
-            bad.add(path)  # said already
+            bad.add(path)  # reported already
             continue
         where = segment.inside(path) if path else segment.where
         names = segment.files.listing(where)

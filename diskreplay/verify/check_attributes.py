@@ -1,4 +1,4 @@
-"""What a segment says of itself: its attributes, and the counters of its lanes."""
+"""The attributes of a segment, and the counters of its lanes."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ _MOST_NS = 1 << 62
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a segment's own document says, checked."""
+    """The attributes in a segment's own document, checked."""
 
     lanes: int
     chunk_rows: dict[str, int]
@@ -41,7 +41,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Segment:
-    """One look at a segment: where it is, what it says of itself, and the rows of each lane that count."""
+    """A segment as it was found: its folder, its attributes, and the rows of each lane that count."""
 
     files: Files
     where: str
@@ -98,7 +98,7 @@ class Segment:
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
-    """Return what a segment says of itself, or None where it has to be reported."""
+    """Return the attributes of a segment, or None where a problem was reported."""
     given = read_group(files, folder)
     if given is None:
         return None
@@ -176,7 +176,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     """Return position and rows of each range that was lost to damage: they follow one another and do not overlap."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
     if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
-        raise ValueError("lost is no list of positions and rows")
+        raise ValueError("lost is not a list of positions and rows")
     if any(before[0] >= after[0] for before, after in pairwise(ranges)):
         raise ValueError("lost is not in order")
     free: dict[int, int] = {}  # the first row of each lane that is not in a range before
@@ -191,7 +191,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
 
 
 def _is_boot_time(value: Any) -> bool:
-    """Whether a value is none, or machine, boot and seconds since that."""
+    """Whether a value is null, or machine, boot and seconds since that."""
     if not isinstance(value, list) or len(value) != 3:
         return value is None
     return isinstance(value[0], str) and isinstance(value[1], str) and (value[2] == 0 or is_positive(value[2]))
@@ -209,7 +209,7 @@ def was_lost(files: Files, folder: str) -> bool:
 
 
 def has_marks(files: Files, folder: str) -> bool:
-    """Whether anything says that rows of a segment were brought to the disk: a mark, or a durable row."""
+    """Whether any row of a segment is known to be durable: by a mark, or the counter."""
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
@@ -266,7 +266,7 @@ def _contents(files: Files, where: str) -> bytes:
 
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
-    """Return the rows of each lane that are committed, or None where a counter has to be reported."""
+    """Return the rows of each lane that are committed, or None where a problem was reported."""
     lanes, values, before = attributes.lanes, {}, len(files.problems)
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None

@@ -1,4 +1,4 @@
-"""What is in quarantine: steps that are in the store and in no count of it, told until somebody decides about them."""
+"""What is in quarantine: steps that the store holds and does not count, reported until they are restored or dropped."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def check_quarantine(files: Files, next_segment: int | None) -> None:
     """Report each segment in quarantine that holds steps, and one whose number could be given again."""
     if not os.path.lexists(files.path(_FOLDER)):
         return
-    scratch = files.quiet()  # what is damaged in there is no finding of its own
+    scratch = files.quiet()  # damage in there is not reported
     if not files.is_folder(_FOLDER):
         return
     where = f"{_FOLDER}/{layout.SEGMENTS}"

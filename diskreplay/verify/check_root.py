@@ -32,7 +32,7 @@ from diskreplay.verify.files import Files, read_at, reason
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
 # A counter and its complement disagree for an instant while they are stored, one after the other.
-_LOOKS = 50
+_ATTEMPTS = 50
 _PAUSE_S = 0.01
 
 
@@ -73,7 +73,7 @@ def _root_names(files: Files) -> dict[str, str]:
 
 
 def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
-    """Refuse what is no store, and what a later release wrote: that is no damage."""
+    """Refuse what is not a store, and what a later release wrote: that is not damage."""
     attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:
@@ -143,7 +143,7 @@ def check_root(files: Files, plan: Plan) -> set[str]:
     if layout.HIDDEN in good:
         copy = files.read(layout.ROOT_COPY, MAX_DOCUMENT_BYTES)
         if copy is not None and copy != files.read(layout.METADATA, MAX_DOCUMENT_BYTES):
-            files.report("checksum", layout.ROOT_COPY, "is no copy of the root's zarr.json")
+            files.report("checksum", layout.ROOT_COPY, "is not a copy of the root's zarr.json")
     for group in {layout.LIMITERS, layout.SAMPLERS} & good:
         names = {name: kind for name, kind in (files.listing(group) or {}).items() if not name.startswith(".")}
         folders = [name for name, kind in names.items() if kind == "folder" and name != layout.METADATA]
@@ -167,7 +167,7 @@ def _check_limiter(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_words(files: Files) -> Words | None:
-    """Return the store's counters, or None where they have to be reported."""
+    """Return the store's counters, or None where a problem was reported."""
     words = _settled_words(files)
     if words is None:
         return None
@@ -191,7 +191,7 @@ def _settled_words(files: Files) -> NDArray[np.int64] | None:
         return None
     try:
         with open(fd, "rb", buffering=0) as file:
-            for _ in range(_LOOKS):
+            for _ in range(_ATTEMPTS):
                 words = np.frombuffer(read_at(file.fileno(), 2 * layout.COUNTER_WORDS * 8, 0), "<i8")
                 if (words[: layout.COUNTER_WORDS] ^ words[layout.COUNTER_WORDS :] == -1).all():
                     break

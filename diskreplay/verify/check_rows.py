@@ -26,7 +26,7 @@ def check_flags(segment: Segment) -> None:
         if wrong := first_wrong(flags, last[lanes], counted):
             at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
             value = int(flags[wrong])
-            files.report("flags", segment.inside(layout.DONE), f"{at}: {value} makes no sequence of episodes")
+            files.report("flags", segment.inside(layout.DONE), f"{at}: {value} is not part of a sequence of episodes")
             return
         some = np.flatnonzero(counted)
         last[lane + some] = flags[some, counted[some] - 1]
@@ -127,7 +127,7 @@ def check_hidden(segment: Segment, hidden: list[tuple[int, int]]) -> None:
     for position, steps in hidden:
         row, lane = divmod(position, segment.lanes)
         if not _is_episode(segment, lane, row, row + steps):
-            detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are no episode"
+            detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are not an episode"
             segment.files.report("hidden", layout.HIDDEN, detail)
 
 

@@ -1,4 +1,4 @@
-"""One segment, looked at until what is found cannot be the work of a writer."""
+"""Verifies one segment, again while a finding may be a writer's work in progress."""
 
 import os
 import time
@@ -22,47 +22,47 @@ from diskreplay.verify.check_sums import check_sums
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
 
-# A segment that changes is looked at again before anything is said of it.
-_LOOKS = 5
+# A segment that changes is verified again before anything is reported.
+_ATTEMPTS = 5
 _PAUSE_S = 0.02
 
 
 def verify_segment(
     root: str, number: int, plan: Plan, *, deep: bool, hidden: list[tuple[int, int]], where: str = ""
 ) -> tuple[list[Problem], bool]:
-    """Return what is wrong with a segment, and whether it is sealed. Nothing is wrong with one that was evicted.
+    """Return what is wrong with a segment, and whether it is sealed. An evicted one has no problems.
 
     ``hidden`` are its entries in the store's list: position and steps of episodes evicted by hand. ``where`` is its
     folder if that is not its place.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
-    for look in range(_LOOKS):
+    for attempt in range(_ATTEMPTS):
         files = Files(root)
-        sealed = _look_at(files, where, plan, deep, hidden)
+        sealed = _verify_once(files, where, plan, deep, hidden)
         problems = files.problems
         if not problems or not os.path.lexists(os.path.join(root, where)):
             return [], bool(sealed)
         if sealed is not False:
             return problems, bool(sealed)
-        # A writer or the process that seals it was in the middle of something: what stays is wrong.
+        # A writer or the process that seals it may be at work: only what stays is a problem.
         keys = {(problem.kind, problem.where) for problem in problems}
-        found = [p for p in found if (p.kind, p.where) in keys] if look else problems
+        found = [p for p in found if (p.kind, p.where) in keys] if attempt else problems
         if not found:
             return [], False
-        time.sleep(_PAUSE_S * look)
+        time.sleep(_PAUSE_S * attempt)
     return found, False
 
 
 def verify_folder(root: str, where: str, plan: Plan, hidden: list[tuple[int, int]]) -> list[Problem]:
     """Return what is wrong with a segment that nobody changes, wherever in the store it is. See `verify_segment`."""
     files = Files(root)
-    _look_at(files, where, plan, True, hidden)
+    _verify_once(files, where, plan, True, hidden)
     return files.problems
 
 
-def _look_at(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tuple[int, int]]) -> bool | None:
-    """Look at a segment once; tell whether it is sealed, or None where it does not say: nobody is changing that."""
+def _verify_once(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tuple[int, int]]) -> bool | None:
+    """Verify a segment once; return whether it is sealed, None where that is unknown: nobody is changing that."""
     if not files.is_folder(where):
         return None
     if was_lost(files, where):

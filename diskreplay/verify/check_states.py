@@ -18,7 +18,7 @@ _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
 _BLOCK_BYTES = 1 << 20
 _LEVELS = 100  # of a tree; those that are written have a handful
-# A state that is replaced meanwhile is looked at again before anything is said of it.
+# A state that is replaced meanwhile is verified again before anything is reported.
 _PATIENCE_S = 5.0
 _PAUSE_S = 0.02
 
@@ -37,7 +37,7 @@ def verify_states(root: str, store: str, only: str | None = None) -> list[Proble
 
 
 def _verify(root: str, where: str, store: str) -> list[Problem]:
-    """Look at the states of one name until what is found cannot be the work of who saves one.
+    """Verify the states of one name until a finding cannot be a state that is just being saved.
 
     Only what is found twice of one and the same state, which counted before and after each look, is wrong with it. A
     state that is replaced faster than it can be read, look after look, is as good as those who load it find it.
@@ -46,7 +46,7 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
     until = time.monotonic() + _PATIENCE_S
     while True:
         files = Files(root)
-        current = _look_at(files, where, store)
+        current = _check_current(files, where, store)
         if not files.problems or not os.path.lexists(files.path(where)):
             return []
         if repr((current, _current(root, where))) == before:
@@ -62,7 +62,7 @@ def _current(root: str, where: str) -> object:
     return (_attributes(Files(root), where) or {}).get("current")
 
 
-def _look_at(files: Files, where: str, store: str) -> object:
+def _check_current(files: Files, where: str, store: str) -> object:
     """Check the state that counts, and return its number, or whatever stands in its place."""
     attributes = _attributes(files, where)
     names = files.listing(where)
@@ -119,7 +119,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
     document = parse(files, where, data) or {}
     shape, item_bytes = document.get("shape"), _ITEM_BYTES.get(str(document.get("data_type")))
     if item_bytes is None or not isinstance(shape, list) or not all(map(is_whole, shape)):
-        files.report("metadata", where, "is no array of a state")
+        files.report("metadata", where, "is not an array of a state")
         return
     chunk = ".".join(["c", *("0" for _ in shape)])
     nbytes = math.prod(shape) * item_bytes

@@ -129,7 +129,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
         if not _is_safe(name):
             files.report("metadata", segment.inside(layout.METADATA), f"a checksum of {name!r:.80}, outside of it")
         elif segment.inside(name) in reported or (folder in plan.folders and name not in wanted):
-            continue  # said already
+            continue  # reported already
         elif (deep or not _is_chunk(name)) and not _is_behind_link(segment, folder, links):
             _check_sum(segment, name, sums[name], blocks)
     _check_copy(segment)
@@ -139,9 +139,10 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 def _check_copy(segment: Segment) -> None:
     """Check that the copy of the segment's own document, which it can be restored from, is one."""
-    copy = segment.files.read(segment.inside(layout.DOCUMENT_COPY), MAX_DOCUMENT_BYTES)
-    if copy is not None and copy != segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES):
-        segment.files.report("checksum", segment.inside(layout.DOCUMENT_COPY), "is no copy of the segment's zarr.json")
+    files, where = segment.files, segment.inside(layout.DOCUMENT_COPY)
+    copy = files.read(where, MAX_DOCUMENT_BYTES)
+    if copy is not None and copy != files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES):
+        files.report("checksum", where, "is not a copy of the segment's zarr.json")
 
 
 def _is_chunk(name: str) -> bool:

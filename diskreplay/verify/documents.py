@@ -1,4 +1,4 @@
-"""What the zarr.json files of a store must say, worked out from its schema and from the page on the format."""
+"""What the zarr.json files of a store must contain, worked out from its schema and from the page on the format."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
-    """Return a JSON object, or None where it has to be reported."""
+    """Return a JSON object, or None where a problem was reported."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -84,20 +84,20 @@ def parse(files: Files, where: str, data: bytes) -> Document | None:
 
 
 def read_object(files: Files, where: str, most: int = MAX_DOCUMENT_BYTES) -> Document | None:
-    """Return a document of ``most`` bytes, or None where it has to be reported."""
+    """Return a document of ``most`` bytes, or None where a problem was reported."""
     data = files.read(where, most)
     return None if data is None else parse(files, where, data)
 
 
 def read_group(files: Files, folder: str) -> Document | None:
-    """Return the attributes of a group that has a checksum of itself, or None where it has to be reported."""
+    """Return the attributes of a group that has a checksum of itself, or None where a problem was reported."""
     where = f"{folder}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is None or not check_itself(files, where, data) or (document := parse(files, where, data)) is None:
         return None
     attributes = document.get("attributes")
     if not is_group(document) or not isinstance(attributes, dict):
-        files.report("metadata", where, "is no group with attributes")
+        files.report("metadata", where, "is not a group with attributes")
         return None
     return attributes
 
@@ -154,7 +154,7 @@ def limiter_document(plan: Plan) -> bytes:
 def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
     """Say what keeps a document from being that of an array of raw blocks, its lengths along ``lead`` axes aside."""
     if not isinstance(document, dict):
-        return "is no object"
+        return "is not an object"
     dimensions = lead + len(array.shape)
     shape, grid = document.get("shape"), document.get("chunk_grid")
     if not _is_shape(shape, dimensions) or tuple(shape[lead:]) != array.shape:  # type: ignore[index]
@@ -205,11 +205,11 @@ def check_templates(files: Files, plan: Plan, where: str) -> None:
             files.report("metadata", where, f"segment_metadata: {path[:80]} {wrong}")
     for path in ("", *plan.groups):
         if not is_group(plan.templates.get(path)):
-            files.report("metadata", where, f"segment_metadata: {path[:80]!r} is no group")
+            files.report("metadata", where, f"segment_metadata: {path[:80]!r} is not a group")
 
 
 def read_schema(files: Files, where: str, data: Any) -> Schema | None:
-    """Return the schema, or None where it has to be reported."""
+    """Return the schema, or None where a problem was reported."""
     try:
         return Schema.from_json(data)
     except FormatError as error:

@@ -25,7 +25,7 @@ class Problem:
         file), ``"unreadable"`` (the system refuses), ``"metadata"`` (a document that says what cannot be),
         ``"checksum"`` (bytes that are not those that were sealed), ``"counters"``, ``"flags"`` (no sequence of
         episodes), ``"times"`` (a row that was published before the one in front of it), ``"hidden"`` (an eviction by
-        hand of what is no episode), ``"unexpected"`` (what has no place), ``"quarantine"`` (steps that repair or a
+        hand of what is not an episode), ``"unexpected"`` (what has no place), ``"quarantine"`` (steps that repair or a
         recovery has set aside) or ``"unproven"`` (steps that do not count, as nothing proves that they are whole).
     where : str
         The file or folder, relative to the store.
@@ -61,7 +61,7 @@ class Files:
         return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
 
     def listing(self, where: str) -> dict[str, str] | None:
-        """Return "file", "folder", "link" or "other" for each name in a folder, or None where it has to be reported."""
+        """Return "file", "folder", "link" or "other" for each name; None where a problem was reported."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is None:
             return None
@@ -81,7 +81,7 @@ class Files:
                 continue
             where = f"{folder}/{name}" if folder else name
             if kind in ("link", "other"):
-                self.report("type", where, f"is a {kind} and no file or folder")
+                self.report("type", where, f"is a {kind} and not a file or folder")
             elif name != layout.METADATA and not name.startswith("."):
                 self.report("unexpected", where, "has no place in a store")
 
@@ -93,7 +93,7 @@ class Files:
         return fd is not None
 
     def check_lock(self, where: str) -> None:
-        """Check that a lock is a regular file, if it is there: who takes it makes it.
+        """Check that a lock is a regular file, if it exists: taking it creates it.
 
         It is not opened, and holds nothing: who may not write to the store may not read it.
         """
@@ -104,7 +104,7 @@ class Files:
                 self.report("type", where, what)
 
     def open(self, where: str, nbytes: int | None = None) -> int | None:
-        """Return a descriptor of a regular file, of ``nbytes`` if given, or None where it has to be reported."""
+        """Return a descriptor of a regular file, of ``nbytes`` if given, or None where a problem was reported."""
         # A pipe must not make this wait for its other end.
         fd = self._open(where, os.O_RDONLY | os.O_NONBLOCK, "file")
         if fd is None:
@@ -120,7 +120,7 @@ class Files:
         return None
 
     def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
-        """Return a small file whole, or None where it has to be reported."""
+        """Return a small file whole, or None where a problem was reported."""
         fd = self.open(where, nbytes)
         if fd is None:
             return None

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, KNOWN_FLAGS, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# Stands before a lane's first row. It is no flags that a row may have, and what follows it must be a first step.
+# What is before a lane's first row. No row may have these flags, and a first step must follow.
 START = 255
 _ENDED = TERMINATED | TRUNCATED
 _CUT_HERE = TRUNCATED | CUT

@@ -1,4 +1,4 @@
-"""What is wrong with a store: an independent reader's findings. It shares no code with the reader or the writer."""
+"""Verifies a store by an independent reader, which shares no code with those that read and write stores."""
 
 import os
 import re
@@ -23,22 +23,22 @@ _NUMBER = re.compile(r"[0-9]{8,9}")
 def verify(
     path: str | os.PathLike[str] | OpenFolder, *, deep: bool = False, progress: Progress | None = None
 ) -> list[Problem]:
-    """Look for what is wrong with a store; it may be written, and segments may leave it, meanwhile.
+    """Verify a store; it may be written, and segments may be evicted, meanwhile.
 
     Checks that everything the format names is there, has its size and says what the schema says; that counters are
     possible; that the flags of the rows they count are sequences of episodes; and the checksums of the metadata of
     sealed segments. Steps in quarantine are findings too, of the kind ``"quarantine"``. Rows that a writer has not
-    committed are none of its business, nor is a segment whose writer died: the next process that opens the store with
+    committed are not checked, nor is a segment whose writer died: the next process that opens the store with
     mode "a" seals it.
 
     Where the folder of the store is moved meanwhile, on its file system, it is followed. ``deep``: read every sealed
     chunk and every saved state of a sampler too, and check their checksums. ``progress`` is called with the number of
-    segments that were looked at, and of all of them. The problems are in the order of the store, what it has beside its
+    segments that were verified, and of all of them. The problems are in the order of the store, what it has beside its
     segments first. Raises StoreNotFound where there is no store at ``path`` or it was deleted meanwhile, FormatError
     where it is of a version that this release does not know.
     """
     try:
-        home = OpenFolder.of(path)  # a link to the store is no part of it
+        home = OpenFolder.of(path)  # a link to the store is followed
     except OSError as error:
         raise StoreNotFound(f"{path} {reason(error)}; diskreplay.create makes a store") from error
     problems = _problems(str(home.path), deep, progress)
@@ -53,7 +53,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     if plan is None:
         return files.problems
     good = check_root(files, plan)
-    # Before the counters: a segment in it that they do not know was made meanwhile, or is none.
+    # Before the counters: a segment that they do not count was made meanwhile, or is invalid.
     numbers = segment_numbers(files) if layout.SEGMENTS in good else []
     words = read_words(files) if layout.COUNTERS in good else None
     hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}

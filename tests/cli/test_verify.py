@@ -149,7 +149,7 @@ def test_nothing_is_deleted_through_a_link_nor_where_there_is_no_store(
     (other / "counters").symlink_to(with_one_aside / "counters")
     done = run("repair", other, "--drop", 0, "--yes")
     assert (done.code, done.out) == (2, "")
-    assert ("is no folder" if what == "store" else "is not a store") in done.err
+    assert ("is not a folder" if what == "store" else "is not a store") in done.err
     assert place.exists()
     assert "does not exist" in run("repair", tmp_path / "nowhere", "--drop", 0, "--yes").err
 

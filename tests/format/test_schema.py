@@ -441,5 +441,5 @@ def test_from_env_takes_one_environment_of_a_vector():
     assert single.leaves["action"].shape == ()
     env.close()
     envs.close()
-    with pytest.raises(SchemaError, match="int is no environment"):
+    with pytest.raises(SchemaError, match="int is not an environment"):
         Schema.from_env(3)

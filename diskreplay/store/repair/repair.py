@@ -13,7 +13,7 @@ from diskreplay.format import layout
 from diskreplay.format.durable import sync_file
 from diskreplay.format.locks import held_lock, is_locked, try_lock
 from diskreplay.format.quarantine import QUARANTINE, move_aside, note_change, quarantined_numbers, read_quarantine
-from diskreplay.format.rebuild import build_anew, drop_build, finish_replacements, put_in_place
+from diskreplay.format.rebuild import build_copy, drop_build, finish_replacements, put_in_place
 from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -26,7 +26,7 @@ from diskreplay.store.repair.repair_documents import (
     known_document,
     known_in_segment,
     repair_words,
-    write_anew,
+    restore_file,
 )
 from diskreplay.store.repair.repaired import Action, Repaired
 from diskreplay.store.repair.restore import restore_segment, without_quarantine
@@ -65,7 +65,7 @@ def repair(
 ) -> Repaired:
     """Repair a store without deleting anything: what cannot be repaired is moved to ``counters/quarantine``.
 
-    Small files whose right bytes follow from others are written anew. A sealed segment with damaged rows is rebuilt
+    Small files whose content follows from others are written again. A sealed segment with damaged rows is rebuilt
     with the episodes that are whole, under the same ids, and the damaged one goes into quarantine; so does a segment
     of which nothing is left, or that cannot be read at all, and what has no place in a store. Segments whose writer
     died are sealed. What a living writer holds is left alone. Every sealed chunk is read once, or where it is damaged
@@ -121,7 +121,7 @@ class _Repair:
             if data is None or self._dry_run:
                 return Repaired(self._actions, problems)
             with self._store_lock():
-                write_anew(self._root / layout.METADATA, data)
+                restore_file(self._root / layout.METADATA, data)
             return self.run(progress)
         self._plan = plan
         if not self._has_lock():
@@ -146,7 +146,7 @@ class _Repair:
 
     @contextmanager
     def _segment_lock(self, where: str) -> Iterator[bool]:
-        """Hold a segment's lock, and tell whether it has no living writer. One that is no folder has no lock."""
+        """Hold a segment's lock, and tell whether it has no living writer. What is not a folder has no lock."""
         committed = self._root / where / layout.COMMITTED
         path = committed / layout.LOCK
         lock, is_free = None, True
@@ -191,10 +191,10 @@ class _Repair:
         return False
 
     def _restore(self, where: str, data: bytes, detail: str) -> None:
-        """Write a file anew; a folder in its place is set aside."""
+        """Restore a file; a folder in its place is set aside."""
         if is_folder(self._root / where):
             self._set_aside(where, detail)
-        if self._dry_run or write_anew(self._root / where, data):
+        if self._dry_run or restore_file(self._root / where, data):
             self._note("restored", where, detail)
 
     def _make_group(self, name: str) -> None:
@@ -216,7 +216,7 @@ class _Repair:
             return False
         lock = folder / layout.LOCK
         if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file()):
-            self._set_aside(f"{layout.COUNTERS}/{layout.LOCK}", "is no regular file")
+            self._set_aside(f"{layout.COUNTERS}/{layout.LOCK}", "is not a regular file")
         return True
 
     def _repair_damage(self, problems: list[Problem]) -> None:
@@ -341,7 +341,7 @@ class _Repair:
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
             known = None if info is None else known_in_segment(self._store, info, name)
-            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # as good as none: who takes it makes it
+            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return False
             if known is not None and not (self._root / problem.where).parent.is_dir():
@@ -365,7 +365,7 @@ class _Repair:
         return {} if words is None else read_hidden(files, self._plan, words)
 
     def _finish_others(self) -> None:
-        """Go on where a process died that was replacing a damaged segment."""
+        """Complete the replacement of damaged segments that a process died in."""
         if self._dry_run:
             return
         with suppress(FormatError):  # the store's counters may have to be repaired first; an opener finishes it then
@@ -414,7 +414,7 @@ class _Repair:
         """
         number = losses.info.number
         try:
-            built = build_anew(self._store, losses.info, losses.damage)
+            built = build_copy(self._store, losses.info, losses.damage)
         except (FormatError, FileNotFoundError, NotADirectoryError):
             return None
         # Rows that do not count, as nothing proves them, are kept as they were.

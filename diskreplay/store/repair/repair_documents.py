@@ -1,4 +1,4 @@
-"""What repair works out of a store: files whose right bytes are known, and counters. Nothing is deleted."""
+"""What repair can derive of a store: files whose content follows from others, and counters."""
 
 import os
 import re
@@ -78,8 +78,8 @@ def from_copy(document: Path, copy: Path) -> bytes | None:
     return whole_document(copy)
 
 
-def write_anew(path: Path, data: bytes) -> bool:
-    """Write a file anew, durably; False: its folder is not there, or is a link."""
+def restore_file(path: Path, data: bytes) -> bool:
+    """Write a file durably; False: its folder is missing, or is a link."""
     if not is_folder(path.parent):
         return False
     write_atomic(path, data, synced=True)

@@ -1,4 +1,4 @@
-"""The ways out of quarantine: a segment is brought back, or deleted when somebody asks for it by name."""
+"""Takes segments out of quarantine: back to their place, or deleted for good."""
 
 import os
 from contextlib import nullcontext
@@ -89,7 +89,7 @@ def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantin
     root = home.path
     read_plan(Files(str(root)))  # raises where there is no store
     if not is_folder(root / layout.COUNTERS):
-        raise FormatError(f"{shown(root / layout.COUNTERS)} is no folder; diskreplay repair makes a new one")
+        raise FormatError(f"{shown(root / layout.COUNTERS)} is not a folder; diskreplay repair makes a new one")
     entry = find_segment(root, number)
     if dry_run:
         return entry

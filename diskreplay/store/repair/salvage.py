@@ -1,4 +1,4 @@
-"""Taking steps that no mark proves: what was set aside behind the rows of a segment counts from then on."""
+"""Salvages steps that no mark proves: those kept behind the rows of a segment count from then on."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Action]:
     """Take the unproven steps of each segment as far as its flags are a sequence of episodes; yield what was taken.
 
-    Rows whose time is before that of the row in front of them never got to the disk whole, and end that as well.
+    Rows whose time is before that of the previous row were not written whole, and end that as well.
 
     Their bytes may be torn all the same: that is why they do not count by themselves. Segments of living writers are
     left alone.
@@ -100,7 +100,7 @@ def _rows(root: Root, info: SegmentInfo, leaf: str, lane: int, first: int, stop:
 
 
 def _unseal(root: Root, info: SegmentInfo) -> SegmentInfo:
-    """Let a sealed segment be sealed anew; if this process dies before, the next one that opens the store does it."""
+    """Mark a sealed segment as unsealed; if this process dies before it is sealed again, the next opener seals it."""
     unsealed = dataclasses.replace(info, sealed=False)
     document = root.blueprint.segment_document(dataclasses.replace(unsealed, claimed=None).attributes())
     os.stat(info.path)  # an evicted one does not come back

@@ -1,1 +1,1 @@
-"""What leaves a store: by size, by age, and by hand."""
+"""Retention: which steps a store evicts, by size, by age, and by hand."""

@@ -11,7 +11,7 @@ class Ages:
     """The ages of sealed segments. Not thread-safe.
 
     A wall clock that is wrong must not cost a store. Of a segment that was sealed since this machine booted, the clock
-    of the boot alone decides, which nobody can set. Of others the wall clock says so, and one of these confirms it: a
+    of the boot alone decides, which nobody can set. Of others the wall clock decides, if one of these confirms it: a
     time service keeps the wall clock; this machine sealed the segment, and has been up for as long; this process has
     known the segment for as long. A time of sealing in the future counts as the moment at which it was seen.
     """

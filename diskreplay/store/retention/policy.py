@@ -1,4 +1,4 @@
-"""What each segment of a store holds and takes, and so which of them leave: the rules of retention."""
+"""The rules of retention: which segments are due to be removed, by what each holds and takes on disk."""
 
 import heapq
 import os
@@ -50,7 +50,7 @@ class _Account:
 class RetentionPolicy:
     """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
 
-    Only sealed segments that can be read leave. Those that do, by any of the rules: the one whose last step is oldest,
+    Only sealed segments that can be read are removed, by any of these rules: the one whose last step is oldest,
     while the others hold `capacity` steps that are newer and not hidden; the same, while all segments together take
     more than `capacity_bytes` on disk; those that were sealed `max_age_s` ago (`Ages`); those whose every step was
     evicted by hand. The first two move the retention horizon: a time.
@@ -69,7 +69,7 @@ class RetentionPolicy:
         self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
         self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
         self._short = -1, 0  # the segment that could not leave yet, and how many steps it takes to look at it again
-        self._leaving: dict[int, None] = {}  # segments below the horizon that are still there
+        self._below: dict[int, None] = {}  # segments below the horizon that are still there
         self._kept = 0  # steps of all others
         self._nbytes = 0  # of all others
         self._ages = Ages()
@@ -86,12 +86,12 @@ class RetentionPolicy:
         limits = (root.capacity, root.capacity_bytes, root.max_age_s)
         return limits == (None, None, None) and not self._counters.peek(layout.HIDDEN_ENTRIES)
 
-    def leaving(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
-        """Yield number and steps of segments that have to leave; each is forgotten when the next one is asked for.
+    def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
+        """Yield number and steps of segments that are due; each is forgotten when the next one is asked for.
 
         They are ``most`` at most; `has_more` tells whether that is fewer than have to.
 
-        Moves the horizon first. ``again``: look at known segments that were not sealed too. Without it their steps may
+        Moves the horizon first. ``again``: read known segments that were not sealed, too. Without it their steps may
         be too few, which only makes the horizon move later.
         """
         words = self._counters.read()
@@ -109,9 +109,9 @@ class RetentionPolicy:
         # Some segments may have been replaced by what was whole in them.
         replaced, self._changes = self._changes != words[layout.CHANGES], int(words[layout.CHANGES])
         for number in [n for n in (self._accounts if replaced else self._unsealed) if again or replaced or n >= first]:
-            self._look(number)
+            self._read(number)
         self._move_horizon(int(words[layout.HORIZON]))
-        due = self._due()
+        due = self._candidates()
         self.has_more = len(due) > most
         for number in due[:most]:
             steps = self._accounts[number].steps
@@ -123,15 +123,15 @@ class RetentionPolicy:
             self._counters.set(layout.FIRST_LIVE, first)
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
-    def _due(self) -> list[int]:
+    def _candidates(self) -> list[int]:
         if self._root.max_age_s is not None:
             self._doomed |= self._ages.older_than(self._root.max_age_s) & self._accounts.keys()
-        return [*self._leaving, *sorted(self._doomed - self._leaving.keys())]
+        return [*self._below, *sorted(self._doomed - self._below.keys())]
 
     # --- the horizon -------------------------------------------------------------------------------------------------
 
     def _move_horizon(self, horizon: int) -> None:
-        """Let the segments below the horizon leave, and those that the limits have no room for: the oldest first."""
+        """Move the horizon past the segments that the limits have no room for, the oldest first."""
         if not self._root.has_horizon:
             return
         before = horizon
@@ -144,7 +144,7 @@ class RetentionPolicy:
             self._leave_first(number, account)
             self._kept -= account.kept
             self._nbytes -= account.nbytes
-            self._leaving[number] = None
+            self._below[number] = None
             horizon = max(horizon, last + 1)
         if horizon > before:
             self._counters.set(layout.HORIZON, horizon)
@@ -200,7 +200,7 @@ class RetentionPolicy:
                 with self._changing(number, account):
                     account.hidden += steps
 
-    def _look(self, number: int) -> None:
+    def _read(self, number: int) -> None:
         """Count the steps and bytes of a segment that was not sealed when it was last looked at, if ever."""
         account, path = self._accounts[number], self._root.segment_path(number)
         try:
@@ -237,7 +237,7 @@ class RetentionPolicy:
         """Keep the sums right while the account of a segment changes."""
         kept, nbytes = account.kept, account.nbytes
         yield
-        if number not in self._leaving:
+        if number not in self._below:
             self._kept += account.kept - kept
             self._nbytes += account.nbytes - nbytes
         if account.sealed and account.hidden + account.lost and not account.kept:
@@ -250,14 +250,14 @@ class RetentionPolicy:
             self._forget(number)
 
     def _forget(self, number: int) -> None:
-        if number not in self._leaving:
+        if number not in self._below:
             account = self._accounts[number]
             self._kept -= account.kept
             self._nbytes -= account.nbytes
             if number not in self._unsealed:
                 self._leave_first(number, account)
         del self._accounts[number]
-        self._leaving.pop(number, None)
+        self._below.pop(number, None)
         self._unsealed.discard(number)
         self._doomed.discard(number)
 

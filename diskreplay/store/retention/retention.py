@@ -1,4 +1,4 @@
-"""Numbers for new segments, and which old ones leave: all that is done under the store lock."""
+"""Places new segments and removes old ones, under the store lock."""
 
 import os
 import re
@@ -135,7 +135,7 @@ class Retention:
         return info
 
     def after_sealing(self) -> None:
-        """Let readers know that segments were sealed, and remove segments that have to leave."""
+        """Let readers know that segments were sealed, and remove segments that are due."""
         self.count_sealed()
         self.enforce()
 
@@ -147,7 +147,7 @@ class Retention:
             self._counters.set(layout.SEALED, int(self._counters.read()[layout.SEALED]) + 1)
 
     def enforce(self) -> None:
-        """Remove segments that have to leave; nothing else has to succeed first."""
+        """Remove segments that are due; nothing else has to succeed first."""
         left = not self._policy.is_idle
         while left:  # others get the lock in between
             with self._locked():
@@ -182,7 +182,7 @@ class Retention:
         return left
 
     def reserve_entries(self) -> None:
-        """See that there is room for evictions by hand, also when the disk is full; where there is none now, go on."""
+        """Reserve room for evictions by hand on a disk that may become full; where there is none now, do nothing."""
         with suppress(StorageFull, StoreLocked, FormatError):
             if not has_reserve(self._root, self._counters.peek(layout.HIDDEN_ENTRIES)):
                 with held_lock(self._root.lock_path):
@@ -200,7 +200,7 @@ class Retention:
             for info in self._live():
                 if len(dead) == _AT_ONCE:
                     break
-                # One that is damaged is left as it is: readers say so, and repair is asked for by hand.
+                # One that is damaged is left as it is: readers warn of it, and repair is run by hand.
                 with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     if (taken := self._take_over(info)) is not None:
                         dead.append(taken)
@@ -338,13 +338,13 @@ class Retention:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
                     self._set_aside(number, "nothing of it was written when the power went")
             except (FormatError, FileNotFoundError, NotADirectoryError):
-                continue  # evicted, or damaged: readers say so, and repair is asked for by hand
+                continue  # evicted, or damaged: readers warn of it, and repair is run by hand
         return found
 
     def _remove_old(self, *, again: bool) -> bool:
-        """Take out what has to leave, some at a time, and delete it; tell whether more has to."""
+        """Remove segments that are due, some at a time; return whether more are."""
         self._finish_removals()
-        destroy(self._root, [self._take_out(*leaving) for leaving in self._policy.leaving(_AT_ONCE, again=again)])
+        destroy(self._root, [self._take_out(*due) for due in self._policy.due(_AT_ONCE, again=again)])
         return self._policy.has_more
 
     def _take_out(self, number: int, steps: int) -> str:
