@@ -11,6 +11,8 @@ began while a segment was written and ended after it was sealed would claim rows
 import os
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from crc32c import crc32c
@@ -43,14 +45,19 @@ def protect(fd: int) -> None:
     os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITE_BITS)
 
 
-def open_protected(path: str) -> int:
-    """Open a chunk to read and write it, also one that sealing had protected before it was interrupted."""
+@contextmanager
+def open_protected(path: str) -> Iterator[int]:
+    """Have a chunk open to read and write it, also one that sealing had protected before it was interrupted."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(path, flags)
+        fd = os.open(path, flags)
     except PermissionError:
         os.chmod(path, stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode) | stat.S_IWUSR)
-        return os.open(path, flags)
+        fd = os.open(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def is_whole_copy(root: Root, folder: str, checksums: dict[str, int]) -> bool:

@@ -93,12 +93,12 @@ class _Search:
                 if before:
                     self._note(damage, lane, before, before)
                 continue
-            holes = merge(unknown.get(lane, []))
+            holes = layout.merge_ranges(unknown.get(lane, []))
             starts = self._starts(lane, count, holes)
             known = np.unique(
                 [0, *starts.tolist(), *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
             )
-            lost = merge([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])
+            lost = layout.merge_ranges([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])
             rewritten: list[Range] = []
             for episode in evicted.get(lane, []):
                 lost, again = self._spare(damage, lane, lost, episode, holes)
@@ -106,7 +106,8 @@ class _Search:
             self._note(damage, lane, lost, before)
             more = damage.more.get(lane, [])
             damage.episodes += sum(int(np.count_nonzero((starts >= a) & (starts < b))) for a, b in more)
-            kept += self._count(lane, count, merge([*lost, *rewritten])) + sum(b - a for a, b in rewritten)
+            without = layout.merge_ranges([*lost, *rewritten])
+            kept += self._count(lane, count, without) + sum(b - a for a, b in rewritten)
         damage.steps_kept, damage.steps_lost = kept, (self._info.steps or 0) - kept
         return damage
 
@@ -128,7 +129,7 @@ class _Search:
             )
             return [] if is_whole else [(0, chunk.nbytes)]
         bad = np.flatnonzero(found != known).tolist()
-        return merge([(i * block, min((i + 1) * block, chunk.nbytes)) for i in bad])
+        return layout.merge_ranges([(i * block, min((i + 1) * block, chunk.nbytes)) for i in bad])
 
     def _found(self, chunk: Chunk, block: int) -> NDArray[np.int64]:
         """Return the checksums of a chunk file's blocks as it is; -1 where one cannot be read."""
@@ -272,17 +273,6 @@ def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
     return first, int(starts[behind]) if behind < len(starts) else count
-
-
-def merge(ranges: Sequence[Range]) -> list[Range]:
-    """Return ranges in order, with those that touch or overlap as one."""
-    merged: list[Range] = []
-    for first, stop in sorted(ranges):
-        if merged and first <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-        elif first < stop:
-            merged.append((first, stop))
-    return merged
 
 
 def _without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:

@@ -3,6 +3,8 @@
 The whole layout in words is in docs/format.md; this module is where its numbers live.
 """
 
+from collections.abc import Iterable
+
 from diskreplay.ids import (
     CUT as CUT,
     END_MARKER as END_MARKER,
@@ -98,6 +100,17 @@ def floor_power_of_two(n: int) -> int:
 def ceil_power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least ``n``."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges, the first and the one after the last, in order, with those that touch or overlap as one."""
+    merged: list[tuple[int, int]] = []
+    for first, stop in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        elif first < stop:
+            merged.append((first, stop))
+    return merged
 
 
 def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:

@@ -22,8 +22,9 @@ from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import copy_tree, is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import read_file, storage_error, sync_file_system, sync_folder, write_atomic
+from diskreplay.format.durable import storage_error, sync_file_system, sync_folder, write_atomic
 from diskreplay.format.mapping import opened, read_regular
+from diskreplay.format.metadata import Document, parse_document
 from diskreplay.format.sealing import count_in_chunk
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
@@ -219,11 +220,10 @@ _NO_RECORD = "its record is missing"
 def _entry(root: Path, where: str) -> Quarantined:
     path = root / QUARANTINE / where
     segment = _segment_of(where) if _is_segment(path) else None
-    said: dict[str, Any] = {}
-    with suppress(OSError, ValueError, RecursionError):
-        if os.lstat(_record_path(path)).st_size <= _MOST_BYTES:
-            data = json.loads(read_file(str(_record_path(path))))
-            said = data if isinstance(data, dict) else {}
+    said: Document = {}
+    with suppress(OSError, FormatError):
+        record = _record_path(path)
+        said = parse_document(read_regular(str(record), None, _MOST_BYTES), record)
     steps, since, reason, was = (said.get(key) for key in ("steps", "since", "reason", "path"))
     if not _is_number(steps, int):
         steps = None if said and steps is None else (0 if segment is None else claimed_steps(path))

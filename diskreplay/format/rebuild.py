@@ -25,7 +25,7 @@ from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums, Chunk, Sums, known_sums, parse, sealed_chunks
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
-from diskreplay.format.damage import Damage, Range, merge
+from diskreplay.format.damage import Damage, Range
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
 from diskreplay.format.mapping import data_ranges, opened, read_regular
 from diskreplay.format.quarantine import QUARANTINE, move_aside
@@ -135,7 +135,7 @@ class _Build:
                 if low < high:
                     at = lane * per_chunk
                     skipped.append(((at + low) * row_bytes, (at + high) * row_bytes))
-        return merge(skipped)
+        return layout.merge_ranges(skipped)
 
     def _copy(self, name: str, target: int, parts: Iterator[Range]) -> None:
         """Copy parts of a chunk file; its holes stay holes."""

@@ -204,11 +204,8 @@ def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) ->
         chunk, at = divmod(row, info.chunk_rows[leaf])
         nbytes = row_bytes(root, leaf)
         data = known.get(leaf, bytes(nbytes))
-        fd = open_protected(chunk_path(root, info, leaf, chunk))
-        try:
+        with open_protected(chunk_path(root, info, leaf, chunk)) as fd:
             os.pwrite(fd, data, (lane * info.chunk_rows[leaf] + at) * nbytes)
-        finally:
-            os.close(fd)
 
 
 def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
@@ -222,9 +219,9 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
     chunks = -(-int(segment.kept.max()) // per_chunk)
     for chunk in range(chunks):
         kept = _rows_inside(segment.kept, chunk, per_chunk)
-        fd = open_protected(chunk_path(root, info, array.path, chunk))
-        try:
-            for start, stop in _gaps(kept, per_chunk):
+        with open_protected(chunk_path(root, info, array.path, chunk)) as fd:
+            behind = [(lane * per_chunk + count, (lane + 1) * per_chunk) for lane, count in enumerate(kept)]
+            for start, stop in layout.merge_ranges(behind):
                 punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
             sums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
             if array.path == layout.DONE:
@@ -232,8 +229,6 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
                 segment.steps += steps
                 segment.unproven_steps += count_in_chunk(fd, kept, per_chunk) - steps
             protect(fd)
-        finally:
-            os.close(fd)
     name = f"{array.path}/{layout.METADATA}"
     if not segment.is_live:
         _remove_unknown(info, array, chunks)
@@ -275,22 +270,6 @@ def _remove_unknown(info: SegmentInfo, array: RowArray, chunks: int) -> None:
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):
             os.unlink(info.path / array.path / name)
-
-
-def _gaps(kept: list[int], per_chunk: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of rows of one chunk, lane after lane, that are no data, neighbours merged."""
-    start = stop = 0
-    for lane, count in enumerate(kept):
-        first, last = lane * per_chunk + count, (lane + 1) * per_chunk
-        if first == last:
-            continue
-        if first != stop:
-            if stop > start:
-                yield start, stop
-            start = first
-        stop = last
-    if stop > start:
-        yield start, stop
 
 
 def count_steps(root: Root, info: SegmentInfo) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.machine import MOST_NS
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import open_regular, opened
 from diskreplay.format.marks import map_trusted
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Lost, SegmentInfo
@@ -112,8 +112,7 @@ def repeat_times(
     ``skipped`` are their bytes, in order. The chunks before are complete. At the beginning of a lane it is ``least``.
     """
     lanes = len(rows)
-    fd = os.open(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
         for start, stop in ((first // _ITEM, -(-last // _ITEM)) for first, last in skipped):
             for lane in range(start // per_chunk, -(-stop // per_chunk)):
                 first, last = max(start - lane * per_chunk, 0), min(stop - lane * per_chunk, per_chunk)
@@ -127,5 +126,3 @@ def repeat_times(
                         before = column.at(lane, row)
                 data = np.full(last - first, before, "<i8").tobytes()
                 os.pwrite(fd, data, (lane * per_chunk + first) * _ITEM)
-    finally:
-        os.close(fd)

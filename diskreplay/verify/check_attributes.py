@@ -84,17 +84,12 @@ class Segment:
     def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
         """Return the bytes of rows of one lane that lie in one chunk, None where its file is not whole."""
         per_chunk, row_bytes = self.chunk_rows[path], self.plan.arrays[path].row_bytes
-        # What is missing is told by who looks for it.
-        fd = self.files.quiet().open(self.chunk(path, first // per_chunk), self.chunk_bytes(path))
-        if fd is None:
-            return None
-        try:
-            data = read_at(fd, (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-        return data if len(data) == (stop - first) * row_bytes else None
+        nbytes, at = (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes
+        # Files that are missing are reported where chunks are checked.
+        with self.files.quiet().opened(self.chunk(path, first // per_chunk), self.chunk_bytes(path)) as fd:
+            if fd is not None and len(data := read_at(fd, nbytes, at)) == nbytes:
+                return data
+        return None
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:

@@ -66,22 +66,19 @@ def _report(files: Files, scratch: Files, where: str, number: int) -> None:
 
 def _count_steps(files: Files, where: str) -> int | None:
     """Count the steps that a segment's counters claim and its flags have room for; None: they cannot be counted."""
-    rows = _claimed_rows(files, where)
-    fd = None if rows is None else files.open(f"{where}/{layout.DONE}/{layout.chunk_key(0, 0)}")
-    steps, chunk = 0, 0
-    while rows is not None and fd is not None:
-        try:
+    rows, steps, chunk, per_chunk = _claimed_rows(files, where), 0, 0, 0
+    while rows is not None:
+        name = f"{where}/{layout.DONE}/{layout.chunk_key(chunk, 0)}"
+        if chunk and (chunk * per_chunk >= rows.max() or not os.path.lexists(files.path(name))):
+            return steps
+        with files.opened(name, per_chunk * len(rows) if chunk else None) as fd:
+            if fd is None:
+                return None
             per_chunk = os.fstat(fd).st_size // len(rows)
             for lane, count in enumerate(np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()):
                 flags = np.frombuffer(read_at(fd, count, lane * per_chunk), np.uint8)
                 steps += int(np.count_nonzero(flags & NO_STEP == 0))
-        finally:
-            os.close(fd)
         chunk += 1
-        name = f"{where}/{layout.DONE}/{layout.chunk_key(chunk, 0)}"
-        if chunk * per_chunk >= rows.max() or not os.path.lexists(files.path(name)):
-            return steps
-        fd = files.open(name, per_chunk * len(rows))
     return None
 
 

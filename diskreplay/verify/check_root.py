@@ -14,6 +14,7 @@ from diskreplay.verify.documents import (
     MAX_DOCUMENT_BYTES,
     Document,
     Plan,
+    check_content,
     check_itself,
     check_templates,
     fits_itself,
@@ -27,7 +28,7 @@ from diskreplay.verify.documents import (
     read_schema,
     store_documents,
 )
-from diskreplay.verify.files import Files, read_at, reason
+from diskreplay.verify.files import Files, read_at
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
@@ -134,17 +135,13 @@ def check_root(files: Files, plan: Plan) -> set[str]:
     files.report_unknown("", names, {*GROUPS, layout.METADATA, *hidden})
     for name, expected in store_documents(plan).items():
         if name in good:
-            where = f"{name}/{layout.METADATA}"
-            data = files.read(where, MAX_DOCUMENT_BYTES)
-            if data is not None and data != expected:
-                files.report("metadata", where, "is not what every store has there")
+            check_content(files, f"{name}/{layout.METADATA}", expected, "metadata", "is not what every store has there")
     if layout.COUNTERS in good:
         files.check_lock(f"{layout.COUNTERS}/{layout.LOCK}")
     if layout.HIDDEN in good:
-        copy = files.read(layout.ROOT_COPY, MAX_DOCUMENT_BYTES)
-        if copy is not None and copy != files.read(layout.METADATA, MAX_DOCUMENT_BYTES):
-            files.report("checksum", layout.ROOT_COPY, "is not a copy of the root's zarr.json")
-    for group in {layout.LIMITERS, layout.SAMPLERS} & good:
+        document = files.read(layout.METADATA, MAX_DOCUMENT_BYTES)
+        check_content(files, layout.ROOT_COPY, document, "checksum", "is not a copy of the root's zarr.json")
+    for group in sorted({layout.LIMITERS, layout.SAMPLERS} & good):
         names = {name: kind for name, kind in (files.listing(group) or {}).items() if not name.startswith(".")}
         folders = [name for name, kind in names.items() if kind == "folder" and name != layout.METADATA]
         files.report_unknown(group, names, {layout.METADATA, *folders})
@@ -154,10 +151,8 @@ def check_root(files: Files, plan: Plan) -> set[str]:
 
 
 def _check_limiter(files: Files, plan: Plan, where: str) -> None:
-    document = f"{where}/{layout.METADATA}"
-    data = files.read(document, MAX_DOCUMENT_BYTES)
-    if data is not None and data != limiter_document(plan):
-        files.report("metadata", document, "is not that of a limiter's array")
+    document, detail = f"{where}/{layout.METADATA}", "is not that of a limiter's array"
+    check_content(files, document, limiter_document(plan), "metadata", detail)
     slots = files.read(f"{where}/c.0", 8 * layout.LIMITER_SLOTS, 8 * layout.LIMITER_SLOTS)
     if slots is not None and (np.frombuffer(slots, "<i8") < 0).any():
         files.report("counters", f"{where}/c.0", "holds impossible counts")
@@ -186,20 +181,17 @@ def read_words(files: Files) -> Words | None:
 
 
 def _settled_words(files: Files) -> NDArray[np.int64] | None:
-    fd = files.open(COUNTERS_FILE, 2 * layout.COUNTER_WORDS * 8)
-    if fd is None:
-        return None
-    try:
-        with open(fd, "rb", buffering=0) as file:
-            for _ in range(_ATTEMPTS):
-                words = np.frombuffer(read_at(file.fileno(), 2 * layout.COUNTER_WORDS * 8, 0), "<i8")
-                if (words[: layout.COUNTER_WORDS] ^ words[layout.COUNTER_WORDS :] == -1).all():
-                    break
-                time.sleep(_PAUSE_S)
-            return words
-    except OSError as error:
-        files.report("unreadable", COUNTERS_FILE, reason(error))
-        return None
+    nbytes = 2 * layout.COUNTER_WORDS * 8
+    with files.opened(COUNTERS_FILE, nbytes) as fd:
+        if fd is None:
+            return None
+        for _ in range(_ATTEMPTS):
+            words = np.frombuffer(read_at(fd, nbytes, 0), "<i8")
+            if (words[: layout.COUNTER_WORDS] ^ words[layout.COUNTER_WORDS :] == -1).all():
+                break
+            time.sleep(_PAUSE_S)
+        return words
+    return None
 
 
 # --- evictions by hand -----------------------------------------------------------------------------------------------

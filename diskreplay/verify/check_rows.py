@@ -1,6 +1,5 @@
 """The rows of a segment: whether they are episodes, with the steps and times it says, and those evicted by hand."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.verify.check_attributes import Segment
-from diskreplay.verify.files import read_at, reason
+from diskreplay.verify.files import read_at
 from diskreplay.verify.row_flags import NO_STEP, START, count_steps, first_wrong
 
 _BLOCK_BYTES = 1 << 20
@@ -78,11 +77,9 @@ def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any
     width = min(per_chunk, at_once)
     together = max(1, at_once // per_chunk)
     for chunk in range(-(-longest // per_chunk)):
-        where = segment.chunk(path, chunk)
-        fd = segment.files.open(where, segment.chunk_bytes(path))
-        if fd is None:
-            return
-        try:
+        with segment.files.opened(segment.chunk(path, chunk), segment.chunk_bytes(path)) as fd:
+            if fd is None:
+                return
             for lane in range(0, segment.lanes, together):
                 lanes = min(together, segment.lanes - lane)
                 most = int(segment.rows[lane : lane + lanes].max())
@@ -93,10 +90,6 @@ def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any
                     if len(data) < nbytes:
                         return  # cut off just now; its size was right a moment ago
                     yield lane, chunk * per_chunk + start, np.frombuffer(data, dtype).reshape(lanes, count)
-        except OSError as error:
-            segment.files.report("unreadable", where, reason(error))
-        finally:
-            os.close(fd)
 
 
 def check_lost(segment: Segment) -> bool:

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from diskreplay.format import layout
 from diskreplay.verify.documents import MAX_DOCUMENT_BYTES, Document, is_whole, parse, read_group
-from diskreplay.verify.files import Files, Problem, read_at, reason
+from diskreplay.verify.files import Files, Problem, read_at
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _ARRAY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.]*")
@@ -130,16 +130,11 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 
 def _check_chunk(files: Files, where: str, nbytes: int) -> None:
     """Check that a chunk ends with the checksum of its data."""
-    fd = files.open(where, nbytes + _CRC_BYTES)
-    if fd is None:
-        return
-    try:
+    with files.opened(where, nbytes + _CRC_BYTES) as fd:
+        if fd is None:
+            return
         crc = 0
         for start in range(0, nbytes, _BLOCK_BYTES):
             crc = crc32c(read_at(fd, min(_BLOCK_BYTES, nbytes - start), start), crc)
         if crc != int.from_bytes(read_at(fd, _CRC_BYTES, nbytes), "little"):
             files.report("checksum", where, "does not fit its checksum")
-    except OSError as error:
-        files.report("unreadable", where, reason(error))
-    finally:
-        os.close(fd)

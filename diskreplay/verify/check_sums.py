@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.verify.check_attributes import Segment
 from diskreplay.verify.crc import after_zeros, checksum, joined
-from diskreplay.verify.documents import MAX_DOCUMENT_BYTES
-from diskreplay.verify.files import read_at, reason
+from diskreplay.verify.documents import MAX_DOCUMENT_BYTES, check_content
+from diskreplay.verify.files import read_at
 
 _RANGES_TOLD = 3
 
@@ -139,10 +139,9 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 def _check_copy(segment: Segment) -> None:
     """Check that the copy of the segment's own document, which it can be restored from, is one."""
-    files, where = segment.files, segment.inside(layout.DOCUMENT_COPY)
-    copy = files.read(where, MAX_DOCUMENT_BYTES)
-    if copy is not None and copy != files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES):
-        files.report("checksum", where, "is not a copy of the segment's zarr.json")
+    document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
+    where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
+    check_content(segment.files, where, document, "checksum", detail)
 
 
 def _is_chunk(name: str) -> bool:
@@ -168,15 +167,8 @@ def _is_behind_link(segment: Segment, folder: str, known: dict[str, bool]) -> bo
 
 
 def _check_sum(segment: Segment, name: str, expected: int, blocks: Blocks) -> None:
-    files, where = segment.files, segment.inside(name)
-    fd = files.open(where)
-    if fd is None:
-        return
-    try:
-        if checksum(fd) != expected:
+    where = segment.inside(name)
+    with segment.files.opened(where) as fd:
+        if fd is not None and checksum(fd) != expected:
             which = blocks.damage(name, fd) if name in blocks.sums else ""
-            files.report("checksum", where, f"does not fit the checksum that it was sealed with{which}")
-    except OSError as error:
-        files.report("unreadable", where, reason(error))
-    finally:
-        os.close(fd)
+            segment.files.report("checksum", where, f"does not fit the checksum that it was sealed with{which}")

@@ -102,6 +102,13 @@ def read_group(files: Files, folder: str) -> Document | None:
     return attributes
 
 
+def check_content(files: Files, where: str, expected: bytes | None, kind: str, detail: str) -> None:
+    """Report a small file that is there and has another content."""
+    data = files.read(where, MAX_DOCUMENT_BYTES)
+    if data is not None and data != expected:
+        files.report(kind, where, detail)
+
+
 def check_itself(files: Files, where: str, data: bytes) -> bool:
     """Whether a document fits the checksum of itself; where not, that is reported."""
     if not (fits := fits_itself(data)):

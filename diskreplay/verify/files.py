@@ -7,8 +7,8 @@ diskreplay, and none of the code that reads or writes stores.
 import errno
 import os
 import stat
-from collections.abc import Container, Mapping
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from diskreplay.format import layout
@@ -103,37 +103,41 @@ class Files:
                 what = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
                 self.report("type", where, what)
 
-    def open(self, where: str, nbytes: int | None = None) -> int | None:
-        """Return a descriptor of a regular file, of ``nbytes`` if given, or None where a problem was reported."""
+    @contextmanager
+    def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
+        """Have a regular file open for a block, of ``nbytes`` if given; None where a problem was reported.
+
+        Where the block cannot read it, that is reported too.
+        """
         # A pipe must not make this wait for its other end.
         fd = self._open(where, os.O_RDONLY | os.O_NONBLOCK, "file")
         if fd is None:
-            return None
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            self.report("type", where, "is not a regular file")
-        elif nbytes is not None and status.st_size != nbytes:
-            self.report("size", where, f"has {status.st_size} bytes and not {nbytes}")
-        else:
-            return fd
-        os.close(fd)
-        return None
+            yield None
+            return
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                self.report("type", where, "is not a regular file")
+            elif nbytes is not None and status.st_size != nbytes:
+                self.report("size", where, f"has {status.st_size} bytes and not {nbytes}")
+            else:
+                yield fd
+                return
+            yield None
+        except OSError as error:
+            self.report("unreadable", where, reason(error))
+        finally:
+            os.close(fd)
 
     def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
         """Return a small file whole, or None where a problem was reported."""
-        fd = self.open(where, nbytes)
-        if fd is None:
-            return None
-        try:
-            if (size := os.fstat(fd).st_size) > most:
-                self.report("size", where, f"has {size} bytes, more than any such file")
+        with self.opened(where, nbytes) as fd:
+            if fd is None:
                 return None
-            return read_at(fd, size, 0)
-        except OSError as error:
-            self.report("unreadable", where, reason(error))
-            return None
-        finally:
-            os.close(fd)
+            if (size := os.fstat(fd).st_size) <= most:
+                return read_at(fd, size, 0)
+            self.report("size", where, f"has {size} bytes, more than any such file")
+        return None
 
     def _open(self, where: str, flags: int, wanted: str) -> int | None:
         try:
