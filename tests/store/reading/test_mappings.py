@@ -105,7 +105,7 @@ with dr.open(path) as store, dr.open(other) as idle:
 assert told[:2] == [1, 0], told
 assert re.fullmatch(
     r"this process has \\d+ files of stores mapped, and the system refuses another one: Cannot allocate memory. Close "
-    r"stores and samplers, and let go of arrays and episodes, that are not needed any more; make stores with larger "
+    r"stores and samplers, and release arrays and episodes, that are not needed any more; make stores with larger "
     r"chunk_bytes; or allow a process more memory, or more mappings \\(sysctl vm.max_map_count\\)",
     told[2],
 ), told

@@ -386,7 +386,7 @@ def test_an_entry_that_is_there_twice_or_names_nothing_is_found(store):
     entries[1] = 0, 0
     entries.tofile(store.path / "hidden" / "c.0.0")
     assert "hidden" in [problem.kind for problem in store.verify()]
-    with pytest.raises(dr.FormatError, match="names no episode"):
+    with pytest.raises(dr.FormatError, match="is not an episode"):
         dr.open(store.path)
 
 
