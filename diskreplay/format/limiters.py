@@ -16,13 +16,12 @@ from diskreplay.format.commit import Counters, open_counters
 from diskreplay.format.durable import storage_error, sync_folder, sync_tree
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import held_lock, make_lock
-from diskreplay.format.mapping import map_file
 from diskreplay.format.marks import map_trusted
 from diskreplay.format.metadata import dump, shaped
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.segment import SegmentInfo, map_numbers, read_segment
 from diskreplay.ids import NO_STEP
 
 SLOTS = layout.LIMITER_SLOTS
@@ -169,10 +168,10 @@ class _Growing:
     """A segment that is not sealed, and how far its flags were read."""
 
     def __init__(self, root: Root, info: SegmentInfo) -> None:
-        self._info, self._folder, self._lanes = info, info.path / layout.DONE, len(info.lanes)
+        self._root, self._info = root, info
         self._chunk_rows = info.chunk_rows[layout.DONE]
         _, self._committed = map_trusted(root, info)
-        self._rows = np.zeros(self._lanes, np.int64)
+        self._rows = np.zeros(len(info.lanes), np.int64)
         self._steps = -info.lost.surplus
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
@@ -197,7 +196,5 @@ class _Growing:
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:
             self._flags.clear()  # lanes are near each other: another chunk's turn comes once
-            path = str(self._folder / layout.chunk_key(chunk, 0))
-            nbytes = self._lanes * self._chunk_rows
-            self._flags[chunk] = map_file(path, nbytes).array("u1", (self._lanes, self._chunk_rows))
+            self._flags[chunk] = map_numbers(self._root, self._info, layout.DONE, chunk)
         return self._flags[chunk]

@@ -16,9 +16,9 @@ from diskreplay.format.commit import open_lane_counter
 from diskreplay.format.copies import note_changed
 from diskreplay.format.durable import sync_file, sync_folder, write_at
 from diskreplay.format.mapping import Mapping
-from diskreplay.format.marks import map_chunk, new_rows_crc, read_marks, record_type
+from diskreplay.format.marks import new_rows_crc, read_marks, record_type
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_path
+from diskreplay.format.segment import SegmentInfo, chunk_path, map_chunk
 from diskreplay.format.segment_column import MOST_DESCRIPTORS
 
 Ints = NDArray[np.int64]

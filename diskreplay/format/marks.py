@@ -28,9 +28,9 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.machine import boot_id
-from diskreplay.format.mapping import Mapping, map_file, read_regular
+from diskreplay.format.mapping import Mapping, read_regular
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
+from diskreplay.format.segment import SegmentInfo, map_chunk
 
 Ints = NDArray[np.int64]
 
@@ -92,11 +92,6 @@ def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
 
 
 # --- the bytes of rows -----------------------------------------------------------------------------------------------
-
-
-def map_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
-    """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
-    return map_file(chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf))
 
 
 def new_rows_crc(

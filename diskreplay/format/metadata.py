@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from crc32c import crc32c
@@ -273,6 +273,12 @@ def verify_document(data: bytes, path: Path | str) -> None:
     blank = data[: found.start(1)] + _BLANK.encode() + data[found.end(1) :]
     if crc32c(blank) != int(found[1], 16):
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
+
+
+def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuard[int]:
+    """Whether a value from JSON is a whole number between these."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and value >= least and (most is None or value <= most)  # type: ignore[operator]
 
 
 class UnknownFeature(FormatError):

@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import storage_error, sync_file_system, sync_folder, write_atomic
 from diskreplay.format.mapping import opened, read_regular
-from diskreplay.format.metadata import Document, parse_document
+from diskreplay.format.metadata import Document, is_whole, parse_document
 from diskreplay.format.sealing import count_in_chunk
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
@@ -225,19 +224,17 @@ def _entry(root: Path, where: str) -> Quarantined:
         record = _record_path(path)
         said = parse_document(read_regular(str(record), None, _MOST_BYTES), record)
     steps, since, reason, was = (said.get(key) for key in ("steps", "since", "reason", "path"))
-    if not _is_number(steps, int):
+    if not is_whole(steps, most=layout.MOST_COUNTED):
         steps = None if said and steps is None else (0 if segment is None else claimed_steps(path))
-    moment = 0.0
-    if isinstance(since, (int, float)) and _is_number(since, (int, float)):
-        moment = float(since)
-    else:
+    if isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since <= layout.MOST_COUNTED:
+        since = 0.0
         with suppress(OSError):
-            moment = os.lstat(path).st_mtime
+            since = os.lstat(path).st_mtime
     return Quarantined(
         segment=segment,
         steps=steps,
         reason=reason if isinstance(reason, str) else _NO_RECORD,
-        since=moment,
+        since=float(since),
         where=f"{QUARANTINE}/{where}",
         path=was if isinstance(was, str) else re.sub(r"\.[0-9]+$", "", where),
         rebuilt=said.get("rebuilt") is True,
@@ -250,10 +247,6 @@ def _is_segment(path: Path) -> bool:
         return False
     names = set(os.listdir(path))
     return os.path.lexists(_record_path(path)) or layout.METADATA in names or len(names & _PARTS) >= _ENOUGH_PARTS
-
-
-def _is_number(value: Any, kinds: Any) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= layout.MOST_COUNTED
 
 
 def settle_records(root: Path) -> dict[int, int]:

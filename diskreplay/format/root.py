@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
 from diskreplay.folders import OpenFolder, show_paths, shown_paths
@@ -285,22 +285,24 @@ def _uuid_at(folder: Path) -> str | None:
 
 
 def _parse_root(path: Path, home: OpenFolder, document: tuple[int, int, int], attributes: dict[str, Any]) -> Root:
-    schema = Schema.from_json(attributes.get("schema"))
+    schema, uuid = Schema.from_json(attributes.get("schema")), attributes.get("uuid")
+    if not is_uuid(uuid):
+        raise FormatError(f"{path}: uuid is {uuid!r:.80}; restore the root's zarr.json")
     segment_steps = attributes.get("segment_steps")
     if segment_steps != "episode":
-        segment_steps = _count(path, "segment_steps", segment_steps, 1, None)
+        segment_steps = _count(path, "segment_steps", segment_steps)
     chunk_bytes = attributes.get("chunk_bytes")
     if chunk_bytes is None:
         raise FormatError(f"{path}: the root has no chunk_bytes; restore its zarr.json")
     return Root(
         path=path,
         home=home,
-        uuid=_uuid(path, attributes.get("uuid")),
+        uuid=uuid,
         document=document,
         file_system=file_system_type(home.path),
         schema=schema,
-        capacity=_count(path, "capacity", attributes.get("capacity"), 1, None),
-        capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes"), 1, None),
+        capacity=_count(path, "capacity", attributes.get("capacity")),
+        capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes")),
         max_age_s=_seconds(path, attributes.get("max_age_s")),
         chunk_bytes=_count(path, "chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES) or 0,
         segment_steps=segment_steps,
@@ -309,23 +311,15 @@ def _parse_root(path: Path, home: OpenFolder, document: tuple[int, int, int], at
     )
 
 
-def is_uuid(value: object) -> bool:
+def is_uuid(value: object) -> TypeGuard[str]:
     """Tell whether a value from JSON is the identity of a store or segment, as text."""
     return isinstance(value, str) and _UUID.fullmatch(value) is not None
 
 
-def _uuid(path: Path, value: object) -> str:
-    if not is_uuid(value):
-        raise FormatError(f"{path}: uuid is {value!r:.80}; restore the root's zarr.json")
-    return str(value)
-
-
-def _count(path: Path, name: str, value: object, least: int, most: int | None) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        raise FormatError(f"{path}: {name} is {value!r}; restore the root's zarr.json")
-    return value
+def _count(path: Path, name: str, value: object, least: int = 1, most: int | None = None) -> int | None:
+    if value is None or metadata.is_whole(value, least, most):
+        return value
+    raise FormatError(f"{path}: {name} is {value!r}; restore the root's zarr.json")
 
 
 def _seconds(path: Path, value: object) -> float | None:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow, OpenFolder
 from diskreplay.format import layout, metadata
@@ -19,7 +21,7 @@ from diskreplay.format.copies import is_whole_copy
 from diskreplay.format.durable import overwrite, storage_error, write_atomic, write_file
 from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
-from diskreplay.format.mapping import open_regular, refuse_links
+from diskreplay.format.mapping import Mapping, map_file, open_regular, refuse_links
 from diskreplay.format.root import Root
 from diskreplay.format.unsynced import NeverWritten, is_never_written
 from diskreplay.format.volume import Volume, volume_of
@@ -303,6 +305,17 @@ def chunk_path(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> str:
     return f"{info.path}/{leaf}/{root.blueprint.arrays[leaf].chunk_key(chunk)}"
 
 
+def map_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
+    """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
+    return map_file(chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf))
+
+
+def map_numbers(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> NDArray[Any]:
+    """Map a chunk of flags or times, ``(lanes, rows)``; errors as for `map_chunk`."""
+    dtype = root.blueprint.arrays[leaf].dtype
+    return map_chunk(root, info, leaf, chunk).array(dtype, (len(info.lanes), info.chunk_rows[leaf]))
+
+
 def row_bytes(root: Root, leaf: str) -> int:
     """Return the bytes of one row of one lane."""
     return root.blueprint.arrays[leaf].row_bytes
@@ -453,6 +466,6 @@ def _moment(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not metadata.is_whole(value):
         raise TypeError(f"{value!r} is not a whole number")
     return value

@@ -101,7 +101,7 @@ class Field:
             if not np.can_cast(array.dtype, self.dtype, "safe"):
                 if needed == "f":
                     return _as_floats(array, self.dtype, name)
-                low, high = (0, 1) if needed == "b" else _integer_range(self.dtype)
+                low, high = (0, 1) if needed == "b" else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
                 least, most = int(array.min()), int(array.max())
                 if least < low or most > high:
                     raise SchemaError(f"{name}: {least if least < low else most} does not fit {self.dtype}")
@@ -152,11 +152,6 @@ def _checked_space(space: Any) -> dict[str, Any] | None:
         return dict(json.loads(json.dumps(space, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a field's space holds plain JSON only: {error}") from None
-
-
-def _integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 def _as_array(value: Any, name: str, needed: Field, shape: tuple[int, ...]) -> np.ndarray:

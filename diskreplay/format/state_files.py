@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -54,11 +54,7 @@ _STATE, _GROUP = "state", "group"
 _RESERVED = {ARRAY, "diskreplay_crc32c"}
 
 
-class _Files(NamedTuple):
-    """What an array is written as."""
-
-    document: bytes
-    data: NDArray[Any]
+_Arrays = dict[str, tuple[bytes, NDArray[Any]]]  # by name: the document of an array, and its data
 
 
 def write_state(root: Root, name: str, tree: Tree) -> None:
@@ -69,7 +65,7 @@ def write_state(root: Root, name: str, tree: Tree) -> None:
     replaced since it was opened.
     """
     _check_name(name)
-    arrays: dict[str, _Files] = {}
+    arrays: _Arrays = {}
     with root.still_there():
         _write(root, name, _without_arrays(tree, (), root.array_document(), arrays), arrays)
 
@@ -82,7 +78,7 @@ def _check_name(name: object) -> None:
         )
 
 
-def _write(root: Root, name: str, plain: Tree, arrays: dict[str, _Files]) -> None:
+def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
     target = root.folder / layout.SAMPLERS / name
     building = root.counters_folder / f"{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
     lock: Lock | None = None
@@ -184,7 +180,7 @@ def _numbers(folder: Path) -> list[int]:
         return []
 
 
-def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: dict[str, _Files]) -> Tree:
+def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
     """Return a tree with names in place of arrays, and put these under their names."""
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):
@@ -192,7 +188,7 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
             raise ValueError(f"an array of {tree.dtype} at {where} cannot be saved")
         name = _array_name(path, arrays)
         document = dump(_array_document(template, tree))
-        arrays[name] = _Files(document, tree)
+        arrays[name] = document, tree
         return {ARRAY: name, CRC: crc32c(document)}
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree) or not _RESERVED.isdisjoint(tree):
@@ -207,7 +203,7 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
     raise ValueError(f"{type(tree).__name__} at {where} cannot be saved: only numbers, texts and arrays can")
 
 
-def _array_name(path: tuple[str, ...], arrays: dict[str, _Files]) -> str:
+def _array_name(path: tuple[str, ...], arrays: _Arrays) -> str:
     """Return a file name that no other array has, made of where the array stands in the tree."""
     name = re.sub("[^a-z0-9_.]+", "_", ".".join(path).lower()).strip("._")[:_LONGEST] or "state"
     if name in arrays or name == layout.METADATA:
@@ -217,7 +213,7 @@ def _array_name(path: tuple[str, ...], arrays: dict[str, _Files]) -> str:
     return name
 
 
-def _write_group(root: Root, folder: Path, plain: Tree, arrays: dict[str, _Files]) -> None:
+def _write_group(root: Root, folder: Path, plain: Tree, arrays: _Arrays) -> None:
     folder.mkdir()
     for name, (document, array) in arrays.items():
         (folder / name).mkdir()

@@ -16,10 +16,10 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
-from diskreplay.format.mapping import data_ranges, map_file, opened
+from diskreplay.format.mapping import data_ranges, opened
 from diskreplay.format.marks import cut_marks, proven_rows, read_marks, shows_live_rows
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
+from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, map_numbers
 from diskreplay.format.unsynced import has_no_mark
 
 Ints = NDArray[np.int64]
@@ -160,11 +160,9 @@ def _is_written(path: str) -> bool:
 
 def _flagged_rows(root: Root, info: SegmentInfo, most: int) -> Ints:
     """Return the row behind the last one of each lane that has a flag."""
-    lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
-    found = np.zeros(lanes, np.int64)
+    per_chunk, found = info.chunk_rows[layout.DONE], np.zeros(len(info.lanes), np.int64)
     for chunk in range(-(-most // per_chunk)):
-        path = chunk_path(root, info, layout.DONE, chunk)
-        flags = map_file(path, lanes * per_chunk).array("u1", (lanes, per_chunk)) != 0
+        flags = map_numbers(root, info, layout.DONE, chunk) != 0
         some = flags.any(axis=1)
         last = per_chunk - flags[:, ::-1].argmax(axis=1)
         found[some] = np.minimum(chunk * per_chunk + last[some], most)

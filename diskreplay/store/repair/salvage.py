@@ -13,13 +13,12 @@ from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.durable import write_atomic
 from diskreplay.format.locks import held_lock, try_lock
-from diskreplay.format.mapping import map_file
 from diskreplay.format.marks import proven_rows, shows_live_rows
 from diskreplay.format.numbers import live_numbers
 from diskreplay.format.quarantine import note_change
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, read_segment
+from diskreplay.format.segment import SegmentInfo, map_numbers, read_segment
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.store.repair.repaired import Action
 from diskreplay.verify.row_flags import START, first_wrong
@@ -90,11 +89,9 @@ def _whole_rows(root: Root, info: SegmentInfo, lane: int, first: int, stop: int)
 
 def _rows(root: Root, info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
     """Return the rows ``[first, stop)`` of a lane, of flags or times."""
-    lanes, per_chunk, array = len(info.lanes), info.chunk_rows[leaf], root.blueprint.arrays[leaf]
-    parts = [np.zeros(0, array.dtype)]
+    per_chunk, parts = info.chunk_rows[leaf], [np.zeros(0, root.blueprint.arrays[leaf].dtype)]
     for chunk in range(first // per_chunk, -(-stop // per_chunk)):
-        mapping = map_file(chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf))
-        block = mapping.array(array.dtype, (lanes, per_chunk))
+        block = map_numbers(root, info, leaf, chunk)
         parts.append(block[lane, max(0, first - chunk * per_chunk) : min(per_chunk, stop - chunk * per_chunk)])
     return np.concatenate(parts)
 

@@ -1,7 +1,6 @@
 """Places new segments and removes old ones, under the store lock."""
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,7 +9,6 @@ from diskreplay.errors import FormatError, StorageFull, StoreLocked
 from diskreplay.folders import is_folder
 from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.deletion import destroy, remove_dead_draft, take_out
 from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, reserve
 from diskreplay.format.locks import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
@@ -40,6 +38,7 @@ from diskreplay.format.segment import (
 from diskreplay.format.times import last_time
 from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.format.unsynced import NeverWritten
+from diskreplay.store.retention.deletion import destroy, finish_removals, remove_dead_draft, take_out
 from diskreplay.store.retention.policy import RetentionPolicy
 
 # The newest segments, among which the clock of this boot is looked for: some may be damaged, or gone.
@@ -48,8 +47,6 @@ _NEIGHBOURS = 16
 _AT_ONCE = 64
 # So many segments at most are there that no counter knows: their makers died before they were counted.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# A segment that is being deleted: its number, and what the counter of steps evicted becomes.
-_REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 # Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
 _HINT_TIMEOUT_S = 1.0
 
@@ -235,7 +232,7 @@ class Retention:
         """
         fate = fate_of(self._root, info)
         if fate is Fate.REMOVED:
-            destroy(self._root, [self._take_out(info.number, 0)])
+            destroy(self._root, [take_out(self._root, self._counters, info.number, 0)])
         elif fate is Fate.SET_ASIDE:
             self._set_aside(info.number, WHY[fate])
         elif fate is Fate.COPIED:
@@ -255,7 +252,7 @@ class Retention:
 
     def _clean_up(self) -> None:
         """Remove what processes that died left half removed or half made; the caller holds the store lock."""
-        self._finish_removals()
+        finish_removals(self._root, self._counters)
         finish_replacements(self._root)
         for name in os.listdir(self._root.counters_folder):
             if name.startswith("new-"):
@@ -284,7 +281,8 @@ class Retention:
             if first <= number < following or not self._is_in_place(number):
                 returned |= number in from_quarantine
             elif number < first and self._is_below_horizon(number):
-                destroy(self._root, [self._take_out(number, from_quarantine.get(number, 0))])
+                steps = from_quarantine.get(number, 0)
+                destroy(self._root, [take_out(self._root, self._counters, number, steps)])
             elif number < following + _UNCOUNTED:
                 make_room_for(self._counters, number)
                 returned |= number < first
@@ -343,22 +341,7 @@ class Retention:
 
     def _remove_old(self, *, again: bool) -> bool:
         """Remove segments that are due, some at a time; return whether more are."""
-        self._finish_removals()
-        destroy(self._root, [self._take_out(*due) for due in self._policy.due(_AT_ONCE, again=again)])
+        finish_removals(self._root, self._counters)
+        due = self._policy.due(_AT_ONCE, again=again)
+        destroy(self._root, [take_out(self._root, self._counters, number, steps) for number, steps in due])
         return self._policy.has_more
-
-    def _take_out(self, number: int, steps: int) -> str:
-        """Take a segment out of sight, and count its steps as evicted; return where it is now."""
-        evicted = self._counters.evicted_after(steps)
-        gone = take_out(self._root, number, evicted)
-        self._counters.set(layout.STEPS_EVICTED, evicted)
-        return gone
-
-    def _finish_removals(self) -> None:
-        """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
-        for name in os.listdir(self._root.counters_folder):
-            if name.startswith("old-"):
-                if counted := _REMOVED.fullmatch(name):
-                    now = int(self._counters.read()[layout.STEPS_EVICTED])
-                    self._counters.set(layout.STEPS_EVICTED, max(now, min(int(counted[1]), layout.MOST_COUNTED)))
-                shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)

@@ -1,29 +1,35 @@
 """Deletes segments, out of sight in one step, and what processes that died were making."""
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 
 from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import storage_error, sync_folder
 from diskreplay.format.locks import try_lock
 from diskreplay.format.root import Root
 
+# A segment that is being deleted: its number, and what the counter of steps evicted becomes.
+_REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 
-def take_out(root: Root, number: int, evicted: int) -> str:
+
+def take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
     """Move a segment beside the counters, so that nobody finds it half there; return where it is now.
 
-    ``evicted`` is how many steps will have been evicted then. It is part of the name: the next opener can set the
-    counter if this process dies before it does. The caller holds the store lock. Raises StorageFull where there is no
-    room for its new name.
+    Its steps count as evicted. Their sum is part of the new name: the next opener sets the counter if this process dies
+    before it does. The caller holds the store lock. Raises StorageFull where there is no room for the name.
     """
+    evicted = counters.evicted_after(steps)
     gone = f"{root.counters_folder}/old-{layout.segment_name(number)}-{evicted}"
     shutil.rmtree(gone, ignore_errors=True)
     try:
         os.rename(root.segment_path(number), gone)
     except OSError as error:
         raise storage_error(error, gone) from error
+    counters.set(layout.STEPS_EVICTED, evicted)
     return gone
 
 
@@ -37,6 +43,16 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
         sync_folder(root.segments_folder)
     for path in gone:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def finish_removals(root: Root, counters: StoreCounters) -> None:
+    """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
+    for name in os.listdir(root.counters_folder):
+        if name.startswith("old-"):
+            if counted := _REMOVED.fullmatch(name):
+                now = int(counters.read()[layout.STEPS_EVICTED])
+                counters.set(layout.STEPS_EVICTED, max(now, min(int(counted[1]), layout.MOST_COUNTED)))
+            shutil.rmtree(root.counters_folder / name, ignore_errors=True)
 
 
 def remove_dead_draft(path: str, lock_path: str) -> None:
