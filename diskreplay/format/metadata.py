@@ -20,7 +20,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.format import layout
 from diskreplay.format.mapping import opened
-from diskreplay.format.schema import Schema
+from diskreplay.format.schema import Field, Schema
 
 Document = dict[str, Any]
 
@@ -29,13 +29,12 @@ _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 
 # Arrays with rows that are no fields of the schema: one number a row.
-_OWN_ARRAYS: dict[str, np.dtype[Any]] = {layout.DONE: np.dtype("uint8"), layout.TIME: np.dtype("int64")}
+_OWN_ARRAYS = {layout.DONE: Field((), "uint8"), layout.TIME: Field((), "int64")}
 
 
-def array_leaves(schema: Schema) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shape and dtype of one row of every array with rows: the schema's fields, ``done``, ``time``."""
-    leaves = {path: (field.shape, field.dtype.name) for path, field in schema.leaves.items()}
-    return leaves | {path: ((), dtype.name) for path, dtype in _OWN_ARRAYS.items()}
+def array_leaves(schema: Schema) -> dict[str, Field]:
+    """Return every array with rows: the schema's fields, ``done``, ``time``."""
+    return schema.leaves | _OWN_ARRAYS
 
 
 def make_templates(schema: Schema) -> dict[str, Document]:
@@ -45,9 +44,9 @@ def make_templates(schema: Schema) -> dict[str, Document]:
 
     memory = MemoryStore()
     group = zarr.create_group(memory, zarr_format=3)
-    for path, (shape, dtype) in array_leaves(schema).items():
-        names = ["lane", "row", *(f"{path.replace('/', '_')}_{i}" for i in range(len(shape)))]
-        _create_array(group, path, (1, 1, *shape), dtype, names)
+    for path, leaf in array_leaves(schema).items():
+        names = ["lane", "row", *(f"{path.replace('/', '_')}_{i}" for i in range(len(leaf.shape)))]
+        _create_array(group, path, (1, 1, *leaf.shape), leaf.dtype.name, names)
     for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE):
         _create_array(group, name, (1,), "int64", ["lane"])
     return _documents(memory)
@@ -131,9 +130,10 @@ class Blueprint:
             for path, document in sorted(templates.items())
             if path
         }
-        fields = {path: (field.shape, field.dtype, field.row_bytes) for path, field in schema.leaves.items()}
-        fields |= {path: ((), dtype, dtype.itemsize) for path, dtype in _OWN_ARRAYS.items()}
-        self.arrays = {path: RowArray(path, *field, self._texts[path]) for path, field in fields.items()}
+        self.arrays = {
+            path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, self._texts[path])
+            for path, leaf in array_leaves(schema).items()
+        }
         self.counters = [path for path, text in self._texts.items() if path not in self.arrays and _SHAPE in text]
         self.paths = list(self._texts)
 

@@ -94,20 +94,17 @@ def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any
 
 def check_lost(segment: Segment) -> bool:
     """Check that each range that was lost to damage is one episode of as many steps, truncated by its last."""
-    lanes, per_chunk = segment.lanes, segment.chunk_rows[layout.DONE]
     for position, count in segment.attributes.lost:
-        row, lane = divmod(position, lanes)
-        stop, at, good = row + count, row, row + count <= segment.rows[lane]
-        while good and at < stop:
-            end = min(stop, (at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
+        row, lane = divmod(position, segment.lanes)
+        stop, rows = row + count, segment.rows[lane]
+        good = stop <= rows and (stop == rows or bool((_flags(segment, lane, stop, stop + 1) & layout.FIRST).all()))
+        for at, end in _parts(segment, row, stop) if good else ():
             expected = np.zeros(end - at, np.uint8)
             if at == row:
                 expected[0] = layout.FIRST
             if end == stop:
                 expected[-1] |= layout.TRUNCATED
-            good, at = bool(np.array_equal(_flags(segment, lane, at, end), expected)), end
-        if good and stop < segment.rows[lane]:
-            good = bool((_flags(segment, lane, stop, stop + 1) & layout.FIRST).all())
+            good &= np.array_equal(_flags(segment, lane, at, end), expected)
         if not good:
             detail = f"{count} rows from row {row} of lane {lane} on were lost, and are not one episode"
             segment.files.report("flags", segment.inside(layout.DONE), detail)
@@ -129,17 +126,21 @@ def _is_episode(segment: Segment, lane: int, row: int, stop: int) -> bool:
     rows = int(segment.rows[lane])
     if not row < stop <= rows:
         return False
-    per_chunk, at = segment.chunk_rows[layout.DONE], row
-    while at < min(stop + 1, rows):
-        end = min(stop if at < stop else stop + 1, (at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
+    for at, end in _parts(segment, row, stop):
         flags = _flags(segment, lane, at, end)
-        starts, others = flags & layout.FIRST, flags & NO_STEP
-        if at == stop:
-            return bool((starts | others).all())
-        if others.any() or starts[int(at == row) :].any() or (at == row and not starts[:1].all()) or not len(flags):
+        starts = np.flatnonzero(flags & layout.FIRST).tolist()
+        if len(flags) < end - at or starts != ([0] if at == row else []) or (flags & NO_STEP).any():
             return False
-        at = end
-    return True
+    return stop == rows or bool((_flags(segment, lane, stop, stop + 1) & (layout.FIRST | NO_STEP)).all())
+
+
+def _parts(segment: Segment, first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of some rows that lie in one chunk each, and are not too large to be read at once."""
+    per_chunk = segment.chunk_rows[layout.DONE]
+    while first < stop:
+        end = min(stop, (first // per_chunk + 1) * per_chunk, first + _BLOCK_BYTES)
+        yield first, end
+        first = end
 
 
 def _flags(segment: Segment, lane: int, first: int, stop: int) -> NDArray[np.uint8]:

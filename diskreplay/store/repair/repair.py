@@ -337,7 +337,7 @@ class _Repair:
 
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
         """Repair a segment file by file, if there is a remedy for each; else change nothing and tell so."""
-        remedies: dict[str, bytes | None] = {}
+        remedies: dict[str, tuple[bytes | None, str]] = {}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
             known = None if info is None else known_in_segment(self._store, info, name)
@@ -346,13 +346,12 @@ class _Repair:
                 return False
             if known is not None and not (self._root / problem.where).parent.is_dir():
                 return False
-            remedies[problem.where] = known
-        details = {problem.where: problem.detail for problem in problems}
-        for file, known in remedies.items():
+            remedies[problem.where] = known, problem.detail
+        for file, (known, detail) in remedies.items():
             if known is None:
-                self._set_aside(file, details[file])
+                self._set_aside(file, detail)
             else:
-                self._restore(file, known, details[file])
+                self._restore(file, known, detail)
         return True
 
     # --- rebuilding --------------------------------------------------------------------------------------------------
