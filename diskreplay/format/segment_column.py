@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.append_cursor import Ints, Places
 from diskreplay.format.durable import storage_error, write_row
 from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
+
+Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
@@ -194,7 +195,7 @@ class Column:
                 self.chunks[(row + done) >> self.shift][at : at + count] = part
             done += count
 
-    def put_lanes(self, places: Sequence[Places], items: NDArray[Any]) -> None:
+    def put_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
         """Put one row of each of several lanes; their chunks are reserved."""
         for chunk, at, chosen in places:
             some = items if chosen is None else items[chosen]
@@ -259,6 +260,30 @@ def _merged(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             first = start
         last = stop
     yield first, last
+
+
+class Places(NamedTuple):
+    """Where rows of several lanes lie in one chunk, and which of them these are; None: all."""
+
+    chunk: int
+    at: Ints
+    chosen: Ints | None
+
+
+def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
+    """Sort rows, one of each lane, by the chunk that they are in."""
+    chunks, at = rows >> shift, lanes << shift
+    at += rows
+    first = int(chunks[0])
+    if (chunks == first).all():
+        at -= first << shift
+        return [Places(first, at, None)]
+    at -= chunks << shift
+    found = []
+    for chunk in np.unique(chunks).tolist():
+        chosen = np.flatnonzero(chunks == chunk)
+        found.append(Places(chunk, at[chosen], chosen))
+    return found
 
 
 class _Positions:

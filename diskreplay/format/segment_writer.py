@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
-from diskreplay.format.append_cursor import AppendCursor, Ints, Places, Window, find_places
 from diskreplay.format.commit import Counters, CountersByPosition, open_lane_counter
 from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.layout import WIDE_ROW_BYTES
@@ -16,7 +15,10 @@ from diskreplay.format.locks import Lock
 from diskreplay.format.marking import DurableRows
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column
+from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column, Ints, Places, find_places
+
+# By field: the chunk as items, and what added to a lane's row gives the number of the row's item.
+Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
 def _numbers(array: Counters) -> Any:
@@ -59,7 +61,6 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        self.stretch: AppendCursor | None = None
         self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
         self._durable: DurableRows | None = None
 
@@ -77,7 +78,6 @@ class SegmentWriter:
         """
         if row < self.reserved[lane]:
             return
-        self.stretch = None
         rows = self._lane_rows
         first = int(rows.min())
         for column in self.columns.values():
@@ -182,16 +182,6 @@ class SegmentWriter:
         if observed is not None:
             self.observed[lanes[observed]] = rows[observed] + 1
 
-    def go_on(self, limit: int) -> None:
-        """See how far the lane of a lone environment can go on without a look at anything: set ``stretch``.
-
-        It ends before ``limit`` rows, at the latest.
-        """
-        row, found = self.rows[0], self.stretch
-        if found is None or row > found.last:
-            found = AppendCursor(self, row, limit) if row + 1 < min(limit, self.reserved[0]) else None
-            self.stretch = found if found is not None and row <= found.last else None
-
     def settle(self, *, late: bool = False) -> None:
         """Show what had to be shown late; StorageFull where there is still no room and it may not be later.
 
@@ -224,7 +214,7 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Let go of every chunk. The lock stays: whoever seals the segment needs it."""
-        self.stretch, self._window, self._window_stop, self._durable = None, {}, 0, None
+        self._window, self._window_stop, self._durable = {}, 0, None
         self.settle(late=True)
         for column in self.columns.values():
             column.close()

@@ -31,7 +31,8 @@ from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 from diskreplay.folders import shown
-from diskreplay.format import append_cursor, commit, durable, mapping, segment_column, segment_writer
+from diskreplay.format import commit, durable, mapping, segment_column, segment_writer
+from diskreplay.store.writing import append_cursor
 
 FILE_CALLS = (
     *("mkdir", "open", "close", "rename", "replace", "unlink", "remove", "rmdir"),

@@ -19,6 +19,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.store.retention.retention import Retention
+from diskreplay.store.writing.append_cursor import AppendCursor
 from diskreplay.store.writing.rotation import Lane, OpenSegments
 from diskreplay.store.writing.sealer import Sealer
 
@@ -70,16 +71,15 @@ class EpisodeWriter:
         lane = self.lanes[0]
         if not lane.open:
             return False
-        segment = lane.segment
-        stretch, row, known = segment.stretch, segment.rows[0], 0
-        if stretch is None or row > stretch.last:
+        cursor, row, known = lane.cursor, lane.segment.rows[0], 0
+        if cursor is None or row > cursor.last:
             return False
         pending = lane.pending
         if pending is not None:
             known = len(pending)
             if items[:known] != pending:
                 return False
-        stretch.append(row, items, known, following)
+        cursor.append(row, items, known, following)
         lane.pending = following
         return True
 
@@ -154,7 +154,15 @@ class EpisodeWriter:
         lane.pending = step.pending
         lane.open, lane.continues, lane.resumes_at = not step.ended, False, None
         if len(self.lanes) == 1:
-            lane.segment.go_on(self.rolling.next_look())
+            self._set_cursor(lane)
+
+    def _set_cursor(self, lane: Any) -> None:
+        """See how far a lone lane can go on without a look at anything."""
+        segment, limit = lane.segment, self.rolling.next_look()
+        row = segment.rows[0]
+        if lane.cursor is None or row > lane.cursor.last:
+            found = AppendCursor(segment, row, limit) if row + 1 < min(limit, segment.reserved[0]) else None
+            lane.cursor = found if found is not None and row <= found.last else None
 
     def _put_final(
         self,

@@ -10,6 +10,7 @@ from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.retention.retention import Retention
+from diskreplay.store.writing.append_cursor import AppendCursor
 from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S, Durability, Marker
 from diskreplay.store.writing.preallocation import Preparer
 from diskreplay.store.writing.sealer import Sealer
@@ -27,12 +28,13 @@ LEAST_QUARTER_S = 0.05
 class Lane:
     """One environment's stream: where it writes next, and what its open episode waits for."""
 
-    __slots__ = ("at", "continues", "number", "open", "pending", "resumes_at", "segment")
+    __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.segment: SegmentWriter | None = None
         self.at = 0  # the lane's index inside the segment
+        self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # the next episode continues one that was cut for its length
         self.resumes_at: list[bytes] | None = None  # where known, the observation that it must begin with
@@ -202,7 +204,7 @@ class OpenSegments:
     def _move(self, lane: Any, segment: SegmentWriter) -> None:
         if lane.segment is segment:
             return
-        left, lane.segment = lane.segment, segment
+        left, lane.segment, lane.cursor = lane.segment, segment, None
         lane.at = segment.info.lanes.index(lane.number) if self.one_an_episode else lane.number
         self._members[segment.number].add(lane)
         if left is not None:
@@ -221,6 +223,8 @@ class OpenSegments:
 
     def let_go(self) -> None:
         """Unmap everything, in a forked child: its locks were let go of already."""
+        for lane in self._lanes:
+            lane.cursor = None
         for segment in self.by_number.values():
             segment.close()
         self._preparer.let_go()
@@ -230,7 +234,7 @@ class OpenSegments:
         if self._marker is not None:
             self._marker.remove(self)
         for lane in self._lanes:
-            segment, lane.segment = lane.segment, None
+            segment, lane.segment, lane.cursor = lane.segment, None, None
             if segment is not None:
                 self._leave(lane, segment, seal=seal)
         self._preparer.discard()

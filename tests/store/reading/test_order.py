@@ -115,7 +115,7 @@ def test_what_is_evicted_by_hand_does_not_bring_older_steps_back(tmp_store):
 def test_steps_leave_one_by_one_when_they_are_too_old(tmp_store, monkeypatch):
     clock = {"ahead": 0}
     look = time.clock_gettime_ns
-    for where in ("format.append_cursor.clock_gettime_ns",):
+    for where in ("store.writing.append_cursor.clock_gettime_ns",):
         monkeypatch.setattr(f"diskreplay.{where}", lambda which: look(which) + clock["ahead"])
     for where in ("writing.episode_writer.clock_ns", "reading.follower.clock_ns", "retention.retention.clock_ns"):
         monkeypatch.setattr(f"diskreplay.store.{where}", lambda: look(time.CLOCK_BOOTTIME) + clock["ahead"])

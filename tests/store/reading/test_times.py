@@ -26,7 +26,7 @@ def ticks(monkeypatch):
         looks.append(next(clock))
         return looks[-1]
 
-    monkeypatch.setattr("diskreplay.format.append_cursor.clock_gettime_ns", look)
+    monkeypatch.setattr("diskreplay.store.writing.append_cursor.clock_gettime_ns", look)
     monkeypatch.setattr("diskreplay.store.writing.episode_writer.clock_ns", look)
     monkeypatch.setattr("diskreplay.format.sealing.clock_ns", look)
     return looks

@@ -38,7 +38,7 @@ def rows_on_disk(path):
 @pytest.fixture(autouse=True)
 def still_clock(monkeypatch):
     """One time for all rows, so that those of two stores have the same bytes."""
-    monkeypatch.setattr("diskreplay.format.append_cursor.clock_gettime_ns", lambda clock: 5)
+    monkeypatch.setattr("diskreplay.store.writing.append_cursor.clock_gettime_ns", lambda clock: 5)
     monkeypatch.setattr("diskreplay.store.writing.episode_writer.clock_ns", lambda: 5)
     monkeypatch.setattr("diskreplay.format.sealing.clock_ns", lambda: 5)
 
@@ -239,7 +239,7 @@ def test_a_writer_that_is_interrupted_on_the_short_way_closes_and_keeps_what_was
     with dr.create(tmp_store, serial_schema()) as store:
         writer = store.writer()
         append_numbered(writer, range(3), end="open")
-        setattr(writer._recorder.lanes[0].segment.stretch, at, Raises())
+        setattr(writer._recorder.lanes[0].cursor, at, Raises())
         with pytest.raises(Interrupt):
             append_numbered(writer, [3], end="open")
         with pytest.raises(dr.WriterClosed):

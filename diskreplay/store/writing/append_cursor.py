@@ -1,30 +1,25 @@
-"""Where the next rows of lanes go: worked out once for many rows, so that a step is only writing."""
+"""Where the next rows of a lone lane go: worked out once for many rows, so that a step is only writing."""
 
 from collections.abc import Sequence
 from time import clock_gettime_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.format import layout
 from diskreplay.format.machine import CLOCK
-
-Ints = NDArray[np.int64]
-
-# By field: the chunk as items, and what added to a lane's row gives the number of the row's item.
-Window = dict[str, tuple[NDArray[Any], Ints]]
+from diskreplay.format.segment_writer import SegmentWriter
 
 
 class AppendCursor:
     """Rows of a segment's only lane that are reserved and lie in one chunk of every field: the inner loop of `Writer`.
 
-    It ends with the next `reserve` that has anything to do, and with `close`.
+    It ends where its lane moves to another segment.
     """
 
     __slots__ = ("_committed", "_count", "_done", "_obs", "_observed", "_segment", "_targets", "_time", "last", "start")
 
-    def __init__(self, segment: Any, row: int, limit: int) -> None:
+    def __init__(self, segment: SegmentWriter, row: int, limit: int) -> None:
         self._segment, self.start = segment, row
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
         # An observation may have to follow the last row.
@@ -57,27 +52,3 @@ class AppendCursor:
         segment.total_rows += 1
         if following is not None:
             self._observed[0] = row + 2
-
-
-class Places(NamedTuple):
-    """Where rows of several lanes lie in one chunk, and which of them these are; None: all."""
-
-    chunk: int
-    at: Ints
-    chosen: Ints | None
-
-
-def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
-    """Sort rows, one of each lane, by the chunk that they are in."""
-    chunks, at = rows >> shift, lanes << shift
-    at += rows
-    first = int(chunks[0])
-    if (chunks == first).all():
-        at -= first << shift
-        return [Places(first, at, None)]
-    at -= chunks << shift
-    found = []
-    for chunk in np.unique(chunks).tolist():
-        chosen = np.flatnonzero(chunks == chunk)
-        found.append(Places(chunk, at[chosen], chosen))
-    return found
