@@ -172,31 +172,29 @@ class Column:
             fd = self.descriptors[chunk] = open_chunk(self.root, self.info, self.leaf, chunk)
         return fd
 
-    def put(self, lane: int, row: int, item: Any) -> None:
-        """Write one row: bytes, or a number that fits the dtype."""
+    def write_row(self, lane: int, row: int, item: Any) -> None:
+        """Write one row, which is reserved: its bytes, or a number that fits the dtype."""
         at = lane * self.rows + (row & self.mask)
         if self.by_position:
-            data = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
-            self.write(row >> self.shift, at, data)
+            self.write_at(row >> self.shift, at, self.as_data(item))
         else:
             self.chunks[row >> self.shift][at] = item
 
-    def put_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
-        """Put rows ``row``, ``row + 1``, ...; their chunks are reserved."""
+    def write_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
+        """Write rows ``row``, ``row + 1``, ... of a lane; they are reserved."""
         items, done = self.items(block), 0
         while done < len(items):
             at = (row + done) & self.mask
             count = min(self.rows - at, len(items) - done)
             part, at = items[done : done + count], at + lane * self.rows
             if self.by_position:
-                data = part.view(np.uint8).data
-                self.write((row + done) >> self.shift, at, data)
+                self.write_at((row + done) >> self.shift, at, part.view(np.uint8).data)
             else:
                 self.chunks[(row + done) >> self.shift][at : at + count] = part
             done += count
 
-    def put_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
-        """Put one row of each of several lanes; their chunks are reserved."""
+    def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
+        """Write one row of each of several lanes; they are reserved."""
         for chunk, at, chosen in places:
             some = items if chosen is None else items[chosen]
             if self.by_position:
@@ -209,9 +207,9 @@ class Column:
         # Neighbours in the file, such as all lanes in chunks of one row, are written together.
         edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         for start, stop in pairwise(edges):
-            self.write(chunk, int(at[start]), data[start * size : stop * size])
+            self.write_at(chunk, int(at[start]), data[start * size : stop * size])
 
-    def write(self, chunk: int, at: int, data: Any) -> None:
+    def write_at(self, chunk: int, at: int, data: Any) -> None:
         """Write items, as bytes, from the one with the number ``at`` of a chunk on, by position.
 
         Raises StorageFull where reserved blocks are not kept and there is no room; what was written is not published.
@@ -227,6 +225,11 @@ class Column:
             return np.ascontiguousarray(values)
         count = len(values)
         return np.ascontiguousarray(values).reshape(count, -1).view(self.item).reshape(count)
+
+    def as_data(self, item: Any) -> bytes:
+        """Return the bytes of an item."""
+        data: bytes = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
+        return data
 
     def target(self, lane: int, row: int) -> tuple[Any, int]:
         """Return what takes items by number, the first that of ``row``, up to the end of its chunk, and how many."""
@@ -295,9 +298,7 @@ class _Positions:
         self._column, self._chunk, self._base = column, chunk, at
 
     def __setitem__(self, at: int, item: Any) -> None:
-        column = self._column
-        data = item if column.as_bytes else np.asarray(item, column.dtype).tobytes()
-        column.write(self._chunk, self._base + at, data)
+        self._column.write_at(self._chunk, self._base + at, self._column.as_data(item))
 
 
 def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:

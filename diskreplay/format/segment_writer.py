@@ -1,8 +1,8 @@
-"""Writing rows of one segment: reserve, put, publish."""
+"""Writing rows of one segment: reserve, write, publish."""
 
 import threading
 from collections.abc import Mapping as Named
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ def _numbers(array: Counters) -> Any:
 
 class SegmentWriter:
     """The write side of one open segment.
+
+    Rows are reserved by `reserve`, written by `write`, and visible to readers with `publish`. A step is a row of one
+    lane, an episode successive rows of one, the step of a vector one row of each of many.
 
     ``in_blocks`` says that rows come many at a time, which mappings do not pay for.
 
@@ -69,7 +72,6 @@ class SegmentWriter:
         self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
         # Late, it leaves a step without the observation behind it for a while; committed is what publishes the step.
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
-        self._show, self._show_observed = _numbers(self.committed), _numbers(self.observed)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
         """Make sure that ``row`` of a lane can be written in every field; rows up to ``stop`` follow at once.
@@ -106,31 +108,29 @@ class SegmentWriter:
         """Return the rows of some lanes, None for all."""
         return self._lane_rows.copy() if lanes is None else self._lane_rows[lanes]
 
-    def publish(self, lane: int, rows: int, observed: int = 0, *, late: bool = False) -> None:
-        """Make ``rows`` rows of a lane visible, and observations up to ``observed``. What they show is written.
+    @overload
+    def write(self, lanes: int, rows: int, fields: Named[str, Any]) -> None: ...
+    @overload
+    def write(self, lanes: Ints | None, rows: Ints, fields: Named[str, NDArray[Any]]) -> None: ...
+    def write(self, lanes: Any, rows: Any, fields: Named[str, Any]) -> None:
+        """Write rows in several fields; nobody sees them before `publish`.
 
-        ``late``: other lanes of the same step are visible already, so this cannot be refused any more. Raises
-        StorageFull where reserved blocks are not kept and there is no room; nothing is visible.
+        Of one lane, successive rows from ``rows`` on, ``(n, *shape)`` in each field, or a row's item: its bytes, or a
+        number that fits the dtype. Of an array of lanes, or of all with None, one row each, which is one of the next
+        two of its lane. They are reserved. Raises StorageFull where reserved blocks are not kept and there is no room;
+        the call may be repeated.
         """
-        if late and isinstance(self.committed, CountersByPosition):
-            self.committed.store(lane, rows, late=True)
-        else:
-            self._show[lane] = rows
-        self.total_rows += rows - self.rows[lane]
-        self.most_rows = max(self.most_rows, rows)
-        self.rows[lane] = rows
-        # Readers load `observed` first: one past `committed` then means the observation after just these rows.
-        if observed:
-            self._show_observed[lane] = observed
-
-    def put_lanes(self, lanes: Ints | None, rows: Ints, values: Named[str, NDArray[Any]]) -> None:
-        """Write a row of each of some lanes, None for all, in several fields, ``(n, *shape)`` each; they are reserved.
-
-        No row is beyond the next two of its lane.
-        """
+        if isinstance(rows, int):
+            for leaf, value in fields.items():
+                column = self.columns[leaf]
+                if isinstance(value, np.ndarray):
+                    column.write_block(lanes, rows, value)
+                else:
+                    column.write_row(lanes, rows, value)
+            return
         window = self._find_window()
         places: dict[int, list[Places]] = {}
-        for leaf, value in values.items():
+        for leaf, value in fields.items():
             column = self.columns[leaf]
             if leaf in window:
                 chunk, base = window[leaf]
@@ -138,7 +138,7 @@ class SegmentWriter:
                 continue
             if column.shift not in places:
                 places[column.shift] = find_places(self.every_lane if lanes is None else lanes, rows, column.shift)
-            column.put_lanes(places[column.shift], column.items(value))
+            column.write_lanes(places[column.shift], column.items(value))
 
     def _find_window(self) -> Window:
         """Return where the mapped fields' next two rows of all lanes are, for fields that have them in one chunk."""
@@ -156,18 +156,19 @@ class SegmentWriter:
                 self._window[leaf] = column.chunks[chunk], base
         return self._window
 
-    def publish_lanes(
-        self,
-        lanes: Ints | None,
-        rows: Ints,
-        added: int,
-        observed: NDArray[np.bool_] | None = None,
-        *,
-        late: bool = False,
-    ) -> None:
-        """Make ``rows`` rows of each of some lanes visible, None for all: one or two more of each, ``added`` in all.
+    @overload
+    def publish(self, lanes: int, rows: int, added: int, observed: bool = False) -> None: ...
+    @overload
+    def publish(
+        self, lanes: Ints | None, rows: Ints, added: int, observed: bool | NDArray[np.bool_], *, late: bool
+    ) -> None: ...
+    def publish(self, lanes: Any, rows: Any, added: int, observed: Any = False, *, late: bool = False) -> None:
+        """Make the first ``rows`` rows of a lane visible, of each of some lanes, or of all with None: all are written.
 
-        One observation more is visible where ``observed`` says so. ``late`` and errors as for `publish`.
+        ``added`` of them are new, in all: any number in one lane, one or two in each of several. The observation behind
+        them is visible where ``observed`` says so. ``late``: other lanes of the same step are visible already, so this
+        cannot be refused any more. Raises StorageFull where reserved blocks are not kept and there is no room; nothing
+        is visible.
         """
         if lanes is None:
             lanes = self.every_lane
@@ -177,13 +178,19 @@ class SegmentWriter:
             # By index: numpy stores such items one by one, 8 aligned bytes each, and never as a block of bytes.
             self.committed[lanes] = rows
         self.total_rows += added
-        self.most_rows += 1 if added == len(lanes) else 2
         self._lane_rows[lanes] = rows
-        if observed is not None:
+        if isinstance(rows, int):
+            self.most_rows = max(self.most_rows, rows)
+        else:
+            self.most_rows += 1 if added == len(lanes) else 2
+        # Readers load `observed` first: one past `committed` then means the observation after just these rows.
+        if observed is True:
+            self.observed[lanes] = rows + 1
+        elif observed is not False:
             self.observed[lanes[observed]] = rows[observed] + 1
 
-    def settle(self, *, late: bool = False) -> None:
-        """Show what had to be shown late; StorageFull where there is still no room and it may not be later.
+    def publish_delayed(self, *, late: bool = False) -> None:
+        """Publish what had to be published late; StorageFull where there is still no room and it may not be later.
 
         Concurrency: the thread that appends.
         """
@@ -215,6 +222,6 @@ class SegmentWriter:
     def close(self) -> None:
         """Let go of every chunk. The lock stays: whoever seals the segment needs it."""
         self._window, self._window_stop, self._durable = {}, 0, None
-        self.settle(late=True)
+        self.publish_delayed(late=True)
         for column in self.columns.values():
             column.close()

@@ -50,11 +50,10 @@ _STORING = {
     "set",
     "restore_complements",
     "publish",
-    "publish_lanes",
     "append",
-    "put",
-    "put_block",
-    "put_lanes",
+    "write",
+    "write_block",
+    "write_lanes",
     "flush",
 }
 _STORING_FILES = {module.__file__ for module in (commit, segment_column, segment_writer, append_cursor)}

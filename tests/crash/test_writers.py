@@ -100,7 +100,7 @@ def places(path: Path, kind: str) -> list[int]:
     return sorted(map(rng.choice, lines.values()))
 
 
-PUBLISHING = ("set", "restore_complements", "publish", "publish_lanes", "append")
+PUBLISHING = ("set", "restore_complements", "publish", "append")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Where the next rows of a lone lane go: worked out once for many rows, so that a step is only writing."""
+"""Lanes, and where the next rows of a lone one go: worked out once for many rows, so that a step is only writing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from time import clock_gettime_ns
 from typing import Any
 
@@ -9,46 +9,133 @@ import numpy as np
 from diskreplay.format import layout
 from diskreplay.format.machine import CLOCK
 from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.ids import CUT, FIRST
+
+# The values of a step, a leaf each: a row's bytes for observations and arrays, a number for other scalars.
+Items = list[Any]
+# Those of an episode, by leaf.
+EpisodeItems = Mapping[str, Any]
+
+
+class Lane:
+    """One environment's stream: where it writes next, and what its open episode waits for."""
+
+    __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.segment: SegmentWriter | None = None
+        self.at = 0  # the lane's index inside the segment
+        self.cursor: AppendCursor | None = None
+        self.open = False
+        self.continues = False  # the next episode continues one that was cut for its length
+        self.resumes_at: list[bytes] | None = None  # where known, the observation that it must begin with
+        self.pending: list[bytes] | None = None  # the observation already written for the next row
+
+    @property
+    def home(self) -> SegmentWriter:
+        """The lane's segment, where it has one."""
+        assert self.segment is not None
+        return self.segment
 
 
 class AppendCursor:
-    """Rows of a segment's only lane that are reserved and lie in one chunk of every field: the inner loop of `Writer`.
+    """Rows of a segment's only lane that are reserved and lie in one chunk of every field.
 
-    It ends where its lane moves to another segment.
+    It appends a step without a look at anything else: a block of one, as `EpisodeWriter.append_block` writes and
+    publishes it, without arrays and calls. ``limit`` is the row before which it ends, at the latest, and
+    ``begin_limit`` that before which an episode may begin.
     """
 
-    __slots__ = ("_committed", "_count", "_done", "_obs", "_observed", "_segment", "_targets", "_time", "last", "start")
+    __slots__ = (
+        "_begin_limit",
+        "_committed",
+        "_count",
+        "_done",
+        "_episode",
+        "_lane",
+        "_last",
+        "_obs",
+        "_observed",
+        "_rest",
+        "_segment",
+        "_start",
+        "_targets",
+        "_time",
+    )
 
-    def __init__(self, segment: SegmentWriter, row: int, limit: int) -> None:
-        self._segment, self.start = segment, row
+    def __init__(self, lane: Lane, segment: SegmentWriter, limit: int, begin_limit: int) -> None:
+        self._lane, self._segment = lane, segment
+        row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
         # An observation may have to follow the last row.
-        self.last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
-        targets = {leaf: target for leaf, (target, _) in parts.items() if not leaf.startswith("episode/")}
+        self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
+        self._begin_limit = begin_limit
+        targets = {leaf: target for leaf, (target, _) in parts.items()}
         self._done = targets.pop(layout.DONE)
         time = targets.pop(layout.TIME)
         # Python's own numbers go into memory in half of numpy's time.
         self._time = time.data if isinstance(time, np.ndarray) else time
+        self._episode = {leaf: targets.pop(leaf) for leaf in list(targets) if leaf.startswith("episode/")}
         self._targets = list(targets.values())
         self._count = len(self._targets)
         self._obs = [target for leaf, target in targets.items() if leaf == "obs" or leaf.startswith("obs/")]
+        self._rest = [(targets[leaf], segment.columns[leaf].zero) for leaf in list(targets)[len(self._obs) :]]
         self._committed, self._observed = segment.committed.data, segment.observed.data
 
-    def append(self, row: int, items: Sequence[Any], known: int, following: Sequence[Any] | None) -> None:
-        """Write and publish a step in the middle of an episode, and the observation after it where it is given.
+    def append(
+        self,
+        items: Items,
+        following: Items | None,
+        flags: int = 0,
+        final_flags: int = 0,
+        episode: EpisodeItems | None = None,
+        now: int = 0,
+    ) -> bool:
+        """Write and publish a step, if that needs nothing else; False: nothing was changed.
 
-        ``row`` is the lane's next one, from ``start`` to ``last``. The first ``known`` items are there already.
+        It needs more where the rows of the cursor end, or where an episode begins too late, continues another one or
+        does not go on with the observation that is known. With ``final_flags`` a final row with ``following`` is
+        published, too, else ``following`` as the observation after the step. ``episode`` goes into the last row.
+        ``now`` is the time of the rows, where somebody has read the clock already.
+
+        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
         """
-        at, targets, segment = row - self.start, self._targets, self._segment
+        lane, segment = self._lane, self._segment
+        row, known, pending = segment.rows[0], 0, lane.pending
+        if row > self._last and (following is not None or row > self._last + 1):
+            return False
+        if flags & FIRST and (flags & CUT or row >= self._begin_limit):
+            return False
+        if pending is not None:
+            known = len(pending)
+            if items[:known] != pending:
+                return False
+        at, targets = row - self._start, self._targets
         for i in range(known, self._count):
             targets[i][at] = items[i]
-        self._done[at] = 0
-        self._time[at] = clock_gettime_ns(CLOCK)  # `clock_ns`, without a call of Python in every step
+        self._done[at] = flags
+        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # `clock_ns`, without a call of Python in every step
+        row += 1
         if following is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = following[i]
+            if final_flags:
+                # An append that was interrupted may have left bytes here.
+                for target, zero in self._rest:
+                    target[at + 1] = zero
+                self._done[at + 1], self._time[at + 1] = final_flags, now
+                row += 1
+        if episode:
+            for leaf, item in episode.items():
+                self._episode[leaf][row - 1 - self._start] = item
         # As `SegmentWriter.publish`, without the time that a call takes; what may be refused comes first.
-        self._committed[0] = segment.rows[0] = row + 1
-        segment.total_rows += 1
-        if following is not None:
-            self._observed[0] = row + 2
+        self._committed[0] = row
+        segment.total_rows += row - segment.rows[0]
+        segment.rows[0] = row
+        if following is not None and not final_flags:
+            self._observed[0] = row + 1
+            lane.pending = following
+        else:
+            lane.pending = None
+        return True

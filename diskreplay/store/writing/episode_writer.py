@@ -1,13 +1,13 @@
 """Lanes of steps into segments: what flags a row gets, when an episode is cut.
 
-Both writers are a thin skin over this. Values that arrive here are cast and checked; from `prepare` on only the disk
-can say no, and from `publish` on nothing can. A step's values are items: a row's bytes for observations and arrays, a
-number for other scalars.
+Both writers are a thin skin over this. Values that arrive here are cast and checked; once there is room for a step only
+the disk can say no, and once it is published nothing can. A step's values are items: a row's bytes for observations and
+arrays, a number for other scalars.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +16,32 @@ from diskreplay.errors import StorageFull
 from diskreplay.format import layout
 from diskreplay.format.machine import clock_ns
 from diskreplay.format.root import Root
+from diskreplay.format.segment_column import Ints
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.store.retention.retention import Retention
-from diskreplay.store.writing.append_cursor import AppendCursor
-from diskreplay.store.writing.rotation import Lane, OpenSegments
+from diskreplay.store.writing.append_cursor import AppendCursor, EpisodeItems, Items, Lane
+from diskreplay.store.writing.rotation import OpenSegments
 from diskreplay.store.writing.sealer import Sealer
 
-Items = list[Any]
-EpisodeItems = Mapping[str, Any]
+Array = NDArray[Any]
+
+# One step's truth values, or those of many: arrays of 0 and 1.
+Truth = TypeVar("Truth", int, Array)
+
+# Of a lane and its row, or of several.
+Places = TypeVar("Places", int, Ints)
 
 
-class Written(NamedTuple):
-    """A step that is written and not published yet: what its lane will show, and how it goes on."""
+def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
+    """Return the flags of steps; ``continues`` counts where they are the first of their episodes."""
+    return first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
 
-    lane: Any
-    rows: int
-    observed: int
-    pending: list[bytes] | None
-    ended: bool
+
+def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
+    """Return the flags of the row behind an episode's last step, which the environment ``ended`` or not."""
+    flags = (OBSERVATION_ONLY if has_observation else END_MARKER) | (0 if ended else TRUNCATED | CUT)
+    return flags | (EPISODE_VALUES if has_values else 0)
 
 
 class EpisodeWriter:
@@ -53,198 +60,192 @@ class EpisodeWriter:
         self.explain = root.explain
         self._warned = False
         self.now = 0
-        self.lanes: list[Any] = [Lane(i) for i in range(lanes)]
+        self.lanes: list[Lane] = [Lane(i) for i in range(lanes)]
         self.rolling = OpenSegments(root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None))
 
     def take_time(self) -> None:
-        """Read the clock for all rows that the call in progress publishes; those of `go_on` read their own."""
+        """Read the clock for all rows that the call in progress publishes; an `AppendCursor` reads its own."""
         self.now = clock_ns()
 
-    # --- one step ----------------------------------------------------------------------------------------------------
+    # --- steps and episodes -------------------------------------------------------------------------------------------
 
-    def go_on(self, items: Items, following: list[bytes] | None) -> bool:
-        """Append to the middle of a lone lane's episode, if that needs nothing but writing; else change nothing.
-
-        What it leaves out, `prepare` and `commit` do: first and last steps, chunks and segments that end, episodes
-        that do not go on.
-        """
-        lane = self.lanes[0]
-        if not lane.open:
-            return False
-        cursor, row, known = lane.cursor, lane.segment.rows[0], 0
-        if cursor is None or row > cursor.last:
-            return False
-        pending = lane.pending
-        if pending is not None:
-            known = len(pending)
-            if items[:known] != pending:
-                return False
-        cursor.append(row, items, known, following)
-        lane.pending = following
-        return True
-
-    def prepare(self, lane: Any, items: Items, two_rows: bool) -> None:
-        """Find room for a step whose first items are the observation.
-
-        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
-        """
-        try:
-            self._prepare(lane, items, two_rows)
-        except StorageFull:
-            if not self.rolling.give_way():
-                raise
-            self._prepare(lane, items, two_rows)
-
-    def _prepare(self, lane: Any, items: Items, two_rows: bool) -> None:
-        if lane.open:
-            self._cut_if_needed(lane, items)
-        if not lane.open:
-            lane.continues = lane.continues and _continues(items, lane.resumes_at)
-            self._settle(lane, 1)
-        self.rolling.look_ahead()
-        segment = lane.segment
-        row = segment.rows[lane.at]
-        segment.reserve(lane.at, row)
-        if two_rows:
-            segment.reserve(lane.at, row + 1)
-
-    def _settle(self, lane: Any, rows: int) -> None:
-        opened = self.rolling.opened
-        self.rolling.settle(lane, rows)
-        if self.rolling.opened != opened:
-            self.take_time()  # a segment was made meanwhile, perhaps the first of a boot: no row is older than that
-
-    def write(
+    def append(
         self,
-        lane: Any,
         items: Items,
-        following: list[bytes] | None,
+        following: Items | None,
         terminated: bool,
         truncated: bool,
         episode: EpisodeItems | None,
-    ) -> Written:
-        """Write a prepared step; nobody sees it yet.
+    ) -> None:
+        """Write and publish a step of a lone lane.
 
-        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
+        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
         """
-        segment, at = lane.segment, lane.at
-        row = segment.rows[at]
-        flags = 0 if lane.open else FIRST | (CUT if lane.continues else 0)
-        flags |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-        columns = segment.columns
-        columns[layout.TIME].put(at, row, self.now)
-        for i in range(0 if lane.pending is None else self.obs_count, len(items)):
-            columns[self.columns[i]].put(at, row, items[i])
-        if following is None:
-            columns[layout.DONE].put(at, row, flags | self._put_episode(segment, at, row, episode))
-        else:
-            columns[layout.DONE].put(at, row, flags)
-            if terminated or truncated:
-                self._put_final(segment, at, row + 1, following, OBSERVATION_ONLY, episode)
-                return Written(lane, row + 2, 0, None, True)
-            for leaf, item in zip(self._obs_columns, following, strict=True):
-                columns[leaf].put(at, row + 1, item)
-            return Written(lane, row + 1, row + 2, following, False)
-        return Written(lane, row + 1, 0, None, terminated or truncated)
+        if self._append_at_cursor(items, following, terminated, truncated, episode):
+            return
+        lane = self.lanes[0]
+        lane.cursor = None
+        self.take_time()
+        segment = self.make_room(lane, items, 2 if terminated or truncated or following is not None else 1)
+        lane.cursor = AppendCursor(lane, segment, *self.rolling.row_limits())
+        if not self._append_at_cursor(items, following, terminated, truncated, episode, self.now):
+            self._append_block_of_one(lane, items, following, terminated, truncated, episode)
 
-    def publish(self, step: Written, *, late: bool = False) -> None:
-        """Publish a step that was written; ``late`` where others of the same call are published already."""
-        lane = step.lane
-        lane.segment.publish(lane.at, step.rows, step.observed, late=late)
-        lane.pending = step.pending
-        lane.open, lane.continues, lane.resumes_at = not step.ended, False, None
-        if len(self.lanes) == 1:
-            self._set_cursor(lane)
-
-    def _set_cursor(self, lane: Any) -> None:
-        """See how far a lone lane can go on without a look at anything."""
-        segment, limit = lane.segment, self.rolling.next_look()
-        row = segment.rows[0]
-        if lane.cursor is None or row > lane.cursor.last:
-            found = AppendCursor(segment, row, limit) if row + 1 < min(limit, segment.reserved[0]) else None
-            lane.cursor = found if found is not None and row <= found.last else None
-
-    def _put_final(
+    def _append_at_cursor(
         self,
-        segment: SegmentWriter,
-        at: int,
-        row: int,
-        obs: Items | None,
-        flags: int,
+        items: Items,
+        following: Items | None,
+        terminated: bool,
+        truncated: bool,
+        episode: EpisodeItems | None,
+        now: int = 0,
+    ) -> bool:
+        """Append a step of a lone lane if its cursor has room for it; else change nothing."""
+        lane, ended = self.lanes[0], terminated or truncated
+        if lane.cursor is None:
+            return False
+        flags, final = _flags(lane, following, terminated, truncated, episode)
+        if not lane.cursor.append(items, following, flags, final, episode, now):
+            return False
+        lane.open, lane.continues, lane.resumes_at = not ended, False, None
+        return True
+
+    def _append_block_of_one(
+        self,
+        lane: Lane,
+        items: Items,
+        following: Items | None,
+        terminated: bool,
+        truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write an observation-only row, or with no ``obs`` one whose observation is there or that has none."""
-        for leaf in self.columns[self.obs_count :]:
-            # An append that was interrupted may have left bytes here.
-            segment.columns[leaf].put(at, row, segment.columns[leaf].zero)
-        if obs is not None:
-            for leaf, item in zip(self._obs_columns, obs, strict=True):
-                segment.columns[leaf].put(at, row, item)
-        segment.columns[layout.TIME].put(at, row, self.now)
-        segment.columns[layout.DONE].put(at, row, flags | self._put_episode(segment, at, row, episode))
+        """Write and publish a step for which there is room, wherever its rows are."""
+        known = 0 if lane.pending is None else self.obs_count
+        values = dict(zip(self.columns[known:], items[known:], strict=True))
+        flags, final = _flags(lane, following, terminated, truncated, episode)
+        values[layout.DONE], values[layout.TIME] = flags, self.now
+        self._append_rows(lane, lane.home, 1, values, following, final, episode)
+        ended = terminated or truncated
+        lane.pending = None if ended else following
+        lane.open, lane.continues, lane.resumes_at = not ended, False, None
 
-    def _put_episode(self, segment: SegmentWriter, at: int, row: int, episode: EpisodeItems | None) -> int:
-        if not episode:
-            return 0
-        for leaf, item in episode.items():
-            segment.columns[leaf].put(at, row, item)
-        return EPISODE_VALUES
-
-    # --- whole episodes ----------------------------------------------------------------------------------------------
-
-    def block(
+    def append_block(
         self,
-        lane: Any,
-        values: Sequence[NDArray[Any]],
+        lane: Lane,
+        values: Sequence[Array],
         final_obs: Items | None,
         terminated: bool,
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
-        steps = len(values[0])
+        steps, ended = len(values[0]), terminated or truncated
         self.take_time()
         self.cut(lane, None, None, marked=True)
-        ended = terminated or truncated
-        marker = final_obs is None and not ended
-        rows = steps + (final_obs is not None or marker)
-        self._find_room(lane, rows)
-        segment, at = lane.segment, lane.at
-        row = segment.rows[at]
+        final = 0 if ended and final_obs is None else final_flags(ended, final_obs is not None, bool(episode))
+        segment = self.make_room(lane, [], steps + (final > 0), whole=True)
         flags = np.zeros(steps, np.uint8)
-        flags[0] = FIRST
-        flags[-1] |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-        if rows == steps:
-            flags[-1] |= self._put_episode(segment, at, row + steps - 1, episode)
-        for leaf, value in zip(self.columns, values, strict=True):
-            segment.columns[leaf].put_block(at, row, value)
-        segment.columns[layout.DONE].put_block(at, row, flags)
+        flags[0] = step_flags(True, False, False, False)
+        flags[-1] |= step_flags(False, False, terminated, truncated)
         # Each row has a time of its own, so that they can leave one by one; to write one takes longer than that.
-        segment.columns[layout.TIME].put_block(at, row, np.arange(self.now, self.now + steps))
+        times = np.arange(self.now, self.now + steps)
         self.now += steps
-        if rows > steps:
-            end = (END_MARKER if marker else OBSERVATION_ONLY) | (0 if ended else TRUNCATED | CUT)
-            self._put_final(segment, at, row + steps, final_obs, end, episode)
-        segment.publish(at, row + rows)
+        fields = dict(zip(self.columns, values, strict=True))
+        fields[layout.DONE], fields[layout.TIME] = flags, times
+        if episode and not final:
+            flags[-1] |= EPISODE_VALUES
+        self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
         if self.rolling.one_an_episode:
             # Nothing comes after it; lanes that wait for their next episode should not hold descriptors.
             segment.close()
 
-    def _find_room(self, lane: Any, rows: int) -> None:
-        for last in (False, True):
-            try:
-                self._settle(lane, rows)
-                self.rolling.look_ahead()
-                row = lane.segment.rows[lane.at]
-                lane.segment.reserve_rows(lane.at, row, row + rows)
-                return
-            except StorageFull:
-                if last or not self.rolling.give_way():
-                    raise
+    def _append_rows(
+        self,
+        lane: Lane,
+        segment: SegmentWriter,
+        steps: int,
+        fields: Mapping[str, Any],
+        following: Items | None,
+        final: int,
+        episode: EpisodeItems | None,
+    ) -> None:
+        """Write and publish successive steps of a lane, for which there is room, and the observation behind them.
+
+        ``final`` has the flags of a row behind them that ends the episode, or 0; ``episode`` goes into the last row.
+
+        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
+        """
+        at, row = lane.at, segment.rows[lane.at]
+        stop = row + steps
+        obs = {} if following is None else dict(zip(self._obs_columns, following, strict=True))
+        segment.write(at, row, fields)
+        if final:
+            self.write_final(segment, at, stop, final, obs, episode or {})
+            segment.publish(at, stop + 1, steps + 1)
+        else:
+            segment.write(at, stop, obs)
+            if episode:
+                segment.write(at, stop - 1, episode)
+            segment.publish(at, stop, steps, following is not None)
+
+    def write_final(
+        self,
+        segment: SegmentWriter,
+        lanes: Places,
+        rows: Places,
+        flags: int,
+        obs: Mapping[str, Any],
+        episode: Mapping[str, Any],
+    ) -> None:
+        """Write rows behind the last steps of episodes, with ``obs`` where the observations are not there yet."""
+        # An append that was interrupted may have left bytes here.
+        columns, rest = segment.columns, self.columns[self.obs_count :]
+        fields: dict[str, Any]
+        if isinstance(rows, int):
+            fields = {leaf: columns[leaf].zero for leaf in rest}
+            fields[layout.DONE], fields[layout.TIME] = flags, self.now
+        else:
+            fields = {leaf: np.zeros(len(rows), columns[leaf].item) for leaf in rest}
+            fields[layout.DONE], fields[layout.TIME] = np.full(len(rows), flags, np.uint8), np.full(len(rows), self.now)
+        fields |= obs
+        fields |= episode
+        segment.write(lanes, rows, fields)
+
+    # --- room --------------------------------------------------------------------------------------------------------
+
+    def make_room(self, lane: Lane, items: Items, rows: int, *, whole: bool = False) -> SegmentWriter:
+        """Make room for the next rows of a lane, and return its segment.
+
+        ``items`` are those of its next step, the observation first: an open episode ends if they do not continue it, or
+        if its segment has to end. ``whole``: the rows are a whole episode, and the lane has none open.
+
+        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
+        """
+        try:
+            return self._make_room(lane, items, rows, whole)
+        except StorageFull:
+            if not self.rolling.give_way():
+                raise
+            return self._make_room(lane, items, rows, whole)
+
+    def _make_room(self, lane: Lane, items: Items, rows: int, whole: bool) -> SegmentWriter:
+        if lane.open:
+            self._cut_if_needed(lane, items)
+        if not lane.open:
+            lane.continues = lane.continues and _continues(items, lane.resumes_at)
+            opened = self.rolling.opened
+            self.rolling.settle(lane, rows if whole else 1)
+            if self.rolling.opened != opened:
+                self.take_time()  # a segment was made meanwhile, perhaps the first of a boot: no row is older than that
+        self.rolling.look_ahead()
+        segment = lane.home
+        row = segment.rows[lane.at]
+        segment.reserve_rows(lane.at, row, row + rows)
+        return segment
 
     # --- cuts --------------------------------------------------------------------------------------------------------
 
-    def cut(self, lane: Any, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
+    def cut(self, lane: Lane, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
         """End the open episode of a lane, if there is one, without the environment.
 
         The observation after its last step is kept where it is known: the one already visible, else ``final_obs``.
@@ -253,21 +254,20 @@ class EpisodeWriter:
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
             return
-        segment, at = lane.segment, lane.at
-        row = segment.rows[at]
-        if lane.pending is not None or final_obs is not None:
+        has_observation = lane.pending is not None or final_obs is not None
+        if has_observation or episode or marked:
+            segment, at = lane.home, lane.at
+            row = segment.rows[at]
             segment.reserve(at, row)
-            final = final_obs if lane.pending is None else None
-            self._put_final(segment, at, row, final, OBSERVATION_ONLY | TRUNCATED | CUT, episode)
-            segment.publish(at, row + 1)
-        elif episode or marked:
-            segment.reserve(at, row)
-            self._put_final(segment, at, row, None, END_MARKER | TRUNCATED | CUT, episode)
-            segment.publish(at, row + 1)
+            unwritten = final_obs if lane.pending is None else None
+            obs = {} if unwritten is None else dict(zip(self._obs_columns, unwritten, strict=True))
+            flags = final_flags(False, has_observation, bool(episode))
+            self.write_final(segment, at, row, flags, obs, episode or {})
+            segment.publish(at, row + 1, 1)
         # Else the cut is read off what follows: a first step, or the end of the sealed segment.
         lane.open, lane.pending = False, None
 
-    def end(self, lane: Any, final: Items | None, episode: EpisodeItems | None) -> None:
+    def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
         """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
         if lane.open and final is not None and not self.continues_pending(lane, final):
             self.warn_discontinuity()
@@ -280,7 +280,7 @@ class EpisodeWriter:
             )
         self.cut(lane, final, episode, marked=True)
 
-    def continues_pending(self, lane: Any, obs: Items) -> bool:
+    def continues_pending(self, lane: Lane, obs: Items) -> bool:
         """Whether ``obs`` is the observation that the lane's last step led to, as far as that is known."""
         return _continues(obs, lane.pending)
 
@@ -295,12 +295,12 @@ class EpisodeWriter:
                 stacklevel=7,
             )
 
-    def _cut_if_needed(self, lane: Any, items: Items) -> None:
+    def _cut_if_needed(self, lane: Lane, items: Items) -> None:
         obs = items[: self.obs_count]
         if not self.continues_pending(lane, obs):
             self.cut(lane, None, None)
             self.warn_discontinuity()
-        elif self.rolling.overstays(lane.segment):
+        elif self.rolling.overstays(lane.home):
             self.cut(lane, obs, None)
             lane.continues, lane.resumes_at = True, list(obs)
 
@@ -329,7 +329,7 @@ class EpisodeWriter:
     def flush(self) -> None:
         """Make every published step durable, those in segments that were left included."""
         for segment in self.segments:
-            segment.settle()
+            segment.publish_delayed()
             segment.mark()
         if self.rolling.left:
             self._sealer.drain()
@@ -347,3 +347,13 @@ class EpisodeWriter:
 def _continues(items: list[Any], known: list[bytes] | None) -> bool:
     """Whether the first items have these bytes; nothing known contradicts nothing."""
     return known is None or items[: len(known)] == known
+
+
+def _flags(
+    lane: Lane, following: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
+) -> tuple[int, int]:
+    """Return the flags of a lane's next step, and those of a final row behind it, or 0."""
+    flags = step_flags(not lane.open, lane.continues, terminated, truncated)
+    if following is not None and (terminated or truncated):
+        return flags, final_flags(True, True, bool(episode))
+    return flags | (EPISODE_VALUES if episode else 0), 0

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from diskreplay.format import layout
 from diskreplay.format.root import Root
@@ -10,7 +9,7 @@ from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.retention.retention import Retention
-from diskreplay.store.writing.append_cursor import AppendCursor
+from diskreplay.store.writing.append_cursor import Lane
 from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S, Durability, Marker
 from diskreplay.store.writing.preallocation import Preparer
 from diskreplay.store.writing.sealer import Sealer
@@ -23,22 +22,6 @@ _UNKNOWN = Size(256)
 
 # A segment that is a quarter full sooner would be full before the next one is ready.
 LEAST_QUARTER_S = 0.05
-
-
-class Lane:
-    """One environment's stream: where it writes next, and what its open episode waits for."""
-
-    __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.segment: SegmentWriter | None = None
-        self.at = 0  # the lane's index inside the segment
-        self.cursor: AppendCursor | None = None
-        self.open = False
-        self.continues = False  # the next episode continues one that was cut for its length
-        self.resumes_at: list[bytes] | None = None  # where known, the observation that it must begin with
-        self.pending: list[bytes] | None = None  # the observation already written for the next row
 
 
 # What the writers of the parent write to must not stay on disk because a child has it mapped.
@@ -54,10 +37,10 @@ class OpenSegments:
     def __init__(
         self,
         root: Root,
-        lanes: list[Any],
+        lanes: list[Lane],
         retention: Retention,
         sealer: Sealer,
-        cut: Callable[[Any], None],
+        cut: Callable[[Lane], None],
     ) -> None:
         self._root, self._retention, self._sealer = root, retention, sealer
         self._lanes, self._cut = lanes, cut
@@ -76,7 +59,7 @@ class OpenSegments:
         self._looked_ahead = False  # whether the segment after the newest was asked for
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
-        self._members: dict[int, set[Any]] = {}  # lanes that write to a segment, by its number
+        self._members: dict[int, set[Lane]] = {}  # lanes that write to a segment, by its number
         _alive.add(self)
         self.opened = 0  # segments so far
         self.left = False  # whether segments were handed over to be sealed since the last flush
@@ -130,7 +113,7 @@ class OpenSegments:
         total, most = segment.total_rows, segment.most_rows
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
 
-    def _older(self) -> list[Any]:
+    def _older(self) -> list[Lane]:
         """Return the lanes still in the segment before the newest; none in the layout of one group an episode."""
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
@@ -139,13 +122,19 @@ class OpenSegments:
         """Whether a full newest segment may go on until the lanes in the one before are cut at their next append."""
         return not self._holds(newest, _LATEST)
 
-    def next_look(self) -> int:
-        """Return how many rows a lone lane may have in its segment before `look_ahead` or `overstays` is due."""
-        return 2 * self._target if self._looked_ahead or self.one_an_episode else max(1, self._target // 4)
+    def row_limits(self) -> tuple[int, int]:
+        """Return how many rows a lone lane may have in its segment before anything here is due.
+
+        Before `look_ahead` or `overstays` is, and before `settle` is for an episode that begins.
+        """
+        if self.one_an_episode:
+            return 2 * self._target, 1
+        limit = 2 * self._target if self._looked_ahead else max(1, self._target // 4)
+        return limit, min(limit, self._target)
 
     # --- moving ------------------------------------------------------------------------------------------------------
 
-    def settle(self, lane: Any, rows: int) -> None:
+    def settle(self, lane: Lane, rows: int) -> None:
         """Give a lane between two episodes a segment with room for ``rows`` rows."""
         segment = lane.segment
         if self.one_an_episode:
@@ -201,7 +190,7 @@ class OpenSegments:
         self.opened += 1
         return segment
 
-    def _move(self, lane: Any, segment: SegmentWriter) -> None:
+    def _move(self, lane: Lane, segment: SegmentWriter) -> None:
         if lane.segment is segment:
             return
         left, lane.segment, lane.cursor = lane.segment, segment, None
@@ -210,7 +199,7 @@ class OpenSegments:
         if left is not None:
             self._leave(lane, left)
 
-    def _leave(self, lane: Any, segment: SegmentWriter, *, seal: bool = True) -> None:
+    def _leave(self, lane: Lane, segment: SegmentWriter, *, seal: bool = True) -> None:
         self._members[segment.number].discard(lane)
         if not self._members[segment.number]:
             del self._members[segment.number], self.by_number[segment.number]

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.ids import CUT, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
-from diskreplay.store.writing.episode_writer import EpisodeWriter
-from diskreplay.store.writing.rotation import Lane
+from diskreplay.ids import EPISODE_VALUES
+from diskreplay.store.writing.append_cursor import Lane
+from diskreplay.store.writing.episode_writer import EpisodeWriter, final_flags, step_flags
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -132,17 +132,18 @@ class VectorSteps:
     Concurrency: as the writer of episodes.
     """
 
-    def __init__(self, recorder: EpisodeWriter, *, one_by_one: bool = False) -> None:
+    def __init__(self, recorder: EpisodeWriter) -> None:
         self._recorder = recorder
-        # Lane by lane is also what the fast way is compared with in tests.
-        self._one_by_one = one_by_one or recorder.rolling.one_an_episode
         count = len(recorder.lanes)
         self._every: Ints = np.arange(count)
         self._lanes = LaneArrays(count)
         self._no_flags = np.zeros(count, np.uint8)
         self._times: Ints = np.zeros(count, np.int64)
         self._rest = recorder.columns[recorder.obs_count :]
-        recorder.lanes[:] = [Lane(i) if self._one_by_one else _ArrayLane(i, self._lanes) for i in range(count)]
+        # With one group an episode each lane has a segment of its own, in which it is the only one.
+        self._is_alone = recorder.rolling.one_an_episode
+        self._only: Ints = np.zeros(1, np.int64)
+        recorder.lanes[:] = [_ArrayLane(i, self._lanes) for i in range(count)]
 
     def append(self, step: Step) -> None:
         """Write and publish a step.
@@ -152,9 +153,6 @@ class VectorSteps:
         self._recorder.take_time()
         self._make_room(step)
         self._times.fill(self._recorder.now)
-        if self._one_by_one:
-            self._commit_one_by_one(step)
-            return
         segments = self._recorder.segments
         if len(segments) == 1:
             homes: list[tuple[SegmentWriter, Ints | None]] = [(segments[0], step.lanes)]
@@ -165,15 +163,19 @@ class VectorSteps:
         # All are written before any is published: a disk that is full refuses the whole step.
         rows = [self._write(segment, here, step) for segment, here in homes]
         for i, (segment, here) in enumerate(homes):
-            segment.publish_lanes(here, *rows[i], late=i > 0)
+            segment.publish(self._places(here), *rows[i], late=i > 0)
         self._note(step)
+
+    def _places(self, lanes: Ints | None) -> Ints | None:
+        """Return where some lanes of a segment are in it."""
+        return self._only if self._is_alone else lanes
 
     # --- making room -------------------------------------------------------------------------------------------------
 
     def _make_room(self, step: Step) -> None:
         """Prepare the lanes that need it, one by one: making room for one may open a segment that others move to."""
         recorder = self._recorder
-        if not self._one_by_one:
+        if not self._is_alone:
             recorder.rolling.look_ahead()
             if self._is_calm(step):
                 return
@@ -182,7 +184,7 @@ class VectorSteps:
             opened = recorder.rolling.opened
             for i in self._unready(step).tolist():
                 two_rows = step.following is not None or bool(step.ends[i] or step.cuts[i])
-                recorder.prepare(recorder.lanes[i], self._items(step.values, i), two_rows)
+                recorder.make_room(recorder.lanes[i], self._items(step.values, i), 1 + two_rows)
 
     def _is_calm(self, step: Step) -> bool:
         """Whether the steps of all lanes take no more than writing them; in doubt, no."""
@@ -200,7 +202,7 @@ class VectorSteps:
     def _unready(self, step: Step) -> Ints:
         """Return the lanes whose step takes more than writing it."""
         lanes = self._every if step.lanes is None else step.lanes
-        if self._one_by_one:
+        if self._is_alone:
             return lanes
         state, segments = self._lanes, self._recorder.rolling
         is_open, home = state.open[lanes], state.home[lanes]
@@ -229,34 +231,39 @@ class VectorSteps:
 
     def _write(
         self, segment: SegmentWriter, lanes: Ints | None, step: Step
-    ) -> tuple[Ints, int, NDArray[np.bool_] | None]:
-        """Write prepared steps of lanes of one segment, None for all; return what `publish_lanes` shows."""
+    ) -> tuple[Ints, int, bool | NDArray[np.bool_]]:
+        """Write prepared steps of lanes of one segment, None for all; return what `publish` shows."""
         recorder = self._recorder
         chosen: Any = slice(None) if lanes is None else lanes
-        rows = segment.rows_of(lanes)
+        at = self._places(lanes)
+        rows = segment.rows_of(at)
         ended = (step.ends | step.cuts)[chosen]
         ends = np.flatnonzero(ended)
-        last = ends if lanes is None else lanes[ends]
+        last_at, episode = ends, {}
+        if len(ends):
+            last = ends if lanes is None else lanes[ends]
+            last_at = ends if at is None else at[ends]
+            episode = {leaf: value[last] for leaf, value in (step.episode or {}).items()}
         flags = self._flags(chosen, len(ends) > 0, step)
-        self._put_observations(segment, lanes, rows, step)
+        self._write_observations(segment, lanes, rows, step)
         values = {
             leaf: value[chosen] for leaf, value in zip(self._rest, step.values[recorder.obs_count :], strict=True)
         }
         values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
         if step.following is None:
-            if len(ends):
-                flags[ends] |= self._put_episodes(segment, last, rows[ends], step)
-            segment.put_lanes(lanes, rows, values)
+            if episode:
+                segment.write(last_at, rows[ends], episode)
+                flags[ends] |= EPISODE_VALUES
+            segment.write(at, rows, values)
             rows += 1
-            return rows, len(rows), None
-        segment.put_lanes(lanes, rows, values)
+            return rows, len(rows), False
+        segment.write(at, rows, values)
         rows += 1
-        segment.put_lanes(
-            lanes, rows, {leaf: x[chosen] for leaf, x in zip(recorder.columns, step.following, strict=False)}
-        )
-        if len(ends):
-            self._put_finals(segment, last, rows[ends], step)
-            rows += ended
+        segment.write(at, rows, {leaf: x[chosen] for leaf, x in zip(recorder.columns, step.following, strict=False)})
+        if not len(ends):
+            return rows, len(rows), True
+        recorder.write_final(segment, last_at, rows[ends], final_flags(True, True, bool(episode)), {}, episode)
+        rows += ended
         return rows, len(rows) + len(ends), ~ended
 
     def _flags(self, chosen: Any, some_end: bool, step: Step) -> NDArray[np.uint8]:
@@ -264,13 +271,10 @@ class VectorSteps:
         starts = ~state.open[chosen]
         if not some_end and not np.count_nonzero(starts):
             return self._no_flags[: len(starts)]
-        flags = starts * np.uint8(FIRST)
-        flags |= (starts & state.continues[chosen]) * np.uint8(CUT)
-        flags |= step.ends[chosen] * np.uint8(TERMINATED)
-        flags |= step.cuts[chosen] * np.uint8(TRUNCATED)
-        return flags
+        parts = (starts, state.continues[chosen], step.ends[chosen], step.cuts[chosen])
+        return step_flags(*(part.view(np.uint8) for part in parts))
 
-    def _put_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
+    def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
         """Write the observations that are not there since the step before."""
         known = self._lanes.known if lanes is None else self._lanes.known[lanes]
         count = np.count_nonzero(known)
@@ -281,24 +285,7 @@ class VectorSteps:
             lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
         chosen: Any = slice(None) if lanes is None else lanes
         observations = zip(self._recorder.columns, step.values[: self._recorder.obs_count], strict=False)
-        segment.put_lanes(lanes, rows, {leaf: value[chosen] for leaf, value in observations})
-
-    def _put_finals(self, segment: SegmentWriter, lanes: Ints, rows: Ints, step: Step) -> None:
-        """Complete the rows of final observations, which are written."""
-        flags = np.full(len(lanes), OBSERVATION_ONLY | self._put_episodes(segment, lanes, rows, step), np.uint8)
-        # An append that was interrupted may have left bytes here.
-        values: dict[str, Array] = {
-            leaf: np.zeros((len(lanes), *value.shape[1:]), value.dtype)
-            for leaf, value in zip(self._rest, step.values[self._recorder.obs_count :], strict=True)
-        }
-        values[layout.DONE], values[layout.TIME] = flags, self._times[: len(lanes)]
-        segment.put_lanes(lanes, rows, values)
-
-    def _put_episodes(self, segment: SegmentWriter, lanes: Ints, rows: Ints, step: Step) -> int:
-        if not step.episode:
-            return 0
-        segment.put_lanes(lanes, rows, {leaf: value[lanes] for leaf, value in step.episode.items()})
-        return EPISODE_VALUES
+        segment.write(self._places(lanes), rows, {leaf: value[chosen] for leaf, value in observations})
 
     def _note(self, step: Step) -> None:
         """Take down how the lanes stand after the step."""
@@ -312,24 +299,6 @@ class VectorSteps:
         else:
             state.note(step.lanes, step.following)
             state.known[chosen] = going_on
-
-    def _commit_one_by_one(self, step: Step) -> None:
-        """Do the same lane by lane: with one group an episode each has a segment of its own."""
-        recorder, written = self._recorder, []
-        for i in (self._every if step.lanes is None else step.lanes).tolist():
-            ended = bool(step.ends[i] or step.cuts[i])
-            written.append(
-                recorder.write(
-                    recorder.lanes[i],
-                    self._items(step.values, i),
-                    None if step.following is None else self._items(step.following, i),
-                    bool(step.ends[i]),
-                    bool(step.cuts[i]),
-                    {leaf: as_item(leaf, x[i]) for leaf, x in step.episode.items()} if step.episode and ended else None,
-                )
-            )
-        for i, one in enumerate(written):
-            recorder.publish(one, late=i > 0)
 
 
 def as_item(leaf: str, value: Any) -> Any:

@@ -36,4 +36,4 @@ def append_block(
     values = [value[:steps] for value in observations] + rest
     finals = writer._cast_episode(episode)
     with writer._recording():
-        writer._recorder.block(lane, values, final, terminated, truncated, finals)
+        writer._recorder.append_block(lane, values, final, terminated, truncated, finals)

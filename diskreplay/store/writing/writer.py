@@ -14,9 +14,10 @@ from diskreplay.folders import shown_paths
 from diskreplay.format.schema import Schema
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import AttachedLimiter
+from diskreplay.store.writing.append_cursor import EpisodeItems
 from diskreplay.store.writing.casting import as_flag, leaf_caster, part_caster
 from diskreplay.store.writing.dropped import seal_when_dropped
-from diskreplay.store.writing.episode_writer import EpisodeItems, EpisodeWriter, Items
+from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.marker import Durability, Marker
 from diskreplay.store.writing.turns import Guard, Turn, in_turn, is_inside, take_within, takes_turns, wait_for
 from diskreplay.store.writing.whole_episodes import append_block
@@ -264,6 +265,10 @@ class Writer(_BaseWriter):
     with a ResourceWarning.
     """
 
+    def __init__(self, schema: Schema, recorder: EpisodeWriter, *args: Any) -> None:
+        super().__init__(schema, recorder, *args)
+        self._lane = recorder.lanes[0]
+
     def append(
         self,
         obs: Any,
@@ -327,14 +332,16 @@ class Writer(_BaseWriter):
             ended = terminated or truncated
             if episode and not ended:
                 raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
-            finals = self._cast_episode(episode)
+            finals = self._cast_episode(episode) if episode else None
             if self._limiter is not None:
                 with self._recording():
-                    self._record(items, following, terminated, truncated, finals)
+                    self._recorder.append(items, following, terminated, truncated, finals)
             else:
                 try:  # as `_recording`, without the time that a context manager takes
-                    if ended or not self._recorder.go_on(items, following):
-                        self._record(items, following, terminated, truncated, finals)
+                    lane = self._lane
+                    cursor = lane.cursor
+                    if ended or not lane.open or cursor is None or not cursor.append(items, following):
+                        self._recorder.append(items, following, terminated, truncated, finals)
                 except BaseException as error:
                     self._give_up_after(error)
                     raise
@@ -345,20 +352,6 @@ class Writer(_BaseWriter):
                 turn.free = True
             else:
                 self._leave(turn)
-
-    def _record(
-        self,
-        items: Items,
-        following: list[bytes] | None,
-        terminated: bool,
-        truncated: bool,
-        finals: EpisodeItems | None,
-    ) -> None:
-        recorder = self._recorder
-        lane = recorder.lanes[0]
-        recorder.take_time()
-        recorder.prepare(lane, items, terminated or truncated or following is not None)
-        recorder.publish(recorder.write(lane, items, following, terminated, truncated, finals))
 
     @in_turn
     def append_episode(

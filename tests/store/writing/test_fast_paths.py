@@ -7,26 +7,52 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
+from diskreplay.store.writing.append_cursor import AppendCursor, Lane
 from diskreplay.store.writing.casting import leaf_caster, part_caster
 from diskreplay.store.writing.episode_writer import EpisodeWriter
-from diskreplay.store.writing.vector_steps import VectorSteps
+from diskreplay.store.writing.vector_steps import VectorSteps, as_item
 from diskreplay.testing.scripts import play, random_values
 from diskreplay.testing.strategies import DTYPES, schemas, writer_plans
 from tests.testing.support import append_numbered, digest, quiet, scratch, serial_schema
 
 
-class LongWay(EpisodeWriter):
-    """A recorder that sees to every step by itself."""
+class BlocksOfOne(EpisodeWriter):
+    """Makes room for every step of a lane and writes it as a block of one."""
 
-    def go_on(self, items, following):
+    def _append_at_cursor(self, *step):
         return False
+
+
+class LaneByLane(VectorSteps):
+    """Makes room for every lane of a step by itself, and writes a block of one in each."""
+
+    def __init__(self, recorder):
+        super().__init__(recorder)
+        recorder.lanes[:] = [Lane(i) for i in range(len(recorder.lanes))]
+
+    def append(self, step):
+        recorder = self._recorder
+        recorder.take_time()
+        self._make_room(step)
+        for i in self._unready(step).tolist():
+            ends, cuts = bool(step.ends[i]), bool(step.cuts[i])
+            following = None if step.following is None else self._items(step.following, i)
+            episode = step.episode if step.episode and (ends or cuts) else {}
+            values = {leaf: as_item(leaf, value[i]) for leaf, value in episode.items()}
+            recorder._append_block_of_one(recorder.lanes[i], self._items(step.values, i), following, ends, cuts, values)
+
+    def _is_calm(self, step):
+        return False
+
+    def _unready(self, step):
+        return self._every if step.lanes is None else step.lanes
 
 
 def long_way(writer):
     """Make a fresh writer do without its short ways."""
-    writer._recorder.__class__ = LongWay
+    writer._recorder.__class__ = BlocksOfOne
     if isinstance(writer, dr.VectorWriter):
-        writer._steps = VectorSteps(writer._recorder, one_by_one=True)
+        writer._steps = LaneByLane(writer._recorder)
     return writer
 
 
@@ -129,22 +155,25 @@ def test_every_autoreset_mode_writes_what_lane_by_lane_writes(tmp_path, autorese
 def test_the_short_way_is_taken(tmp_store, monkeypatch):
     """Otherwise the tests above compare the long way with itself."""
     taken = {"lone": 0, "lanes": 0}
-    real_go_on, real_commit = EpisodeWriter.go_on, VectorSteps._write
+    real_append, real_write, real_make_room = AppendCursor.append, VectorSteps._write, EpisodeWriter.make_room
 
-    def go_on(self, *args):
-        done = real_go_on(self, *args)
+    def append(self, *args):
+        done = real_append(self, *args)
         taken["lone"] += done
         return done
 
-    def commit(self, *args):
+    def write(self, *args):
         taken["lanes"] += 1
-        return real_commit(self, *args)
+        return real_write(self, *args)
 
-    monkeypatch.setattr(EpisodeWriter, "go_on", go_on)
-    monkeypatch.setattr(VectorSteps, "_write", commit)
-    prepared = []
-    real_prepare = EpisodeWriter.prepare
-    monkeypatch.setattr(EpisodeWriter, "prepare", lambda self, *a: (prepared.append(1), real_prepare(self, *a)))
+    def make_room(self, *args):
+        made_room.append(1)
+        return real_make_room(self, *args)
+
+    made_room = []
+    monkeypatch.setattr(AppendCursor, "append", append)
+    monkeypatch.setattr(VectorSteps, "_write", write)
+    monkeypatch.setattr(EpisodeWriter, "make_room", make_room)
     obs = np.zeros((4, 3), np.float32)
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as lone, store.writer(num_envs=4) as vector:
         for t in range(100):
@@ -152,8 +181,8 @@ def test_the_short_way_is_taken(tmp_store, monkeypatch):
             zeros = np.zeros(4, bool)
             vector.append(obs, zeros + t, zeros + 0.0, zeros, zeros, next_obs=obs, serial=zeros + t)
 
-    assert taken == {"lone": 99, "lanes": 100}
-    assert len(prepared) == 1 + 4
+    assert taken == {"lone": 100, "lanes": 100}
+    assert len(made_room) == 1 + 4
 
 
 # --- casts -----------------------------------------------------------------------------------------------------------
@@ -234,14 +263,17 @@ class Raises:
         raise Interrupt
 
 
-@pytest.mark.parametrize("at", ["_done", "_committed", "_observed"])
-def test_a_writer_that_is_interrupted_on_the_short_way_closes_and_keeps_what_was_published(tmp_store, at):
+@pytest.mark.parametrize(
+    ("at", "end"),
+    [("_done", ""), ("_committed", ""), ("_observed", ""), ("_done", "terminated"), ("_committed", "terminated")],
+)
+def test_a_writer_that_is_interrupted_on_the_short_way_closes_and_keeps_what_was_published(tmp_store, at, end):
     with dr.create(tmp_store, serial_schema()) as store:
         writer = store.writer()
         append_numbered(writer, range(3), end="open")
         setattr(writer._recorder.lanes[0].cursor, at, Raises())
         with pytest.raises(Interrupt):
-            append_numbered(writer, [3], end="open")
+            append_numbered(writer, [3], end=end)
         with pytest.raises(dr.WriterClosed):
             append_numbered(writer, [4])
     with dr.open(tmp_store) as reader:

@@ -18,9 +18,9 @@ import zarr
 import diskreplay as dr
 from diskreplay.format import marking, segment as segment_module
 from diskreplay.format.locks import is_locked
-from diskreplay.format.segment_column import Column
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.reading import follower as follower_module
+from diskreplay.store.writing.episode_writer import EpisodeWriter
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
 ENDLESS = """
@@ -361,18 +361,19 @@ class Interrupt(BaseException):
     """What a signal handler may raise anywhere."""
 
 
-@pytest.mark.parametrize("at", ["publish", "put"])
+@pytest.mark.parametrize("at", ["publish", "write"])
 def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was_published(store, monkeypatch, at):
     writer = store.writer()
     append_numbered(writer, range(3), end="open")
-    real = getattr(SegmentWriter if at == "publish" else Column, at)
+    real = getattr(SegmentWriter, at)
 
     def interrupted(self, *args, **kwargs):
         real(self, *args, **kwargs)
         raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(SegmentWriter if at == "publish" else Column, at, interrupted)
+        patch.setattr(EpisodeWriter, "_append_at_cursor", lambda *step: False)  # which is interrupted elsewhere
+        patch.setattr(SegmentWriter, at, interrupted)
         with pytest.raises(Interrupt):
             append_numbered(writer, [3])
     with pytest.raises(dr.WriterClosed):
