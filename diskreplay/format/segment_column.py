@@ -238,8 +238,8 @@ class Column:
             return _Positions(self, row >> self.shift, at), stop - at
         return self.chunks[row >> self.shift][at:stop], stop - at
 
-    def forget_before(self, row: int) -> None:
-        """Let go of chunks that no lane will write again."""
+    def release_before(self, row: int) -> None:
+        """Release chunks that no lane will write again."""
         first = row >> self.shift
         for chunk in [c for c in self.chunks if c < first]:
             del self.chunks[chunk], self._mappings[chunk]

@@ -84,7 +84,7 @@ class SegmentWriter:
         first = int(rows.min())
         for column in self.columns.values():
             column.reserve(lane, row, stop, rows)
-            column.forget_before(first)
+            column.release_before(first)
         np.min([column.reserved for column in self.columns.values()], axis=0, out=self._reserved)
         self._least_reserved, self._window_stop = int(self._reserved.min()), 0
 
@@ -220,7 +220,7 @@ class SegmentWriter:
             self._open_counters()  # by position they are opened by their path
 
     def close(self) -> None:
-        """Let go of every chunk. The lock stays: whoever seals the segment needs it."""
+        """Release every chunk. The lock stays: whoever seals the segment needs it."""
         self._window, self._window_stop, self._durable = {}, 0, None
         self.publish_delayed(late=True)
         for column in self.columns.values():

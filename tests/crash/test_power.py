@@ -119,7 +119,7 @@ def record(folder: Path, seed: int) -> tuple[Recording, dict[str, Any]]:
     made, work = random_run(seed)
     with (
         Recording(folder) as recording,
-        workloads.early_preparer(),
+        workloads.early_preallocation(),
         workloads.create(folder / "store", **made) as store,
     ):
         recording.mark({"counts": [0], "durable": [0]})

@@ -45,7 +45,7 @@ class Patient:
 
 def write_patiently(path: Path, kind: str, tell: Any, make_room: Callable[[], None]) -> None:
     """Run a workload in a store that is there; whatever finds no room is repeated when there is some."""
-    with workloads.early_preparer():
+    with workloads.early_preallocation():
         store = dr.open(path, "a")
         real = store.writer
         store.writer = lambda *args, **kwargs: Patient(real(*args, **kwargs), make_room)  # type: ignore[method-assign]
@@ -195,7 +195,7 @@ class Once:
 
 def write_until_refused(path: Path, kind: str, once: Once, tell: Any) -> None:
     """Run a workload that is refused something, or interrupted, once; then close all of it, as a caller would."""
-    with workloads.early_preparer():
+    with workloads.early_preallocation():
         store = dr.open(path, "a")
         try:
             with intercepted(once):
@@ -255,7 +255,7 @@ def test_a_writer_that_is_interrupted_at_any_point_loses_nothing(tmp_path: Path,
 
 def write_with_few_descriptors(path: Path, kind: str, tell: Any) -> None:
     used = len(os.listdir("/proc/self/fd"))
-    with workloads.early_preparer():
+    with workloads.early_preallocation():
         store = dr.open(path, "a")
         for more in range(0, 40, 8):
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

@@ -23,7 +23,7 @@ def kill(path: Path, kind: str, point: int) -> Any:
     """Let a writer of its own process die at a point."""
 
     def work(tell: Any) -> None:
-        with workloads.early_preparer(), dr.open(path, "a") as store:
+        with workloads.early_preallocation(), dr.open(path, "a") as store:
             KINDS[kind](store, tell)
 
     return die_at(work, point)
@@ -89,7 +89,7 @@ def places(path: Path, kind: str) -> list[int]:
     workloads.create(path).close()
 
     def work() -> None:
-        with workloads.early_preparer(), dr.open(path, "a") as store:
+        with workloads.early_preallocation(), dr.open(path, "a") as store:
             KINDS[kind](store, lambda _: None)
 
     lines = defaultdict(list)

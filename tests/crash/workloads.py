@@ -23,7 +23,7 @@ def create(path: Any, **kwargs: Any) -> dr.Store:
 
 
 @contextmanager
-def early_preparer() -> Iterator[None]:
+def early_preallocation() -> Iterator[None]:
     """Have each writer make its next segment in the background, though segments fill in no time."""
     patience, rotation.LEAST_QUARTER_S = rotation.LEAST_QUARTER_S, 0.0
     try:
@@ -138,7 +138,7 @@ class Vector:
 
 
 def write_single(store: dr.Store, tell: Tell, number: int = 1, **kwargs: Any) -> None:
-    """Append, append_episode, end_episode, next observations, rolling, eviction, sealing, flush and close."""
+    """Append, append_episode, end_episode, next observations, rotation, eviction, sealing, flush and close."""
     one = Single(store, number, tell, **kwargs)
     for t in range(4):
         one.step("terminated" if t == 3 else "", value=t == 3)

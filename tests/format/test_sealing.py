@@ -64,7 +64,7 @@ def test_what_was_begun_behind_the_last_row_is_removed(tmp_store):
             write(writer, 3)
             segment = Path(tmp_store) / "segments" / "00000000"
             # As a writer leaves it that dies while it creates the chunk of the fourth row.
-            writer._recorder.lanes[0].segment.reserve(0, 3)
+            writer._episode_writer.lanes[0].segment.reserve(0, 3)
             (segment / "obs" / "image" / ".new-4").write_bytes(b"begun")
             document = json.loads((segment / "obs" / "image" / "zarr.json").read_bytes())
             assert document["shape"][1] == 4

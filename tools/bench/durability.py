@@ -130,7 +130,7 @@ def _contestants(stack: ExitStack, path: Path, shape: Shape, seconds: float) -> 
     steps = cycle(shape.steps)
     for _ in range(shape.capacity):
         writer.append(*next(steps))
-    segments, marker = writer._recorder.rolling, store._marker
+    segments, marker = writer._episode_writer.rotation, store._marker
 
     def contestant(name: str, switch: Callable[[bool], None]) -> Contestant:
         def one_round() -> Seconds:

@@ -86,7 +86,7 @@ class AppendCursor:
     def append(
         self,
         items: Items,
-        following: Items | None,
+        next_obs: Items | None,
         flags: int = 0,
         final_flags: int = 0,
         episode: EpisodeItems | None = None,
@@ -95,15 +95,15 @@ class AppendCursor:
         """Write and publish a step, if that needs nothing else; False: nothing was changed.
 
         It needs more where the rows of the cursor end, or where an episode begins too late, continues another one or
-        does not go on with the observation that is known. With ``final_flags`` a final row with ``following`` is
-        published, too, else ``following`` as the observation after the step. ``episode`` goes into the last row.
+        does not go on with the observation that is known. With ``final_flags`` a final row with ``next_obs`` is
+        published, too, else ``next_obs`` as the observation after the step. ``episode`` goes into the last row.
         ``now`` is the time of the rows, where somebody has read the clock already.
 
         Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
         """
         lane, segment = self._lane, self._segment
         row, known, pending = segment.rows[0], 0, lane.pending
-        if row > self._last and (following is not None or row > self._last + 1):
+        if row > self._last and (next_obs is not None or row > self._last + 1):
             return False
         if flags & FIRST and (flags & CUT or row >= self._begin_limit):
             return False
@@ -117,9 +117,9 @@ class AppendCursor:
         self._done[at] = flags
         self._time[at] = now = now or clock_gettime_ns(CLOCK)  # `clock_ns`, without a call of Python in every step
         row += 1
-        if following is not None:
+        if next_obs is not None:
             for i, target in enumerate(self._obs):
-                target[at + 1] = following[i]
+                target[at + 1] = next_obs[i]
             if final_flags:
                 # An append that was interrupted may have left bytes here.
                 for target, zero in self._rest:
@@ -133,9 +133,9 @@ class AppendCursor:
         self._committed[0] = row
         segment.total_rows += row - segment.rows[0]
         segment.rows[0] = row
-        if following is not None and not final_flags:
+        if next_obs is not None and not final_flags:
             self._observed[0] = row + 1
-            lane.pending = following
+            lane.pending = next_obs
         else:
             lane.pending = None
         return True

@@ -6,10 +6,11 @@ import os
 import queue
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from diskreplay.store.writing.call_lock import CallLock
 from diskreplay.store.writing.episode_writer import EpisodeWriter
-from diskreplay.store.writing.turns import Turn, take_within
 
 # A daemon thread may be in the middle of an append when the interpreter ends.
 _PATIENCE_S = 5.0
@@ -18,14 +19,19 @@ _PATIENCE_S = 5.0
 class Dropped(NamedTuple):
     """What is left of a writer, and the writer where the interpreter ends before that is gone."""
 
-    recorder: EpisodeWriter
-    turn: Turn
+    episode_writer: EpisodeWriter
+    lock: CallLock
     writer: weakref.ref[Any]
 
+    @property
+    def path(self) -> Path:
+        """The store's folder, as messages show it."""
+        return self.episode_writer.path
 
-def seal_when_dropped(writer: Any, recorder: EpisodeWriter, turn: Turn) -> Any:
+
+def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
     """Return what to ``detach()`` when the writer is closed; it is not ``alive`` where the interpreter has ended it."""
-    return weakref.finalize(writer, _drop, Dropped(recorder, turn, weakref.ref(writer)), os.getpid())
+    return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
 
 # The collector may come in the middle of anything, in a thread that holds any lock: what it finds is put on a queue
@@ -47,7 +53,7 @@ def _drop(dropped: Dropped, owner: int) -> None:
         except RuntimeError:  # the interpreter is ending: `_end` does it
             pass
     warnings.warn(
-        f"a writer of {dropped.recorder.path} was not closed, and its segments are sealed only now: close it, or use "
+        f"a writer of {dropped.path} was not closed, and its segments are sealed only now: close it, or use "
         "it in a with statement",
         ResourceWarning,
         stacklevel=2,
@@ -70,13 +76,13 @@ def _seal(dropped: Dropped) -> None:
     writer = dropped.writer()
     if writer is not None:
         writer.refuse_calls()  # of daemon threads
-    if not take_within(dropped.turn, _PATIENCE_S):
+    if not dropped.lock.acquire(_PATIENCE_S):
         return
-    for finish in (dropped.recorder.close, dropped.recorder.drain):
+    for finish in (dropped.episode_writer.close, dropped.episode_writer.drain):
         try:
             finish()
         except Exception as error:
-            warnings.warn(f"a segment of {dropped.recorder.path} is not sealed: {error}", ResourceWarning, stacklevel=2)
+            warnings.warn(f"a segment of {dropped.path} is not sealed: {error}", ResourceWarning, stacklevel=2)
 
 
 def _end() -> None:

@@ -21,7 +21,7 @@ from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.append_cursor import AppendCursor, EpisodeItems, Items, Lane
-from diskreplay.store.writing.rotation import OpenSegments
+from diskreplay.store.writing.rotation import Rotation
 from diskreplay.store.writing.sealer import Sealer
 
 Array = NDArray[Any]
@@ -61,9 +61,9 @@ class EpisodeWriter:
         self._warned = False
         self.now = 0
         self.lanes: list[Lane] = [Lane(i) for i in range(lanes)]
-        self.rolling = OpenSegments(root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None))
+        self.rotation = Rotation(root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None))
 
-    def take_time(self) -> None:
+    def read_clock(self) -> None:
         """Read the clock for all rows that the call in progress publishes; an `AppendCursor` reads its own."""
         self.now = clock_ns()
 
@@ -72,7 +72,7 @@ class EpisodeWriter:
     def append(
         self,
         items: Items,
-        following: Items | None,
+        next_obs: Items | None,
         terminated: bool,
         truncated: bool,
         episode: EpisodeItems | None,
@@ -81,20 +81,20 @@ class EpisodeWriter:
 
         Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
         """
-        if self._append_at_cursor(items, following, terminated, truncated, episode):
+        if self._append_at_cursor(items, next_obs, terminated, truncated, episode):
             return
         lane = self.lanes[0]
         lane.cursor = None
-        self.take_time()
-        segment = self.make_room(lane, items, 2 if terminated or truncated or following is not None else 1)
-        lane.cursor = AppendCursor(lane, segment, *self.rolling.row_limits())
-        if not self._append_at_cursor(items, following, terminated, truncated, episode, self.now):
-            self._append_block_of_one(lane, items, following, terminated, truncated, episode)
+        self.read_clock()
+        segment = self.make_room(lane, items, 2 if terminated or truncated or next_obs is not None else 1)
+        lane.cursor = AppendCursor(lane, segment, *self.rotation.row_limits())
+        if not self._append_at_cursor(items, next_obs, terminated, truncated, episode, self.now):
+            self._append_block_of_one(lane, items, next_obs, terminated, truncated, episode)
 
     def _append_at_cursor(
         self,
         items: Items,
-        following: Items | None,
+        next_obs: Items | None,
         terminated: bool,
         truncated: bool,
         episode: EpisodeItems | None,
@@ -104,8 +104,8 @@ class EpisodeWriter:
         lane, ended = self.lanes[0], terminated or truncated
         if lane.cursor is None:
             return False
-        flags, final = _flags(lane, following, terminated, truncated, episode)
-        if not lane.cursor.append(items, following, flags, final, episode, now):
+        flags, final = _flags(lane, next_obs, terminated, truncated, episode)
+        if not lane.cursor.append(items, next_obs, flags, final, episode, now):
             return False
         lane.open, lane.continues, lane.resumes_at = not ended, False, None
         return True
@@ -114,7 +114,7 @@ class EpisodeWriter:
         self,
         lane: Lane,
         items: Items,
-        following: Items | None,
+        next_obs: Items | None,
         terminated: bool,
         truncated: bool,
         episode: EpisodeItems | None,
@@ -122,11 +122,11 @@ class EpisodeWriter:
         """Write and publish a step for which there is room, wherever its rows are."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
-        flags, final = _flags(lane, following, terminated, truncated, episode)
+        flags, final = _flags(lane, next_obs, terminated, truncated, episode)
         values[layout.DONE], values[layout.TIME] = flags, self.now
-        self._append_rows(lane, lane.home, 1, values, following, final, episode)
+        self._append_rows(lane, lane.home, 1, values, next_obs, final, episode)
         ended = terminated or truncated
-        lane.pending = None if ended else following
+        lane.pending = None if ended else next_obs
         lane.open, lane.continues, lane.resumes_at = not ended, False, None
 
     def append_block(
@@ -140,7 +140,7 @@ class EpisodeWriter:
     ) -> None:
         """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
         steps, ended = len(values[0]), terminated or truncated
-        self.take_time()
+        self.read_clock()
         self.cut(lane, None, None, marked=True)
         final = 0 if ended and final_obs is None else final_flags(ended, final_obs is not None, bool(episode))
         segment = self.make_room(lane, [], steps + (final > 0), whole=True)
@@ -155,7 +155,7 @@ class EpisodeWriter:
         if episode and not final:
             flags[-1] |= EPISODE_VALUES
         self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
-        if self.rolling.one_an_episode:
+        if self.rotation.segment_per_episode:
             # Nothing comes after it; lanes that wait for their next episode should not hold descriptors.
             segment.close()
 
@@ -165,7 +165,7 @@ class EpisodeWriter:
         segment: SegmentWriter,
         steps: int,
         fields: Mapping[str, Any],
-        following: Items | None,
+        next_obs: Items | None,
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
@@ -177,7 +177,7 @@ class EpisodeWriter:
         """
         at, row = lane.at, segment.rows[lane.at]
         stop = row + steps
-        obs = {} if following is None else dict(zip(self._obs_columns, following, strict=True))
+        obs = {} if next_obs is None else dict(zip(self._obs_columns, next_obs, strict=True))
         segment.write(at, row, fields)
         if final:
             self.write_final(segment, at, stop, final, obs, episode or {})
@@ -186,7 +186,7 @@ class EpisodeWriter:
             segment.write(at, stop, obs)
             if episode:
                 segment.write(at, stop - 1, episode)
-            segment.publish(at, stop, steps, following is not None)
+            segment.publish(at, stop, steps, next_obs is not None)
 
     def write_final(
         self,
@@ -224,7 +224,7 @@ class EpisodeWriter:
         try:
             return self._make_room(lane, items, rows, whole)
         except StorageFull:
-            if not self.rolling.give_way():
+            if not self.rotation.discard_preallocated():
                 raise
             return self._make_room(lane, items, rows, whole)
 
@@ -233,11 +233,11 @@ class EpisodeWriter:
             self._cut_if_needed(lane, items)
         if not lane.open:
             lane.continues = lane.continues and _continues(items, lane.resumes_at)
-            opened = self.rolling.opened
-            self.rolling.settle(lane, rows if whole else 1)
-            if self.rolling.opened != opened:
-                self.take_time()  # a segment was made meanwhile, perhaps the first of a boot: no row is older than that
-        self.rolling.look_ahead()
+            opened = self.rotation.opened
+            self.rotation.assign_segment(lane, rows if whole else 1)
+            if self.rotation.opened != opened:
+                self.read_clock()  # no row is older than its segment, which may be the first of a boot
+        self.rotation.preallocate()
         segment = lane.home
         row = segment.rows[lane.at]
         segment.reserve_rows(lane.at, row, row + rows)
@@ -300,7 +300,7 @@ class EpisodeWriter:
         if not self.continues_pending(lane, obs):
             self.cut(lane, None, None)
             self.warn_discontinuity()
-        elif self.rolling.overstays(lane.home):
+        elif self.rotation.has_to_end(lane.home):
             self.cut(lane, obs, None)
             lane.continues, lane.resumes_at = True, list(obs)
 
@@ -309,11 +309,11 @@ class EpisodeWriter:
     @property
     def segments(self) -> list[SegmentWriter]:
         """The segments this writer has open: at most two, or one a lane in the layout of one group an episode."""
-        return self.rolling.open
+        return self.rotation.open
 
     def close(self) -> None:
         """Cut what is open and hand every segment over to be sealed."""
-        self.take_time()
+        self.read_clock()
         full: StorageFull | None = None
         try:
             for lane in self.lanes:
@@ -331,17 +331,17 @@ class EpisodeWriter:
         for segment in self.segments:
             segment.publish_delayed()
             segment.mark()
-        if self.rolling.left:
+        if self.rotation.waits_for_sealing:
             self._sealer.drain()
-            self.rolling.left = False
+            self.rotation.waits_for_sealing = False
 
     def drain(self) -> None:
         """Wait until every segment that was handed over is sealed."""
         self._sealer.drain()
 
     def abandon(self, *, seal: bool = True) -> None:
-        """Let go of every segment as it is; each is sealed up to what was committed, now or by the next process."""
-        self.rolling.abandon(seal=seal)
+        """Release every segment as it is; each is sealed up to what was committed, now or by the next process."""
+        self.rotation.abandon(seal=seal)
 
 
 def _continues(items: list[Any], known: list[bytes] | None) -> bool:
@@ -350,10 +350,10 @@ def _continues(items: list[Any], known: list[bytes] | None) -> bool:
 
 
 def _flags(
-    lane: Lane, following: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
+    lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
     """Return the flags of a lane's next step, and those of a final row behind it, or 0."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
-    if following is not None and (terminated or truncated):
+    if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))
     return flags | (EPISODE_VALUES if episode else 0), 0

@@ -12,11 +12,11 @@ from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.retention.retention import Retention
 
 
-class Preparer:
+class Preallocator:
     """Makes the segment after the present one, with the blocks of its first chunks, before it is needed.
 
-    Until `take` it has no number and no place among the segments: readers do not see it, and a process that dies leaves
-    a folder whose lock is free, which the next one that opens the store with mode "a" removes.
+    Until `acquire` it has no number and no place among the segments: readers do not see it, and a process that dies
+    leaves a folder whose lock is free, which the next one that opens the store with mode "a" removes.
 
     Concurrency: the thread that uses the writer. Its own thread lives while there is work.
     """
@@ -32,7 +32,7 @@ class Preparer:
         if self._thread is None and self._made is None:
             # A daemon: an interpreter that ends without close() leaves the draft to the next process.
             self._thread = threading.Thread(
-                target=self._make, args=(writer, lanes, size), name="diskreplay-preparer", daemon=True
+                target=self._make, args=(writer, lanes, size), name="diskreplay-preallocator", daemon=True
             )
             self._thread.start()
 
@@ -59,7 +59,7 @@ class Preparer:
         made, self._made = self._made, None
         return made
 
-    def take(self) -> SegmentWriter | None:
+    def acquire(self) -> SegmentWriter | None:
         """Return the segment, placed among the others, or None where none was made. Waits for one that is begun.
 
         Raises StoreLocked where the store lock was not free for a minute, StoreNotFound where the store was deleted or
@@ -94,7 +94,7 @@ class Preparer:
             self._remove(segment)
         return begun or segment is not None
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         """Unmap what was made, in a forked child."""
         if self._made is not None:
             self._made.close()

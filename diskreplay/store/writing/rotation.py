@@ -1,4 +1,4 @@
-"""Which segment each lane of a writer writes to, and when it moves on to the next one."""
+"""The rotation of a writer's segments: which one each lane writes to, and when it moves on to the next one."""
 
 import time
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from diskreplay.store.forks import told_of_forks
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.append_cursor import Lane
 from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S, Durability, Marker
-from diskreplay.store.writing.preallocation import Preparer
+from diskreplay.store.writing.preallocation import Preallocator
 from diskreplay.store.writing.sealer import Sealer
 
 # A lane that does not append keeps its segment, and with it the writer's next one, open for so many targets of rows.
-_LATEST = 16
+_MOST_TARGETS = 16
 
 # An episode that comes step by step, in a segment of its own.
 _UNKNOWN = Size(256)
@@ -25,10 +25,10 @@ LEAST_QUARTER_S = 0.05
 
 
 # What the writers of the parent write to must not stay on disk because a child has it mapped.
-_alive = told_of_forks(lambda segments: segments.let_go())
+_alive = told_of_forks(lambda rotation: rotation.unmap())
 
 
-class OpenSegments:
+class Rotation:
     """The open segments of one writer: at most two, or one a lane in the layout of one group an episode.
 
     ``cut`` ends a lane's open episode. Concurrency: as `EpisodeWriter`.
@@ -44,9 +44,9 @@ class OpenSegments:
     ) -> None:
         self._root, self._retention, self._sealer = root, retention, sealer
         self._lanes, self._cut = lanes, cut
-        self.one_an_episode = root.segment_steps == "episode"
+        self.segment_per_episode = root.segment_steps == "episode"
         self._target = layout.target_rows(
-            1 if self.one_an_episode else len(lanes),
+            1 if self.segment_per_episode else len(lanes),
             root.step_bytes,
             root.capacity,
             root.capacity_bytes,
@@ -55,14 +55,14 @@ class OpenSegments:
         self._most_lane_rows = layout.most_lane_rows(len(lanes))
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
-        self._preparer = Preparer(root, retention)
-        self._looked_ahead = False  # whether the segment after the newest was asked for
+        self._preallocator = Preallocator(root, retention)
+        self._has_preallocated = False  # whether the segment after the newest was asked for
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
         self._members: dict[int, set[Lane]] = {}  # lanes that write to a segment, by its number
         _alive.add(self)
         self.opened = 0  # segments so far
-        self.left = False  # whether segments were handed over to be sealed since the last flush
+        self.waits_for_sealing = False  # whether segments were handed over to be sealed since the last flush
         self.failure: Exception | None = None  # what went wrong in the background
         self._marker: Marker | None = None
         self._refuse_calls: Callable[[], Callable[[], None] | None] = lambda: None
@@ -91,18 +91,18 @@ class OpenSegments:
 
     # --- when a segment ends ----------------------------------------------------------------------------------------
 
-    def overstays(self, segment: SegmentWriter) -> bool:
+    def has_to_end(self, segment: SegmentWriter) -> bool:
         """Whether an open episode must be cut because its segment has to end."""
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
-        return self._holds(segment, 2) and (self._holds(segment, _LATEST) or not self._older())
+        return self._holds(segment, 2) and (self._holds(segment, _MOST_TARGETS) or not self._older_lanes())
 
     def _holds(self, segment: SegmentWriter, targets: int) -> bool:
         """Whether a segment has so many times the rows at which it is full."""
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
 
-    def takes_episodes(self) -> bool:
+    def has_room_for_episode(self) -> bool:
         """Whether the newest segment has room for an episode that begins now."""
         newest = self.newest
         return newest is not None and not self._is_full(newest, 1)
@@ -113,31 +113,31 @@ class OpenSegments:
         total, most = segment.total_rows, segment.most_rows
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
 
-    def _older(self) -> list[Lane]:
+    def _older_lanes(self) -> list[Lane]:
         """Return the lanes still in the segment before the newest; none in the layout of one group an episode."""
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
-    def _may_wait(self, newest: SegmentWriter) -> bool:
+    def _may_grow(self, newest: SegmentWriter) -> bool:
         """Whether a full newest segment may go on until the lanes in the one before are cut at their next append."""
-        return not self._holds(newest, _LATEST)
+        return not self._holds(newest, _MOST_TARGETS)
 
     def row_limits(self) -> tuple[int, int]:
         """Return how many rows a lone lane may have in its segment before anything here is due.
 
-        Before `look_ahead` or `overstays` is, and before `settle` is for an episode that begins.
+        Before `preallocate` or `has_to_end` is, and before `assign_segment` is for an episode that begins.
         """
-        if self.one_an_episode:
+        if self.segment_per_episode:
             return 2 * self._target, 1
-        limit = 2 * self._target if self._looked_ahead else max(1, self._target // 4)
+        limit = 2 * self._target if self._has_preallocated else max(1, self._target // 4)
         return limit, min(limit, self._target)
 
     # --- moving ------------------------------------------------------------------------------------------------------
 
-    def settle(self, lane: Lane, rows: int) -> None:
+    def assign_segment(self, lane: Lane, rows: int) -> None:
         """Give a lane between two episodes a segment with room for ``rows`` rows."""
         segment = lane.segment
-        if self.one_an_episode:
+        if self.segment_per_episode:
             if segment is None or segment.rows[0]:
                 size = Size(layout.ceil_power_of_two(rows), rows) if rows > 1 else _UNKNOWN
                 self._move(lane, self._open([lane.number], size))
@@ -146,8 +146,8 @@ class OpenSegments:
         if newest is not None and segment is newest and not self._is_full(newest, rows):
             return
         if newest is None or self._is_full(newest, rows):
-            older = self._older()
-            if newest is not None and older and self._may_wait(newest):
+            older = self._older_lanes()
+            if newest is not None and older and self._may_grow(newest):
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -155,31 +155,31 @@ class OpenSegments:
                 self._cut(straggler)
                 straggler.continues, straggler.resumes_at = True, resumes_at
             newest = self.newest = self._open([other.number for other in self._lanes], self._size())
-            self._looked_ahead, self._newest_since = False, time.monotonic()
+            self._has_preallocated, self._newest_since = False, time.monotonic()
             for other in self._lanes:
                 if not other.open:
                     self._move(other, newest)
         self._move(lane, newest)
 
-    def look_ahead(self) -> None:
+    def preallocate(self) -> None:
         """Have the next segment made in the background when the newest one is a quarter full."""
         newest = self.newest
-        if self._looked_ahead or newest is None or 4 * newest.total_rows < self._target:
+        if self._has_preallocated or newest is None or 4 * newest.total_rows < self._target:
             return
-        self._looked_ahead = True
+        self._has_preallocated = True
         if self._first_number is not None and time.monotonic() - self._newest_since >= LEAST_QUARTER_S:
-            self._preparer.request(self._first_number, newest.info.lanes, self._size())
+            self._preallocator.request(self._first_number, newest.info.lanes, self._size())
 
-    def give_way(self) -> bool:
+    def discard_preallocated(self) -> bool:
         """Remove the segment that was made ahead, so that the disk has its room; return whether there was one."""
-        return self._preparer.discard()
+        return self._preallocator.discard()
 
     def _size(self) -> Size:
         # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
         return Size(layout.floor_power_of_two(self._target // len(self._lanes) // 4))
 
     def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
-        segment = None if self.one_an_episode else self._preparer.take()
+        segment = None if self.segment_per_episode else self._preallocator.acquire()
         if segment is None:
             info, lock = self._retention.new_segment(self._first_number, lanes, size)
             segment = SegmentWriter(self._root, info, lock, in_blocks=size.rows is not None)
@@ -193,13 +193,13 @@ class OpenSegments:
     def _move(self, lane: Lane, segment: SegmentWriter) -> None:
         if lane.segment is segment:
             return
-        left, lane.segment, lane.cursor = lane.segment, segment, None
-        lane.at = segment.info.lanes.index(lane.number) if self.one_an_episode else lane.number
+        before, lane.segment, lane.cursor = lane.segment, segment, None
+        lane.at = segment.info.lanes.index(lane.number) if self.segment_per_episode else lane.number
         self._members[segment.number].add(lane)
-        if left is not None:
-            self._leave(lane, left)
+        if before is not None:
+            self._release(lane, before)
 
-    def _leave(self, lane: Lane, segment: SegmentWriter, *, seal: bool = True) -> None:
+    def _release(self, lane: Lane, segment: SegmentWriter, *, seal: bool = True) -> None:
         self._members[segment.number].discard(lane)
         if not self._members[segment.number]:
             del self._members[segment.number], self.by_number[segment.number]
@@ -207,16 +207,16 @@ class OpenSegments:
             if not seal:
                 segment.lock.release()
                 return
-            self.left = True
+            self.waits_for_sealing = True
             self._sealer.submit(segment.info, segment.lock)
 
-    def let_go(self) -> None:
-        """Unmap everything, in a forked child: its locks were let go of already."""
+    def unmap(self) -> None:
+        """Unmap everything, in a forked child: its locks were released already."""
         for lane in self._lanes:
             lane.cursor = None
         for segment in self.by_number.values():
             segment.close()
-        self._preparer.let_go()
+        self._preallocator.unmap()
 
     def abandon(self, *, seal: bool = True) -> None:
         """Release every segment as it is; each is sealed up to what was committed, now or by the next process."""
@@ -225,5 +225,5 @@ class OpenSegments:
         for lane in self._lanes:
             segment, lane.segment, lane.cursor = lane.segment, None, None
             if segment is not None:
-                self._leave(lane, segment, seal=seal)
-        self._preparer.discard()
+                self._release(lane, segment, seal=seal)
+        self._preallocator.discard()

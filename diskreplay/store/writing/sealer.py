@@ -99,7 +99,7 @@ class Sealer:
         return bool(self._waiting) or self._runner is not None
 
     def _take_up(self, info: SegmentInfo) -> None:
-        """Submit a segment again whose lock was let go of, or wait for whoever seals it meanwhile."""
+        """Submit a segment again whose lock was released, or wait for whoever seals it meanwhile."""
         try:
             while not read_segment(self._root, info.number).sealed:
                 if (lock := try_lock(info.lock_path)) is None:

@@ -16,6 +16,7 @@ Array = NDArray[Any]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+# Numbers that no segment has: of a lane without one, and for no segment.
 _NOWHERE = -1
 _NONE = -2
 
@@ -25,7 +26,7 @@ class Step(NamedTuple):
 
     lanes: Ints | None
     values: list[Array]
-    following: list[Array] | None
+    next_obs: list[Array] | None
     ends: Bools
     cuts: Bools
     episode: dict[str, Array] | None
@@ -39,28 +40,28 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation for a lane's next row is written already
-        self._following: list[Array] = []
+        self._next_obs: list[Array] = []
 
-    def following(self, lane: int) -> list[bytes]:
+    def next_obs_of(self, lane: int) -> list[bytes]:
         """Return the bytes of that observation."""
-        return [kept[lane].tobytes() for kept in self._following]
+        return [kept[lane].tobytes() for kept in self._next_obs]
 
-    def note(self, lanes: Ints | None, following: list[Array]) -> None:
+    def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
         """Keep a copy of the next observations of some lanes, None for all: the caller may reuse its arrays."""
-        if not self._following:
-            self._following = [np.zeros_like(value, order="C") for value in following]
-        for kept, value in zip(self._following, following, strict=True):
+        if not self._next_obs:
+            self._next_obs = [np.zeros_like(value, order="C") for value in next_obs]
+        for kept, value in zip(self._next_obs, next_obs, strict=True):
             if lanes is None:
                 kept[...] = value
             else:
                 kept[lanes] = value[lanes]
 
-    def surprised(self, values: list[Array]) -> Bools | None:
+    def discontinuous(self, values: list[Array]) -> Bools | None:
         """Tell which lanes were to go on with another observation than they do; None for no lane."""
         found = None
         if not np.count_nonzero(self.known):
             return None
-        for kept, value in zip(self._following, values, strict=False):
+        for kept, value in zip(self._next_obs, values, strict=False):
             mine = _words(kept)
             differ = mine != _words(value)
             if np.count_nonzero(differ):
@@ -80,7 +81,7 @@ def _words(values: Array) -> Array:
 
 
 class _ArrayLane(Lane):
-    """A lane whose notes are in the arrays of all of them."""
+    """A lane whose state is in the arrays of all of them."""
 
     __slots__ = ("_arrays", "_segment")
 
@@ -117,115 +118,115 @@ class _ArrayLane(Lane):
     def pending(self) -> list[bytes] | None:
         if not self._arrays.known[self.number]:
             return None
-        return self._arrays.following(self.number)
+        return self._arrays.next_obs_of(self.number)
 
     @pending.setter
     def pending(self, value: list[bytes] | None) -> None:
-        # An observation that is known is noted by `LaneArrays.note`, for all lanes in one.
+        # An observation that is known is kept by `LaneArrays.keep_next_obs`, for all lanes in one.
         assert value is None
         self._arrays.known[self.number] = False
 
 
 class VectorSteps:
-    """Records steps of a vector through an `EpisodeWriter`, whose lanes it replaces by its own.
+    """Writes steps of a vector through an `EpisodeWriter`, whose lanes it replaces by its own.
 
     Concurrency: as the writer of episodes.
     """
 
-    def __init__(self, recorder: EpisodeWriter) -> None:
-        self._recorder = recorder
-        count = len(recorder.lanes)
+    def __init__(self, writer: EpisodeWriter) -> None:
+        self._episode_writer = writer
+        count = len(writer.lanes)
         self._every: Ints = np.arange(count)
-        self._lanes = LaneArrays(count)
+        self._state = LaneArrays(count)
         self._no_flags = np.zeros(count, np.uint8)
         self._times: Ints = np.zeros(count, np.int64)
-        self._rest = recorder.columns[recorder.obs_count :]
+        self._rest = writer.columns[writer.obs_count :]
         # With one group an episode each lane has a segment of its own, in which it is the only one.
-        self._is_alone = recorder.rolling.one_an_episode
+        self._segment_per_episode = writer.rotation.segment_per_episode
         self._only: Ints = np.zeros(1, np.int64)
-        recorder.lanes[:] = [_ArrayLane(i, self._lanes) for i in range(count)]
+        writer.lanes[:] = [_ArrayLane(i, self._state) for i in range(count)]
 
     def append(self, step: Step) -> None:
         """Write and publish a step.
 
         Raises StorageFull where there is no room; no lane's step was written.
         """
-        self._recorder.take_time()
+        self._episode_writer.read_clock()
         self._make_room(step)
-        self._times.fill(self._recorder.now)
-        segments = self._recorder.segments
+        self._times.fill(self._episode_writer.now)
+        segments = self._episode_writer.segments
         if len(segments) == 1:
             homes: list[tuple[SegmentWriter, Ints | None]] = [(segments[0], step.lanes)]
         else:
             lanes = self._every if step.lanes is None else step.lanes
-            home = self._lanes.home[lanes]
+            home = self._state.home[lanes]
             homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
         # All are written before any is published: a disk that is full refuses the whole step.
         rows = [self._write(segment, here, step) for segment, here in homes]
         for i, (segment, here) in enumerate(homes):
             segment.publish(self._places(here), *rows[i], late=i > 0)
-        self._note(step)
+        self._update_lanes(step)
 
     def _places(self, lanes: Ints | None) -> Ints | None:
         """Return where some lanes of a segment are in it."""
-        return self._only if self._is_alone else lanes
+        return self._only if self._segment_per_episode else lanes
 
     # --- making room -------------------------------------------------------------------------------------------------
 
     def _make_room(self, step: Step) -> None:
         """Prepare the lanes that need it, one by one: making room for one may open a segment that others move to."""
-        recorder = self._recorder
-        if not self._is_alone:
-            recorder.rolling.look_ahead()
-            if self._is_calm(step):
+        writer = self._episode_writer
+        if not self._segment_per_episode:
+            writer.rotation.preallocate()
+            if self._needs_only_writing(step):
                 return
         opened = -1
-        while opened != recorder.rolling.opened:
-            opened = recorder.rolling.opened
-            for i in self._unready(step).tolist():
-                two_rows = step.following is not None or bool(step.ends[i] or step.cuts[i])
-                recorder.make_room(recorder.lanes[i], self._items(step.values, i), 1 + two_rows)
+        while opened != writer.rotation.opened:
+            opened = writer.rotation.opened
+            for i in self._lanes_that_need_more(step).tolist():
+                two_rows = step.next_obs is not None or bool(step.ends[i] or step.cuts[i])
+                writer.make_room(writer.lanes[i], self._items(step.values, i), 1 + two_rows)
 
-    def _is_calm(self, step: Step) -> bool:
+    def _needs_only_writing(self, step: Step) -> bool:
         """Whether the steps of all lanes take no more than writing them; in doubt, no."""
-        state, segments = self._lanes, self._recorder.rolling
-        newest = segments.newest
-        if newest is None or len(segments.by_number) > 1 or not newest.has_room() or segments.overstays(newest):
+        state, rotation = self._state, self._episode_writer.rotation
+        newest = rotation.newest
+        if newest is None or len(rotation.by_number) > 1 or not newest.has_room() or rotation.has_to_end(newest):
             return False
         if np.count_nonzero(state.open) < len(state.open) and (
-            not segments.takes_episodes() or np.count_nonzero(state.continues)
+            not rotation.has_room_for_episode() or np.count_nonzero(state.continues)
         ):
             return False
-        surprised = state.surprised(step.values)
-        return surprised is None or (step.lanes is not None and not np.count_nonzero(surprised[step.lanes]))
+        discontinuous = state.discontinuous(step.values)
+        return discontinuous is None or (step.lanes is not None and not np.count_nonzero(discontinuous[step.lanes]))
 
-    def _unready(self, step: Step) -> Ints:
+    def _lanes_that_need_more(self, step: Step) -> Ints:
         """Return the lanes whose step takes more than writing it."""
         lanes = self._every if step.lanes is None else step.lanes
-        if self._is_alone:
+        if self._segment_per_episode:
             return lanes
-        state, segments = self._lanes, self._recorder.rolling
+        state, rotation = self._state, self._episode_writer.rotation
         is_open, home = state.open[lanes], state.home[lanes]
-        newest = segments.newest
-        settled = newest.number if newest is not None and segments.takes_episodes() else _NONE
-        unready = ~is_open
-        unready &= (home != settled) | state.continues[lanes]
-        surprised = state.surprised(step.values)
-        if surprised is not None:
-            unready |= is_open & surprised[lanes]
-        for segment in segments.by_number.values():
+        newest = rotation.newest
+        open_to_episodes = newest.number if newest is not None and rotation.has_room_for_episode() else _NONE
+        found = ~is_open
+        found &= (home != open_to_episodes) | state.continues[lanes]
+        discontinuous = state.discontinuous(step.values)
+        if discontinuous is not None:
+            found |= is_open & discontinuous[lanes]
+        for segment in rotation.by_number.values():
             here = home == segment.number
-            if segments.overstays(segment):
-                unready |= is_open & here
-            unready[here] |= segment.lacks_room(lanes[here], self._rows_needed(lanes[here], step))
-        return lanes[unready]
+            if rotation.has_to_end(segment):
+                found |= is_open & here
+            found[here] |= segment.lacks_room(lanes[here], self._rows_needed(lanes[here], step))
+        return lanes[found]
 
     @staticmethod
     def _rows_needed(lanes: Ints, step: Step) -> Ints | int:
-        return 2 if step.following is not None else 1 + (step.ends | step.cuts)[lanes]
+        return 2 if step.next_obs is not None else 1 + (step.ends | step.cuts)[lanes]
 
     def _items(self, values: list[Array], lane: int) -> list[Any]:
-        return [as_item(leaf, value[lane]) for leaf, value in zip(self._recorder.columns, values, strict=False)]
+        return [as_item(leaf, value[lane]) for leaf, value in zip(self._episode_writer.columns, values, strict=False)]
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class VectorSteps:
         self, segment: SegmentWriter, lanes: Ints | None, step: Step
     ) -> tuple[Ints, int, bool | NDArray[np.bool_]]:
         """Write prepared steps of lanes of one segment, None for all; return what `publish` shows."""
-        recorder = self._recorder
+        writer = self._episode_writer
         chosen: Any = slice(None) if lanes is None else lanes
         at = self._places(lanes)
         rows = segment.rows_of(at)
@@ -246,11 +247,9 @@ class VectorSteps:
             episode = {leaf: value[last] for leaf, value in (step.episode or {}).items()}
         flags = self._flags(chosen, len(ends) > 0, step)
         self._write_observations(segment, lanes, rows, step)
-        values = {
-            leaf: value[chosen] for leaf, value in zip(self._rest, step.values[recorder.obs_count :], strict=True)
-        }
+        values = {leaf: value[chosen] for leaf, value in zip(self._rest, step.values[writer.obs_count :], strict=True)}
         values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
-        if step.following is None:
+        if step.next_obs is None:
             if episode:
                 segment.write(last_at, rows[ends], episode)
                 flags[ends] |= EPISODE_VALUES
@@ -259,15 +258,15 @@ class VectorSteps:
             return rows, len(rows), False
         segment.write(at, rows, values)
         rows += 1
-        segment.write(at, rows, {leaf: x[chosen] for leaf, x in zip(recorder.columns, step.following, strict=False)})
+        segment.write(at, rows, {leaf: x[chosen] for leaf, x in zip(writer.columns, step.next_obs, strict=False)})
         if not len(ends):
             return rows, len(rows), True
-        recorder.write_final(segment, last_at, rows[ends], final_flags(True, True, bool(episode)), {}, episode)
+        writer.write_final(segment, last_at, rows[ends], final_flags(True, True, bool(episode)), {}, episode)
         rows += ended
         return rows, len(rows) + len(ends), ~ended
 
     def _flags(self, chosen: Any, some_end: bool, step: Step) -> NDArray[np.uint8]:
-        state = self._lanes
+        state = self._state
         starts = ~state.open[chosen]
         if not some_end and not np.count_nonzero(starts):
             return self._no_flags[: len(starts)]
@@ -276,7 +275,7 @@ class VectorSteps:
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
         """Write the observations that are not there since the step before."""
-        known = self._lanes.known if lanes is None else self._lanes.known[lanes]
+        known = self._state.known if lanes is None else self._state.known[lanes]
         count = np.count_nonzero(known)
         if count == len(known):
             return
@@ -284,20 +283,20 @@ class VectorSteps:
             fresh = np.flatnonzero(~known)
             lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
         chosen: Any = slice(None) if lanes is None else lanes
-        observations = zip(self._recorder.columns, step.values[: self._recorder.obs_count], strict=False)
+        observations = zip(self._episode_writer.columns, step.values[: self._episode_writer.obs_count], strict=False)
         segment.write(self._places(lanes), rows, {leaf: value[chosen] for leaf, value in observations})
 
-    def _note(self, step: Step) -> None:
-        """Take down how the lanes stand after the step."""
-        state = self._lanes
+    def _update_lanes(self, step: Step) -> None:
+        """Bring the state of the lanes up to date after the step."""
+        state = self._state
         chosen: Any = slice(None) if step.lanes is None else step.lanes
         going_on = ~(step.ends | step.cuts)[chosen]
         state.open[chosen] = going_on
         state.continues[chosen] = False
-        if step.following is None:
+        if step.next_obs is None:
             state.known[chosen] = False
         else:
-            state.note(step.lanes, step.following)
+            state.keep_next_obs(step.lanes, step.next_obs)
             state.known[chosen] = going_on
 
 

@@ -7,30 +7,29 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
+from diskreplay.store.writing.base_writer import BaseWriter
+from diskreplay.store.writing.call_lock import one_call_at_a_time
 from diskreplay.store.writing.casting import as_flags
 from diskreplay.store.writing.episode_writer import EpisodeWriter
-from diskreplay.store.writing.turns import in_turn
 from diskreplay.store.writing.vector_steps import Step, VectorSteps, as_item
-from diskreplay.store.writing.whole_episodes import append_block
-from diskreplay.store.writing.writer import _BaseWriter
 
 
-class VectorWriter(_BaseWriter):
+class VectorWriter(BaseWriter):
     """Appends the steps of ``num_envs`` environments, each in a lane of its own. Made by ``Store.writer(num_envs=N)``.
 
     Concurrency: as `Writer`.
     """
 
-    def __init__(self, schema: Schema, recorder: EpisodeWriter, *args: Any) -> None:
-        super().__init__(schema, recorder, *args)
-        self._steps = VectorSteps(recorder)
+    def __init__(self, schema: Schema, episode_writer: EpisodeWriter, *args: Any) -> None:
+        super().__init__(schema, episode_writer, *args)
+        self._steps = VectorSteps(episode_writer)
 
     @property
     def num_envs(self) -> int:
         """The number of lanes."""
-        return len(self._recorder.lanes)
+        return len(self._episode_writer.lanes)
 
-    @in_turn
+    @one_call_at_a_time
     def append(
         self,
         obs: Any,
@@ -72,13 +71,13 @@ class VectorWriter(_BaseWriter):
         ends = as_flags(terminated, "terminated", count)
         cuts = np.zeros(count, np.bool_) if truncated is None else as_flags(truncated, "truncated", count)
         values = self._cast_step(obs, action, reward, extra, (count,))
-        following = None if next_obs is None else self._cast("obs", next_obs, (count,))
+        next_values = None if next_obs is None else self._cast("obs", next_obs, (count,))
         finals = self._cast_episodes(episode)
         lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
         if lanes is not None and len(lanes) == 0:
             return
         with self._recording():
-            self._steps.append(Step(lanes, values, following, ends, cuts, finals))
+            self._steps.append(Step(lanes, values, next_values, ends, cuts, finals))
         if self._flushes_episodes and (ends | cuts).any():
             self._flush()
 
@@ -88,7 +87,7 @@ class VectorWriter(_BaseWriter):
         values = self._cast("obs", obs, leading)
         values += self._cast("action", action, leading)
         values.append(self._schema.reward.cast(reward, "reward", leading))
-        if extra or self._has_extra:
+        if extra or self._schema.extra:
             values += self._cast("extra", extra, leading)
         return values
 
@@ -98,7 +97,7 @@ class VectorWriter(_BaseWriter):
         leaves, leading = self._schema.leaves, (self.num_envs,)
         return {path: leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten("episode", episode)}
 
-    @in_turn
+    @one_call_at_a_time
     def append_episode(
         self,
         lane: int,
@@ -114,11 +113,10 @@ class VectorWriter(_BaseWriter):
         """Append an episode to one lane in one piece; see `Writer.append_episode`."""
         if not isinstance(lane, (int, np.integer)) or isinstance(lane, bool) or not 0 <= lane < self.num_envs:
             raise SchemaError(f"lane {lane!r} is not one of 0 to {self.num_envs - 1}")
-        target = self._recorder.lanes[int(lane)]
-        append_block(self, target, obs, action, reward, terminated, truncated, episode, extra)
-        self._after_step(True)
+        target = self._episode_writer.lanes[int(lane)]
+        self._append_episode(target, obs, action, reward, terminated, truncated, episode, extra)
 
-    @in_turn
+    @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:
         """Cut the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.end_episode`."""
         count = self.num_envs
@@ -126,10 +124,10 @@ class VectorWriter(_BaseWriter):
         values = self._cast_episodes(episode)
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
         with self._recording(inserts=False):
-            self._recorder.take_time()
+            self._episode_writer.read_clock()
             for i in np.flatnonzero(chosen).tolist():
-                self._recorder.end(
-                    self._recorder.lanes[i],
+                self._episode_writer.end(
+                    self._episode_writer.lanes[i],
                     None if final is None else [value[i].tobytes() for value in final],
                     None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},
                 )

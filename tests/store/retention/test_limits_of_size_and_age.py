@@ -109,7 +109,7 @@ def test_several_writers_add_two_segments_each_at_most(tmp_store, monkeypatch):
 def test_segments_are_a_sixteenth_of_the_capacity_in_bytes(tmp_store):
     with dr.create(tmp_store, serial_schema(WIDE), capacity_bytes=80 << 20) as store, store.writer() as writer:
         step_bytes = 4 * 1024 + 8 + 8 + 4 + 1 + 8
-        assert writer._recorder.rolling._target == (80 << 20) // 16 // step_bytes
+        assert writer._episode_writer.rotation._target == (80 << 20) // 16 // step_bytes
 
 
 @pytest.mark.slow

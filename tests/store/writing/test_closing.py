@@ -150,7 +150,7 @@ def test_a_call_in_the_middle_of_another_threads_is_an_error_and_close_waits(sto
     closing = [threading.Thread(target=writer.close) for _ in range(2)]
     for thread in closing:
         thread.start()
-    while writer._turn is writer._turns:
+    while writer._lock is writer._own_lock:
         time.sleep(0.001)
     for call in others(writer):
         with pytest.raises(dr.WriterClosed, match=f"^{re.escape(CLOSED)}$"):

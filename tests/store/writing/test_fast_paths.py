@@ -26,33 +26,35 @@ class BlocksOfOne(EpisodeWriter):
 class LaneByLane(VectorSteps):
     """Makes room for every lane of a step by itself, and writes a block of one in each."""
 
-    def __init__(self, recorder):
-        super().__init__(recorder)
-        recorder.lanes[:] = [Lane(i) for i in range(len(recorder.lanes))]
+    def __init__(self, episode_writer):
+        super().__init__(episode_writer)
+        episode_writer.lanes[:] = [Lane(i) for i in range(len(episode_writer.lanes))]
 
     def append(self, step):
-        recorder = self._recorder
-        recorder.take_time()
+        episode_writer = self._episode_writer
+        episode_writer.read_clock()
         self._make_room(step)
-        for i in self._unready(step).tolist():
+        for i in self._lanes_that_need_more(step).tolist():
             ends, cuts = bool(step.ends[i]), bool(step.cuts[i])
-            following = None if step.following is None else self._items(step.following, i)
+            next_obs = None if step.next_obs is None else self._items(step.next_obs, i)
             episode = step.episode if step.episode and (ends or cuts) else {}
             values = {leaf: as_item(leaf, value[i]) for leaf, value in episode.items()}
-            recorder._append_block_of_one(recorder.lanes[i], self._items(step.values, i), following, ends, cuts, values)
+            episode_writer._append_block_of_one(
+                episode_writer.lanes[i], self._items(step.values, i), next_obs, ends, cuts, values
+            )
 
-    def _is_calm(self, step):
+    def _needs_only_writing(self, step):
         return False
 
-    def _unready(self, step):
+    def _lanes_that_need_more(self, step):
         return self._every if step.lanes is None else step.lanes
 
 
 def long_way(writer):
     """Make a fresh writer do without its short ways."""
-    writer._recorder.__class__ = BlocksOfOne
+    writer._episode_writer.__class__ = BlocksOfOne
     if isinstance(writer, dr.VectorWriter):
-        writer._steps = LaneByLane(writer._recorder)
+        writer._steps = LaneByLane(writer._episode_writer)
     return writer
 
 
@@ -271,7 +273,7 @@ def test_a_writer_that_is_interrupted_on_the_short_way_closes_and_keeps_what_was
     with dr.create(tmp_store, serial_schema()) as store:
         writer = store.writer()
         append_numbered(writer, range(3), end="open")
-        setattr(writer._recorder.lanes[0].cursor, at, Raises())
+        setattr(writer._episode_writer.lanes[0].cursor, at, Raises())
         with pytest.raises(Interrupt):
             append_numbered(writer, [3], end=end)
         with pytest.raises(dr.WriterClosed):

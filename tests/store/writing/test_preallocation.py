@@ -37,7 +37,7 @@ def store(tmp_store):
 def drafts(store):
     """The folders of segments that were made ahead, once their makers are done."""
     for writer in list(store._writers):
-        thread = writer._recorder.rolling._preparer._thread
+        thread = writer._episode_writer.rotation._preallocator._thread
         if thread is not None:
             thread.join()
     return sorted((store.path / "counters").glob("next-*"))
@@ -119,7 +119,7 @@ store = dr.open(sys.argv[1], "a")
 writer = store.writer()
 append_numbered(writer, range(22))
 append_numbered(writer, range(22, 24))
-writer._recorder.rolling._preparer._thread.join()
+writer._episode_writer.rotation._preallocator._thread.join()
 print("ahead", flush=True)
 sys.stdin.readline()
 """
@@ -269,7 +269,7 @@ def test_a_forked_child_leaves_it_to_its_parent(store):
 
 def test_short_segments_and_those_of_one_episode_are_not_made_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 3600.0)
-    monkeypatch.setattr(preallocation_module.Preparer, "request", lambda *args: pytest.fail("was asked for"))
+    monkeypatch.setattr(preallocation_module.Preallocator, "request", lambda *args: pytest.fail("was asked for"))
     for name, steps in (("short", STEPS), ("episode", "episode")):
         with dr.create(tmp_path / name, serial_schema(), segment_steps=steps) as store, store.writer() as writer:
             for first in range(0, 200, 4):

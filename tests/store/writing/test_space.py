@@ -40,10 +40,10 @@ def write_with_spares(path: Path, die: bool, tell: Any) -> None:
     writers = [store.writer() for _ in range(16)]
     for writer in writers:
         append_steps(writer, 100)
-        rolling = writer._recorder.rolling
-        rolling._preparer.request(rolling.newest.number, [0], rolling._size())
+        rotation = writer._episode_writer.rotation
+        rotation._preallocator.request(rotation.newest.number, [0], rotation._size())
     for writer in writers:
-        writer._recorder.rolling._preparer._thread.join()
+        writer._episode_writer.rotation._preallocator._thread.join()
     tell({"spares": len(list((path / "counters").glob("next-*"))), "taken": taken(path)})
     if die:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,105 @@
+"""The lock by which one call at a time uses a writer, and none once it is closed.
+
+A call deletes the attribute `free` of the lock and puts it back afterwards. That an attribute is deleted, or is not
+there, is one operation: no other thread and no signal's handler comes in between. A lock of `threading` would take
+several times as long, and stay locked where a handler raises between its acquisition and the block that releases it.
+"""
+
+import math
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from types import CodeType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_POLL_S = 0.001
+
+
+class CallLock:
+    """The right to use a writer, which can be had if there is an attribute `free`."""
+
+    __slots__ = ("free",)
+
+    def __init__(self) -> None:
+        self.free = True
+
+    def acquire(self, timeout_s: float = math.inf) -> bool:
+        """Acquire the lock for good; False where it was not free in time.
+
+        A call always releases it: between the deletion and the block that does so, no signal's handler can run.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                del self.free
+                return True
+            except AttributeError:
+                if time.monotonic() > until:
+                    return False
+            time.sleep(_POLL_S)
+
+
+class OnError:
+    """Calls a method with the error that a block met: as a generator would, which takes a microsecond.
+
+    The method's object has this one, which refers to it weakly: a cycle would put off its end to the garbage collector.
+    """
+
+    __slots__ = ("_method",)
+
+    def __init__(self, method: weakref.WeakMethod[Callable[[BaseException], None]]) -> None:
+        self._method = method
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Call it."""
+        if error is not None and (method := self._method()) is not None:
+            method(error)
+
+
+# What runs while the writer in its variable `self` is in use.
+_codes: set[CodeType] = set()
+
+
+def note_exclusive(method: Callable[..., Any]) -> None:
+    """Note a method that acquires its writer's lock by itself."""
+    _codes.add(method.__code__)
+
+
+def one_call_at_a_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Let one thread at a time call a method of a writer; see `BaseWriter`."""
+
+    @wraps(method)
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        lock = self._lock
+        try:
+            del lock.free
+        except AttributeError:
+            raise self._refusal() from None
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            if self._lock is lock:
+                lock.free = True
+            else:
+                self._release(lock)
+
+    note_exclusive(call)
+    return call
+
+
+def is_inside(writer: Any) -> bool:
+    """Tell whether this thread is in the middle of a call of a writer: a signal's handler runs there, or a caster."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _codes and frame.f_locals.get("self") is writer:
+            return True
+        frame = frame.f_back
+    return False
