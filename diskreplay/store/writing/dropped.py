@@ -13,7 +13,7 @@ from diskreplay.store.writing.call_lock import CallLock
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 
 # A daemon thread may be in the middle of an append when the interpreter ends.
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
@@ -76,7 +76,7 @@ def _seal(dropped: Dropped) -> None:
     writer = dropped.writer()
     if writer is not None:
         writer.refuse_calls()  # of daemon threads
-    if not dropped.lock.acquire(_PATIENCE_S):
+    if not dropped.lock.acquire(_TIMEOUT_S):
         return
     for finish in (dropped.episode_writer.close, dropped.episode_writer.drain):
         try:

@@ -15,8 +15,8 @@ from diskreplay.store.reading.damaged import DAMAGE
 # Each waiting segment holds the descriptor of its lock.
 _MOST_WAITING = 128
 # With a segment for each episode, syncs one after the other would slow down their making: a batch waits for more.
-_ENOUGH = 64
-_PATIENCE_S = 0.5
+_FULL_BATCH = 64
+_BATCH_WAIT_S = 0.5
 _POLL_S = 0.01
 
 
@@ -32,8 +32,8 @@ class Sealer:
         self._root, self._after, self._before = root, after, before
         self._condition = threading.Condition()
         self._waiting: list[tuple[SegmentInfo, Lock]] = []
-        self._patience_s = _PATIENCE_S if root.segment_steps == "episode" else 0.0
-        self._hurry = False
+        self._batch_wait_s = _BATCH_WAIT_S if root.segment_steps == "episode" else 0.0
+        self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
         self._postponed: list[tuple[SegmentInfo, StorageFull]] = []  # until there is room again
@@ -63,7 +63,7 @@ class Sealer:
             threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
         except RuntimeError:
             # The interpreter is ending, which from Python 3.12 on begins no threads: seal in this one.
-            self._hurry = True
+            self._seals_at_once = True
             self._run()
 
     def drain(self) -> None:
@@ -75,16 +75,16 @@ class Sealer:
         """
         postponed, self._postponed = self._postponed, []
         for info, _ in postponed:
-            self._take_up(info)
+            self._resubmit(info)
         with self._condition:
-            self._hurry = True
+            self._seals_at_once = True
             self._condition.notify_all()
             while self._runner != threading.get_ident() and self._has_work:
                 if self._runner is None:
                     self._begin()
                 if self._has_work:  # else this thread has done it: there is no other one
                     self._condition.wait()
-        self._hurry = False
+        self._seals_at_once = False
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -98,7 +98,10 @@ class Sealer:
     def _has_work(self) -> bool:
         return bool(self._waiting) or self._runner is not None
 
-    def _take_up(self, info: SegmentInfo) -> None:
+    def _has_batch(self) -> bool:
+        return self._seals_at_once or len(self._waiting) >= _FULL_BATCH
+
+    def _resubmit(self, info: SegmentInfo) -> None:
         """Submit a segment again whose lock was released, or wait for whoever seals it meanwhile."""
         try:
             while not read_segment(self._root, info.number).sealed:
@@ -151,7 +154,9 @@ class Sealer:
     def _seal_all(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._hurry or len(self._waiting) >= _ENOUGH, self._patience_s)
+                self._condition.wait_for(
+                    lambda: self._seals_at_once or len(self._waiting) >= _FULL_BATCH, self._batch_wait_s
+                )
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
