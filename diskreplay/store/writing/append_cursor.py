@@ -9,7 +9,7 @@ import numpy as np
 from diskreplay.format import layout
 from diskreplay.format.machine import CLOCK
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.ids import CUT, FIRST
+from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 
 # The values of a step, a leaf each: a row's bytes for observations and arrays, a number for other scalars.
 Items = list[Any]
@@ -116,26 +116,25 @@ class AppendCursor:
             targets[i][at] = items[i]
         self._done[at] = flags
         self._time[at] = now = now or clock_gettime_ns(CLOCK)  # `clock_ns`, without a call of Python in every step
-        row += 1
+        rows = row + 1
         if next_obs is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = next_obs[i]
+        if flags:
             if final_flags:
                 # An append that was interrupted may have left bytes here.
                 for target, zero in self._rest:
                     target[at + 1] = zero
                 self._done[at + 1], self._time[at + 1] = final_flags, now
-                row += 1
-        if episode:
-            for leaf, item in episode.items():
-                self._episode[leaf][row - 1 - self._start] = item
+                rows, next_obs = rows + 1, None
+            for leaf, item in (episode or {}).items():
+                self._episode[leaf][rows - 1 - self._start] = item
         # As `SegmentWriter.publish`, without the time that a call takes; what may be refused comes first.
-        self._committed[0] = row
-        segment.total_rows += row - segment.rows[0]
-        segment.rows[0] = row
-        if next_obs is not None and not final_flags:
-            self._observed[0] = row + 1
-            lane.pending = next_obs
-        else:
-            lane.pending = None
+        self._committed[0] = segment.rows[0] = rows
+        segment.total_rows += rows - row
+        if next_obs is not None:
+            self._observed[0] = rows + 1
+        lane.pending = next_obs
+        if flags:
+            lane.open, lane.continues, lane.resumes_at = not flags & (TERMINATED | TRUNCATED), False, None
         return True

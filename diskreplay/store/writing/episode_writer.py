@@ -81,34 +81,16 @@ class EpisodeWriter:
 
         Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
         """
-        if self._append_at_cursor(items, next_obs, terminated, truncated, episode):
-            return
         lane = self.lanes[0]
-        lane.cursor = None
-        self.read_clock()
-        segment = self.make_room(lane, items, 2 if terminated or truncated or next_obs is not None else 1)
-        lane.cursor = AppendCursor(lane, segment, *self.rotation.row_limits())
-        if not self._append_at_cursor(items, next_obs, terminated, truncated, episode, self.now):
-            self._append_block_of_one(lane, items, next_obs, terminated, truncated, episode)
-
-    def _append_at_cursor(
-        self,
-        items: Items,
-        next_obs: Items | None,
-        terminated: bool,
-        truncated: bool,
-        episode: EpisodeItems | None,
-        now: int = 0,
-    ) -> bool:
-        """Append a step of a lone lane if its cursor has room for it; else change nothing."""
-        lane, ended = self.lanes[0], terminated or truncated
-        if lane.cursor is None:
-            return False
-        flags, final = _flags(lane, next_obs, terminated, truncated, episode)
-        if not lane.cursor.append(items, next_obs, flags, final, episode, now):
-            return False
-        lane.open, lane.continues, lane.resumes_at = not ended, False, None
-        return True
+        flags = _flags(lane, next_obs, terminated, truncated, episode)
+        if lane.cursor is None or not lane.cursor.append(items, next_obs, *flags, episode):
+            lane.cursor = None
+            self.read_clock()
+            segment = self.make_room(lane, items, 2 if terminated or truncated or next_obs is not None else 1)
+            flags = _flags(lane, next_obs, terminated, truncated, episode)  # the episode before may have been cut
+            lane.cursor = AppendCursor(lane, segment, *self.rotation.row_limits())
+            if not lane.cursor.append(items, next_obs, *flags, episode, self.now):
+                self._append_block_of_one(lane, items, next_obs, terminated, truncated, episode)
 
     def _append_block_of_one(
         self,
@@ -199,14 +181,16 @@ class EpisodeWriter:
     ) -> None:
         """Write rows behind the last steps of episodes, with ``obs`` where the observations are not there yet."""
         # An append that was interrupted may have left bytes here.
-        columns, rest = segment.columns, self.columns[self.obs_count :]
+        columns = segment.columns
+        rest = self.columns[self.obs_count :]
         fields: dict[str, Any]
         if isinstance(rows, int):
             fields = {leaf: columns[leaf].zero for leaf in rest}
             fields[layout.DONE], fields[layout.TIME] = flags, self.now
         else:
-            fields = {leaf: np.zeros(len(rows), columns[leaf].item) for leaf in rest}
-            fields[layout.DONE], fields[layout.TIME] = np.full(len(rows), flags, np.uint8), np.full(len(rows), self.now)
+            fields = {leaf: np.zeros(len(rows), columns[leaf].item) for leaf in (*rest, layout.DONE, layout.TIME)}
+            fields[layout.DONE].fill(flags)
+            fields[layout.TIME].fill(self.now)
         fields |= obs
         fields |= episode
         segment.write(lanes, rows, fields)

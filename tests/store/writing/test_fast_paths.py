@@ -17,10 +17,12 @@ from tests.testing.support import append_numbered, digest, quiet, scratch, seria
 
 
 class BlocksOfOne(EpisodeWriter):
-    """Makes room for every step of a lane and writes it as a block of one."""
+    """Makes room for every step of a lone lane, and writes it as a block of one."""
 
-    def _append_at_cursor(self, *step):
-        return False
+    def append(self, items, next_obs, terminated, truncated, episode):
+        self.read_clock()
+        self.make_room(self.lanes[0], items, 2 if terminated or truncated or next_obs is not None else 1)
+        self._append_block_of_one(self.lanes[0], items, next_obs, terminated, truncated, episode)
 
 
 class LaneByLane(VectorSteps):

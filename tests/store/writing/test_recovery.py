@@ -20,7 +20,7 @@ from diskreplay.format import marking, segment as segment_module
 from diskreplay.format.locks import is_locked
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.reading import follower as follower_module
-from diskreplay.store.writing.episode_writer import EpisodeWriter
+from diskreplay.store.writing.append_cursor import AppendCursor
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
 ENDLESS = """
@@ -372,7 +372,7 @@ def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was
         raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(EpisodeWriter, "_append_at_cursor", lambda *step: False)  # which is interrupted elsewhere
+        patch.setattr(AppendCursor, "append", lambda *step: False)  # which is interrupted elsewhere
         patch.setattr(SegmentWriter, at, interrupted)
         with pytest.raises(Interrupt):
             append_numbered(writer, [3])
