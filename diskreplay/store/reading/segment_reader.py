@@ -1,7 +1,7 @@
 """What the follower reads of a segment's files: its flags, its counters, and whether all of its chunks are there."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -153,18 +153,36 @@ def _read_sealed(root: Root, info: SegmentInfo, lookup: Lookup) -> tuple[NDArray
 
 
 def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:
-    lanes, per_chunk = len(info.lanes), info.chunk_rows[layout.DONE]
-    least, most = int(committed.min()), int(committed.max())
-    chunks = -(-most // per_chunk)
-    # Of a single lane, what lies behind its rows need not be read.
-    flags = np.empty(most if lanes == 1 else chunks * lanes * per_chunk, np.uint8)
-    size = chunk_nbytes(root, info, layout.DONE)
-    for chunk in range(chunks):
-        path = chunk_path(root, info, layout.DONE, chunk)
-        read_into(path, size, flags[chunk * size : (chunk + 1) * size], lookup)
-    if lanes == 1:
-        return flags
+    """Return the flags of each lane's rows, lane after lane.
+
+    Whole chunks are read where most of their rows count: one read is faster than one a lane. Else only these rows are,
+    so that a segment with a few rows of each lane does not take the memory of its chunks.
+    """
+    lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
+    chunks, size = -(-most // per_chunk), chunk_nbytes(root, info, layout.DONE)
+    paths = [chunk_path(root, info, layout.DONE, chunk) for chunk in range(chunks)]
+    if lanes == 1 or chunks * size > _SPARSE * int(committed.sum()):
+        return _read_rows(paths, size, per_chunk, committed, lookup)
+    flags = np.empty(chunks * size, np.uint8)
+    for path, chunk in zip(paths, flags.reshape(chunks, size), strict=True):
+        read_into(path, size, chunk, lookup)
     by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
-    if least == most:
+    if int(committed.min()) == most:
         return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # of one row a lane, `reshape` makes no copy
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
+
+
+def _read_rows(
+    paths: Sequence[str], size: int, per_chunk: int, committed: NDArray[np.int64], lookup: Lookup
+) -> NDArray[np.uint8]:
+    """Return the flags of each lane's rows, lane after lane, and read nothing else."""
+    flags = np.empty(int(committed.sum()), np.uint8)
+    starts = np.cumsum(committed) - committed
+    for chunk, path in enumerate(paths):
+        with opened(path, size, lookup=lookup) as fd:
+            for lane, (start, rows) in enumerate(zip(starts.tolist(), committed.tolist(), strict=True)):
+                first = chunk * per_chunk
+                part = flags[start + first : start + min(first + per_chunk, rows)]
+                if not read_part(fd, lane * per_chunk, part):
+                    raise FormatError(f"{path} has become shorter than {size} bytes; the store is damaged")
+    return flags
