@@ -182,7 +182,7 @@ class EpisodeWriter:
         """Write rows behind the last steps of episodes, with ``obs`` where the observations are not there yet."""
         # An append that was interrupted may have left bytes here.
         columns = segment.columns
-        rest = self.columns[self.obs_count :]
+        rest: list[str] = self.columns[self.obs_count :]
         fields: dict[str, Any]
         if isinstance(rows, int):
             fields = {leaf: columns[leaf].zero for leaf in rest}
