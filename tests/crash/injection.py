@@ -52,6 +52,7 @@ _STORING = {
     "publish",
     "append",
     "write",
+    "write_row",
     "write_block",
     "write_lanes",
     "flush",
