@@ -1,4 +1,4 @@
-"""Lanes, and where the next rows of a lone one go: worked out once for many rows, so that a step is only writing."""
+"""Lanes, and the fast path of a lone one: where its next rows go is worked out once for many steps."""
 
 from collections.abc import Mapping
 from time import clock_gettime_ns
@@ -42,9 +42,10 @@ class Lane:
 class AppendCursor:
     """Rows of a segment's only lane that are reserved and lie in one chunk of every field.
 
-    It appends a step without a look at anything else: a block of one, as `EpisodeWriter.append_block` writes and
-    publishes it, without arrays and calls. ``limit`` is the row before which it ends, at the latest, and
-    ``begin_limit`` that before which an episode may begin.
+    `append` is the scalar fast path of `SegmentWriter.write` and `SegmentWriter.publish`: the same bytes, without the
+    calls. It ends before the row ``limit``, at the latest, and begins no episode at ``begin_limit`` or later.
+
+    Concurrency: as `EpisodeWriter`.
     """
 
     __slots__ = (
@@ -92,12 +93,13 @@ class AppendCursor:
         episode: EpisodeItems | None = None,
         now: int = 0,
     ) -> bool:
-        """Write and publish a step, if that needs nothing else; False: nothing was changed.
+        """Write and publish a step and return True, or change nothing and return False.
 
-        It needs more where the rows of the cursor end, or where an episode begins too late, continues another one or
-        does not go on with the observation that is known. With ``final_flags`` a final row with ``next_obs`` is
-        published, too, else ``next_obs`` as the observation after the step. ``episode`` goes into the last row.
-        ``now`` is the time of the rows, where somebody has read the clock already.
+        False: the step does not fit into the rows of the cursor, its observation is not the one that was announced, or
+        it begins an episode that needs a look at the segment, or that continues one which was cut.
+
+        ``next_obs`` becomes the observation behind the step, or with ``final_flags`` a final row. ``episode`` goes into
+        the last row. ``now`` is the time of the rows if the clock has been read already.
 
         Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
         """

@@ -1,8 +1,8 @@
-"""Lanes of steps into segments: what flags a row gets, when an episode is cut.
+"""Writing episodes to segments: which flags a row gets, and when an episode is cut.
 
-Both writers are a thin skin over this. Values that arrive here are cast and checked; once there is room for a step only
-the disk can say no, and once it is published nothing can. A step's values are items: a row's bytes for observations and
-arrays, a number for other scalars.
+Both writers are thin layers over this. Values that arrive here are cast and checked: once there is room for a step,
+only the disk can refuse it, and nothing can once it is published. A step's values are items: the bytes of a row for
+observations and arrays, a number for other scalars.
 """
 
 import warnings
@@ -101,7 +101,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step for which there is room, wherever its rows are."""
+        """Write and publish a step of a lane by the primitive: its rows may lie in several chunks."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)
@@ -253,8 +253,8 @@ class EpisodeWriter:
 
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
         """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
-        if lane.open and final is not None and not self.continues_pending(lane, final):
-            self.warn_discontinuity()
+        if lane.open and final is not None and not _continues(final, lane.pending):
+            self._warn_of_discontinuity()
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
             warnings.warn(
                 f"the episode of lane {lane.number} had been cut already, as the lane did not append while others "
@@ -264,12 +264,8 @@ class EpisodeWriter:
             )
         self.cut(lane, final, episode, marked=True)
 
-    def continues_pending(self, lane: Lane, obs: Items) -> bool:
-        """Whether ``obs`` is the observation that the lane's last step led to, as far as that is known."""
-        return _continues(obs, lane.pending)
-
-    def warn_discontinuity(self) -> None:
-        """Say once that an observation did not continue its episode."""
+    def _warn_of_discontinuity(self) -> None:
+        """Warn, once, that an observation did not continue its episode."""
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -281,9 +277,9 @@ class EpisodeWriter:
 
     def _cut_if_needed(self, lane: Lane, items: Items) -> None:
         obs = items[: self.obs_count]
-        if not self.continues_pending(lane, obs):
+        if not _continues(obs, lane.pending):
             self.cut(lane, None, None)
-            self.warn_discontinuity()
+            self._warn_of_discontinuity()
         elif self.rotation.has_to_end(lane.home):
             self.cut(lane, obs, None)
             lane.continues, lane.resumes_at = True, list(obs)
@@ -311,7 +307,7 @@ class EpisodeWriter:
             raise full
 
     def flush(self) -> None:
-        """Make every published step durable, those in segments that were left included."""
+        """Make every published step durable, also those in segments that wait to be sealed."""
         for segment in self.segments:
             segment.publish_delayed()
             segment.mark()
@@ -329,7 +325,7 @@ class EpisodeWriter:
 
 
 def _continues(items: list[Any], known: list[bytes] | None) -> bool:
-    """Whether the first items have these bytes; nothing known contradicts nothing."""
+    """Whether a step with these items, the observation first, continues from a known observation, if one is known."""
     return known is None or items[: len(known)] == known
 
 

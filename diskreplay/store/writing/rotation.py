@@ -123,9 +123,9 @@ class Rotation:
         return not self._holds(newest, _MOST_TARGETS)
 
     def row_limits(self) -> tuple[int, int]:
-        """Return how many rows a lone lane may have in its segment before anything here is due.
+        """Return how many rows a lone lane may have in its segment before this has to be asked again.
 
-        Before `preallocate` or `has_to_end` is, and before `assign_segment` is for an episode that begins.
+        First of any step, for `preallocate` and `has_to_end`; then of one that begins an episode, for `assign_segment`.
         """
         if self.segment_per_episode:
             return 2 * self._target, 1
