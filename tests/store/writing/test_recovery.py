@@ -413,7 +413,7 @@ def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
         for i in range(3):
             append_numbered(writer, range(10 * i, 10 * i + 5))
         with monkeypatch.context() as patch:
-            patch.setattr(follower_module.EpisodeLog, "take", lambda *a: (_ for _ in ()).throw(Interrupt))
+            patch.setattr(follower_module.EpisodeLog, "extend_to", lambda *a: (_ for _ in ()).throw(Interrupt))
             with pytest.raises(Interrupt):
                 reader.refresh()
         reader.refresh()
