@@ -101,29 +101,28 @@ class EpisodeTable:
         return self.lines[:, TIME]
 
 
-def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return of each id the segment, counted from number `origin` on, the lanes of that, the lane and the row.
+def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints, Ints, Ints, Ints]:
+    """Return whether the segment of each id is there, its number from `origin` on, its lanes, the lane and the row.
 
-    `lanes` are those of the segments, 0 where one is gone; so it is for ids of segments that are gone or not there, and
-    the rest is arbitrary then, the segment a valid index where there is any.
+    `lanes` are those of the segments from number `origin` on, 0 where one is gone. Where there is no segment, the lanes
+    are 1 and the rest is arbitrary; its number is a valid index, unless there are no segments at all.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))
-    if not known.any():
-        return np.zeros_like(slot), np.zeros_like(slot), np.zeros_like(slot), np.zeros_like(slot)
     slot = np.where(known, slot, 0)
-    width = np.where(known, lanes[slot], 0)
-    row, lane = np.divmod(ids & POSITION_MASK, np.maximum(width, 1))
-    return slot, width, np.where(width > 0, lane, 0), row
+    width = lanes[slot] if len(lanes) else np.zeros_like(slot)
+    known &= width > 0
+    width = np.where(known, width, 1)
+    row, lane = np.divmod(ids & POSITION_MASK, width)
+    return known, slot, width, lane, row
 
 
-def row_keys(ids: Ints, lanes: Ints) -> Ints:
+def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
     """Return numbers that order ids by segment, lane and row, and grow by one from row to row.
 
     `lanes` are as many as the segment of each id has.
     """
-    row, lane = np.divmod(ids & POSITION_MASK, lanes)
-    return (ids & ~np.int64(POSITION_MASK)) | (lane * (POSITION_MASK // lanes) + row)
+    return (ids & ~np.int64(POSITION_MASK)) + (lane * (POSITION_MASK // lanes) + row)
 
 
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

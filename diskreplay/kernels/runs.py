@@ -56,20 +56,20 @@ class Visible(NamedTuple):
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the place of each id's lane among all, -1 where its segment is gone."""
-        slot, width, lane, _ = locate(ids, self.origin, self.lanes)
-        if not width.any():
+        known, slot, _, lane, _ = locate(ids, self.origin, self.lanes)
+        if not known.any():
             return np.full(len(ids), -1)
-        return np.where(width > 0, self.lane_base[slot] + lane, -1)
+        return np.where(known, self.lane_base[slot] + lane, -1)
 
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
         if not self.reached:
             return np.zeros(len(ids), np.int64)
-        slot, width, lane, row = locate(ids, self.origin, self.lanes)
-        if not width.any():
+        known, slot, width, lane, row = locate(ids, self.origin, self.lanes)
+        if not known.any():
             return np.full(len(ids), NEVER)
-        oldest = self.oldest[np.where(width > 0, self.lane_base[slot] + lane, 0)]
-        return np.where(width > 0, ids + (oldest - row) * width, NEVER)
+        oldest = self.oldest[np.where(known, self.lane_base[slot] + lane, 0)]
+        return np.where(known, ids + (oldest - row) * width, NEVER)
 
 
 NEVER = 1 << 62
@@ -99,8 +99,8 @@ def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> 
 
     `lanes` are those of the segments from number `origin` on, 0 where one is gone.
     """
-    _, width, *_ = locate(ids, origin, lanes)
-    return np.where(width > 0, row_keys(ids, np.maximum(width, 1)), -1)
+    known, _, width, lane, row = locate(ids, origin, lanes)
+    return np.where(known, row_keys(ids, width, lane, row), -1)
 
 
 # How the samples of an ended episode end; see `Starts`.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, TERMINATED, TRUNCATED, locate
 from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.reading.snapshot import Snapshot
@@ -57,9 +57,7 @@ class Successors:
 
         Raises what `refuse` returns of the first id that is no visible step's.
         """
-        slot = (ids >> POSITION_BITS) - snapshot.origin
-        good = (slot >= 0) & (slot < len(snapshot.lanes))
-        good[good] = snapshot.lanes[slot[good]] > 0
+        good = locate(ids, snapshot.origin, snapshot.lanes)[0]
         if not good.all():
             raise refuse(int(ids[np.argmin(good)]))
         steps = place(snapshot, ids)
@@ -139,9 +137,7 @@ class Successors:
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
     """Return windows of one row, that of each id; stacks repeat it."""
     windows = Windows(len(ids))
-    windows.slot[:] = (ids >> POSITION_BITS) - snapshot.origin
-    lanes = snapshot.lanes[windows.slot]
-    np.divmod(ids & POSITION_MASK, lanes, windows.row, windows.lane)
+    _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
     windows.after[:] = windows.row + 1
     return windows

@@ -141,8 +141,8 @@ class Windows:
 
 def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
     """Map the flags that the windows of these ids may need; False where an id is not one of the snapshot's."""
-    slot, width, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
-    if (width == 0).any():
+    known, slot, _, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
+    if not known.all():
         return False
     last = snapshot.committed[snapshot.lane_base[slot] + lane] - 1
     if (row > last).any():
@@ -171,8 +171,8 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
     """Return the error that says why an id is not one of the view's."""
     if step_id < 0 or (step_id >> POSITION_BITS) - snapshot.origin >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
-    slot, width, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))
-    if not width or row < snapshot.oldest[snapshot.lane_base[slot] + lane]:
+    known, slot, _, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))
+    if not known or row < snapshot.oldest[snapshot.lane_base[slot] + lane]:
         return InvalidIndex(f"id {step_id} is not in the store: it was evicted, or never existed")
     if row >= snapshot.committed[snapshot.lane_base[slot] + lane]:
         return InvalidIndex(f"id {step_id} never existed, or is newer than this snapshot; call refresh() first")

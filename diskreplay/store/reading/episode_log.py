@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, Ints, row_keys
+from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, row_keys
 
 
 class EpisodeLog:
@@ -66,7 +66,7 @@ class Hidden:
     """The episodes of a snapshot's segments that were evicted by hand or lost to damage. Immutable."""
 
     def __init__(self, episodes: EpisodeTable) -> None:
-        key = row_keys(episodes.first, episodes.stride)
+        key = _keys(episodes.first, episodes.stride)
         order = np.argsort(key, kind="stable")
         self._key, self._steps = key[order], episodes.steps[order]
         self._episodes = episodes
@@ -79,7 +79,7 @@ class Hidden:
         """Tell which ids are those of hidden steps; ``lanes`` are as many as the segment of each id has."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
-        key = row_keys(ids, lanes)
+        key = _keys(ids, lanes)
         at = np.searchsorted(self._key, key, "right") - 1
         inside: NDArray[np.bool_] = (at >= 0) & (key - self._key[at] < self._steps[at])
         return inside
@@ -139,3 +139,8 @@ class Evictions:
         if len(self.found):
             self.found = self.found.without(segments)
             self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]
+
+
+def _keys(ids: Ints, lanes: Ints) -> Ints:
+    row, lane = np.divmod(ids & POSITION_MASK, lanes)
+    return row_keys(ids, lanes, lane, row)

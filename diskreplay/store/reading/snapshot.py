@@ -206,9 +206,9 @@ class Snapshot:
     def times(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
         found = np.zeros(len(ids), np.int64)
-        slots, width, lane, row = locate(ids, self.origin, self.lanes)
-        for slot in np.unique(slots[width > 0]).tolist():
-            here = np.flatnonzero((slots == slot) & (width > 0))
+        there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
+        for slot in np.unique(slots[there]).tolist():
+            here = np.flatnonzero((slots == slot) & there)
             times = self.leaf(layout.TIME).values(slot, int(self.lanes[slot]), lane[here], row[here])
             found[here] = times + self.clocks[slot]
         return found
@@ -231,8 +231,7 @@ class Snapshot:
 
     def holds(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which ids are those of visible steps."""
-        slot, width, lane, row = locate(ids, self.origin, self.lanes)
-        there = width > 0
+        there, slot, _, lane, row = locate(ids, self.origin, self.lanes)
         at = self.lane_base[slot[there]] + lane[there]
         there[there] = (self.oldest[at] <= row[there]) & (row[there] < self.committed[at])
         there[there] = ~self.evicted(ids[there])
