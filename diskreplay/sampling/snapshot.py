@@ -16,6 +16,9 @@ class Snapshot(Protocol):
 
     reached: int
 
+    def __len__(self) -> int:
+        """Return the number of visible steps."""
+
     @property
     def segments(self) -> object:
         """The same object in all snapshots between which no segment came, was sealed or went."""
@@ -54,6 +57,9 @@ class Snapshot(Protocol):
 
     def least_ids(self, ids: Ints) -> Ints:
         """Return the least id that is not hidden in the lane of each of these."""
+
+    def holds(self, ids: Ints) -> NDArray[np.bool_]:
+        """Tell which ids are those of visible steps."""
 
     def times(self, ids: Ints) -> Ints:
         """Return when each step was published."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from diskreplay.sampling.base import Draw, Owned, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population
 from diskreplay.sampling.saved_state import columns, state_of
+from diskreplay.sampling.snapshot import Snapshot
 from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
-from diskreplay.store.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from diskreplay.views.rollouts import Rollouts
@@ -178,7 +178,7 @@ class RolloutCursor(Owned):
         if population.share != self._share:
             self._share = population.share
             self._forget()
-        current, grid = self._next(cast(Snapshot, population.followed))
+        current, grid = self._next(population.followed)
         left = np.setdiff1d(current.lanes, grid.keys, assume_unique=True)
         if not np.isin(left, self._ended_lanes).all():
             self._ended_lanes = left
@@ -208,7 +208,7 @@ class RolloutCursor(Owned):
 
     def accept(self, population: Population, draw: Draw) -> bool:
         """Count as planned what was planned when a state was saved, if all of it is still there; tell whether so."""
-        if len(draw.ids) % self.least or not cast(Snapshot, population.followed).holds(draw.ids).all():
+        if len(draw.ids) % self.least or not population.followed.holds(draw.ids).all():
             return False
         self._lanes.update(population.followed)
         self._planned = self._advanced(self._planned, draw.ids)
