@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.views.base import CountingReader, Starts, View
+from diskreplay.views.base import Reader, Starts, View
 
 
 class Unfinished(View):
@@ -21,7 +21,7 @@ def test_a_view_that_lacks_a_part_cannot_be_made() -> None:
 
 @pytest.mark.parametrize("part", ["fill", "pages", "check", "count_steps"])
 def test_a_reader_that_lacks_a_part_says_which(part: str) -> None:
-    class Half(CountingReader):
+    class Half(Reader):
         pass
 
     arguments: list[Any] = [None, np.zeros(0, np.int64), None][: 3 if part == "fill" else 2]
