@@ -31,3 +31,8 @@ def int_argument(name: str, value: Any, least: int = 1, most: int | None = None,
         return int(value)
     limits = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise ValueError(f"{name} must be an int {limits}{f', {otherwise}' if otherwise else ''}, not {value!r}")
+
+
+def int_or_none(name: str, value: Any, none: str) -> int | None:
+    """Return an int of at least 1, or None, which stands for `none`; ValueError where it is neither."""
+    return None if value is None else int_argument(name, value, otherwise=f"or None for {none}")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import mixed
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.number_arguments import int_or_none
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.saved_state import columns, state_of
 
@@ -46,7 +46,7 @@ class Sweep(Owned):
     keeps_share = True
 
     def __init__(self, passes: int | None = None) -> None:
-        self._passes = None if passes is None else int_argument("passes", passes, otherwise="or None for no end")
+        self._passes = int_or_none("passes", passes, "no end")
         self._finished = 0
         self._pass: _Pass | None = None
 

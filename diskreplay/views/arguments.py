@@ -1,15 +1,13 @@
 """Arguments that several views share: each function returns the value in its plain form or raises ValueError."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from diskreplay.format.schema import Schema
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.number_arguments import int_argument, number
 
 
 def switch(name: str, value: Any) -> bool:
@@ -28,23 +26,26 @@ def names(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def frame_stack_argument(value: Any) -> int | dict[str, int]:
+def stack_depths(name: str, value: Any) -> int | dict[str, int]:
     """Return a depth, or depths by leaf."""
     if not isinstance(value, Mapping):
-        return int_argument("frame_stack", value, otherwise="or a dict of them by observation leaf")
-    return {str(leaf): int_argument(f"frame_stack[{leaf!r}]", depth) for leaf, depth in value.items()}
+        return int_argument(name, value, otherwise="or a dict of them by observation leaf")
+    return {str(leaf): int_argument(f"{name}[{leaf!r}]", depth) for leaf, depth in value.items()}
 
 
-def reward_argument(value: Any) -> dict[str, float] | None:
+def weights_or_none(name: str, value: Any) -> dict[str, float] | None:
     """Return weights by field, or None."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value:
-        raise ValueError(f'reward must be None or weights by field, such as {{"reward": 1.0}}, not {value!r}')
-    for field, weight in value.items():
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
-            raise ValueError(f"reward[{field!r}] must be a finite number, not {weight!r}")
-    return {str(field): float(weight) for field, weight in value.items()}
+        raise ValueError(f'{name} must be None or weights by field, such as {{"reward": 1.0}}, not {value!r}')
+    return {str(field): number(f"{name}[{field!r}]", weight) for field, weight in value.items()}
+
+
+def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
+    """Put fields of a frozen view in their plain form, each by a function of its name and value."""
+    for name, check in checks.items():
+        object.__setattr__(view, name, check(name, getattr(view, name)))
 
 
 def frame_stack_depths(

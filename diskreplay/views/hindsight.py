@@ -13,6 +13,7 @@ from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import fraction
 from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.views.arguments import check_fields
 from diskreplay.views.base import Block, Ints, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages
@@ -76,7 +77,7 @@ class Hindsight:
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
             raise ValueError(f'strategy must be "future", "final" or "episode", not {self.strategy!r}')
-        object.__setattr__(self, "ratio", fraction("ratio", self.ratio))
+        check_fields(self, ratio=fraction)
         object.__setattr__(self, "_extra", _extra_arguments(self.reward_fn))
 
     def __repr__(self) -> str:

@@ -21,11 +21,12 @@ from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.number_arguments import fraction, int_argument
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import (
+    check_fields,
     described,
-    frame_stack_argument,
-    reward_argument,
     reward_leaves,
     scalar_leaf,
+    stack_depths,
+    weights_or_none,
 )
 from diskreplay.views.base import (
     BOOL,
@@ -104,11 +105,8 @@ class Rollouts(View):
     reward: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_steps", int_argument("num_steps", self.num_steps))
-        object.__setattr__(self, "gamma", fraction("gamma", self.gamma))
-        object.__setattr__(self, "gae_lambda", fraction("gae_lambda", self.gae_lambda))
-        object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))
-        object.__setattr__(self, "reward", reward_argument(self.reward))
+        check_fields(self, num_steps=int_argument, gamma=fraction, gae_lambda=fraction)
+        check_fields(self, frame_stack=stack_depths, reward=weights_or_none)
         if not isinstance(self.value, str):
             raise ValueError(f"value must be the name of an extra field, not {self.value!r}")
         if self.next_value is not None and not isinstance(self.next_value, str):

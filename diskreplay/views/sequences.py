@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels.runs import FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.number_arguments import int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import described, frame_stack_argument, names, switch
+from diskreplay.views.arguments import check_fields, described, names, stack_depths, switch
 from diskreplay.views.base import Block, Ints, Leaf, Reader, View
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.page_ranges import Pages
@@ -80,19 +81,17 @@ class Sequences(View):
     start_only: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "length", int_argument("length", self.length))
+        check_fields(self, length=int_argument)
         if isinstance(self.overlap, int) and self.overlap >= self.length:
             raise ValueError(f"overlap must be less than length, {self.length}, not {self.overlap}")
-        object.__setattr__(self, "overlap", int_argument("overlap", self.overlap, 0, self.length - 1))
+        check_fields(self, overlap=partial(int_argument, least=0, most=self.length - 1))
         if isinstance(self.burn_in, int) and self.burn_in > self.overlap:
             raise ValueError(
                 f"burn_in must be at most overlap, {self.overlap}, not {self.burn_in}: "
                 "steps would be in no window's loss"
             )
-        object.__setattr__(self, "burn_in", int_argument("burn_in", self.burn_in, 0, self.overlap))
-        object.__setattr__(self, "pad", switch("pad", self.pad))
-        object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))
-        object.__setattr__(self, "start_only", names("start_only", self.start_only))
+        check_fields(self, burn_in=partial(int_argument, least=0, most=self.overlap), pad=switch)
+        check_fields(self, frame_stack=stack_depths, start_only=names)
 
     @property
     def stride(self) -> int:
@@ -146,10 +145,7 @@ class Episodes(View):
     max_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_length is not None:
-            object.__setattr__(
-                self, "max_length", int_argument("max_length", self.max_length, otherwise="or None for no limit")
-            )
+        check_fields(self, max_length=partial(int_or_none, none="no limit"))
 
     def __repr__(self) -> str:
         return described(self, ())

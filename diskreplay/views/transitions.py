@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,15 +10,9 @@ import numpy as np
 from diskreplay.format.schema import Schema
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import Starts
-from diskreplay.sampling.number_arguments import fraction, int_argument
+from diskreplay.sampling.number_arguments import fraction, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import (
-    described,
-    frame_stack_argument,
-    names,
-    reward_argument,
-    reward_leaves,
-)
+from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, weights_or_none
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.hindsight import Hindsight, HindsightReader
@@ -76,14 +71,8 @@ class Transitions(View):
     relabel: Hindsight | None = None
 
     def __post_init__(self) -> None:
-        if self.n_step is not None:
-            object.__setattr__(
-                self, "n_step", int_argument("n_step", self.n_step, otherwise="or None for the return to the end")
-            )
-        object.__setattr__(self, "gamma", fraction("gamma", self.gamma))
-        object.__setattr__(self, "frame_stack", frame_stack_argument(self.frame_stack))
-        object.__setattr__(self, "reward", reward_argument(self.reward))
-        object.__setattr__(self, "next_fields", names("next_fields", self.next_fields))
+        check_fields(self, n_step=partial(int_or_none, none="the return to the end"), gamma=fraction)
+        check_fields(self, frame_stack=stack_depths, reward=weights_or_none, next_fields=names)
         if "obs" in self.next_fields:
             raise ValueError("next_fields must not name 'obs': a batch always has next_obs")
         if self.relabel is not None and not isinstance(self.relabel, Hindsight):
