@@ -6,7 +6,7 @@ import pytest
 from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
 from diskreplay.kernels import following
 from diskreplay.kernels.following import follow_plain
-from diskreplay.store.reading.parse_episodes import LaneSlice, scan
+from diskreplay.store.reading.parse_episodes import LaneSlice, parse_episodes
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, CHUNK, CHUNKS = 3, 64, 4
@@ -112,7 +112,7 @@ def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kern
         parts.append(ended.copy())
     three = np.full(3, 3)
     stretches = LaneSlice(np.full(3, ORIGIN), three, np.arange(3), np.zeros(3, np.int64), np.full(3, ROWS), three < 0)
-    whole = scan(np.concatenate(flags), stretches)
+    whole = parse_episodes(np.concatenate(flags), stretches)
     every = np.concatenate(parts)
     lane, row = (every[:, FIRST_ID] & POSITION_MASK) % 3, (every[:, FIRST_ID] & POSITION_MASK) // 3
     assert (every[:, TIME] == CLOCK + lanes.times[row // (2 * CHUNK), lane, row % (2 * CHUNK)]).all()

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.store.reading.parse_episodes import LaneSlice, scan
+from diskreplay.store.reading.parse_episodes import LaneSlice, parse_episodes
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.check_sums import checksum
@@ -616,7 +616,7 @@ def test_flags_that_verify_accepts_are_episodes_to_the_reader_and_few_others_are
             for third in rows:
                 flags = np.array([first, second, third], np.uint8)
                 if may_follow(second, third):
-                    scan(flags, alone)
+                    parse_episodes(flags, alone)
                     accepted += 1
     assert accepted > 500
 
