@@ -176,6 +176,10 @@ class StoreCounters:
         self._words[word] = value
         self._words[layout.COUNTER_WORDS + word] = ~value
 
+    def count(self, word: int) -> None:
+        """Add one to a word; errors as for `set`. The caller holds the store lock."""
+        self.set(word, min(int(self.read()[word]) + 1, layout.MOST_COUNTED))
+
     def set_boot(self, value: int) -> None:
         """Store which boot, and which file, numbers are given in. The caller holds the store lock."""
         self._words[layout.BOOT] = value

@@ -3,6 +3,8 @@
 import ctypes
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,17 @@ def storage_error(error: OSError, path: os.PathLike[str] | str) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageFull(error.errno, f"no space for {os.fspath(path)}; free some and append again, nothing was lost")
     return error
+
+
+@contextmanager
+def storage_errors(path: os.PathLike[str] | str) -> Iterator[None]:
+    """Raise StorageFull, naming a path, where a block meets an error that means "no space"; others as they are."""
+    try:
+        yield
+    except OSError as error:
+        if (full := storage_error(error, path)) is error:
+            raise
+        raise full from error
 
 
 def sync_file(path: os.PathLike[str] | str) -> None:

@@ -7,7 +7,6 @@ Evictions by hand may be meant to free a full disk. So there always is room for 
 written before, as zeros.
 """
 
-import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import storage_error, sync_file, sync_folder, write_atomic, write_file
+from diskreplay.format.durable import storage_errors, sync_file, sync_folder, write_at, write_atomic, write_file
 from diskreplay.format.mapping import opened
 from diskreplay.format.metadata import dump, read_object
 from diskreplay.format.root import Root
@@ -80,26 +79,30 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
     start = int(counters.read()[layout.HIDDEN_ENTRIES])
     stop = start + len(episodes)
     folder = str(root.folder / layout.HIDDEN)
-    try:
+    with storage_errors(folder):
         _make_room(root, folder, start, stop)
         data, at = np.array(episodes, "<i8").reshape(-1, 2).tobytes(), start
         while at < stop:
             chunk, inside = divmod(at, ROWS)
             count = min(stop - at, ROWS - inside)
-            _write(f"{folder}/c.{chunk}.0", inside, data[16 * (at - start) :][: 16 * count])
+            with opened(f"{folder}/c.{chunk}.0", _NBYTES, os.O_RDWR) as fd:
+                write_at(fd, data[16 * (at - start) :][: 16 * count], 16 * inside)
+                os.fdatasync(fd)
             at += count
         sync_folder(folder)
-    except OSError as error:
-        raise storage_error(error, folder) from error
-    path = root.counters_folder / "c.0"
-    if hidden_before > counters.peek(layout.FRONTIER):
-        # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
-        counters.set(layout.FRONTIER, min(hidden_before, layout.MOST_COUNTED))
-        sync_file(path)
+    # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
+    keep_hidden(counters, hidden_before)
     counters.set(layout.HIDDEN_ENTRIES, stop)
-    sync_file(path)
+    sync_file(counters.path)
     with suppress(ReplayError, OSError):  # what was asked for is done; the next who opens the store tries again
         reserve(root, stop)
+
+
+def keep_hidden(counters: StoreCounters, before: int) -> None:
+    """Keep hidden what a capacity hides, all steps before a time, also when fewer are left to count; durably."""
+    if before > counters.peek(layout.FRONTIER):
+        counters.set(layout.FRONTIER, min(before, layout.MOST_COUNTED))
+        sync_file(counters.path)
 
 
 def has_reserve(root: Root, entries: int) -> bool:
@@ -115,11 +118,9 @@ def reserve(root: Root, entries: int) -> None:
     count is damaged, or the file is lost.
     """
     folder = str(root.folder / layout.HIDDEN)
-    try:
+    with storage_errors(folder):
         _make_room(root, folder, entries, entries + ROWS)
         sync_folder(folder)
-    except OSError as error:
-        raise storage_error(error, folder) from error
 
 
 def _rows(root: Root) -> tuple[int, dict[str, Any]]:
@@ -159,10 +160,3 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
             with suppress(OSError):
                 os.unlink(temporary)
             raise
-
-
-def _write(path: str, first: int, data: bytes) -> None:
-    with opened(path, _NBYTES, os.O_RDWR) as fd:
-        if os.pwrite(fd, data, 16 * first) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        os.fdatasync(fd)

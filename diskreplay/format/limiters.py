@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import Counters, open_counters
-from diskreplay.format.durable import storage_error, sync_folder, sync_tree
+from diskreplay.format.durable import storage_errors, sync_folder, sync_tree
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.marks import map_trusted
@@ -64,7 +64,7 @@ def _create(root: Root, name: str) -> None:
     """Make a limiter's array; it appears whole."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
-    with held_lock(root.lock_path):  # nobody tidies up there meanwhile
+    with held_lock(root.lock_path), storage_errors(target):  # nobody tidies up there meanwhile
         try:
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
@@ -76,8 +76,6 @@ def _create(root: Root, name: str) -> None:
                 sync_tree(building)
                 os.rename(building, target)
                 sync_folder(target.parent)
-        except OSError as error:
-            raise storage_error(error, target) from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
 

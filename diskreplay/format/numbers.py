@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import storage_error, sync_file
+from diskreplay.format.durable import storage_errors, sync_file
 from diskreplay.format.machine import boot_id
 from diskreplay.format.root import Root
 
@@ -46,10 +46,8 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     if number >= reserved or words[layout.BOOT] != here:
         counters.set(layout.RESERVED, max(reserved, number + layout.RESERVED_AT_ONCE))
         counters.set_boot(here)
-        try:
+        with storage_errors(path):
             sync_file(path)
-        except OSError as error:
-            raise storage_error(error, path) from error
     return number
 
 

@@ -21,10 +21,10 @@ from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import copy_tree, is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import storage_error, sync_file_system, sync_folder, write_atomic
-from diskreplay.format.mapping import opened, read_regular
+from diskreplay.format.durable import storage_errors, sync_file_system, sync_folder, write_atomic
+from diskreplay.format.mapping import read_regular
 from diskreplay.format.metadata import Document, is_whole, parse_document
-from diskreplay.format.sealing import count_in_chunk
+from diskreplay.format.sealing import count_flags
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
 RECORD = ".record.json"  # what the name of a record adds to that of its entry
@@ -102,12 +102,11 @@ def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
             return entry.where
     draft = root / layout.COUNTERS / f"new-{where.replace('/', '-')}"
     try:
-        shutil.rmtree(draft, ignore_errors=True)  # of a process that died
-        copy_tree(root / where, draft)
-        sync_file_system(root)
-        return _take_in(root, draft, where, reason, steps, False)
-    except OSError as error:
-        raise storage_error(error, draft) from error
+        with storage_errors(draft):
+            shutil.rmtree(draft, ignore_errors=True)  # of a process that died
+            copy_tree(root / where, draft)
+            sync_file_system(root)
+            return _take_in(root, draft, where, reason, steps, False)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -132,8 +131,7 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
 def note_change(root: Path) -> None:
     """Tell readers that segments were set aside, brought back or replaced. The caller holds the store lock."""
     with suppress(FormatError, OSError):  # nobody can read a store whose counters are damaged
-        counters = _counters(root)
-        counters.set(layout.CHANGES, int(counters.read()[layout.CHANGES]) + 1)
+        _counters(root).count(layout.CHANGES)
 
 
 def _counters(root: Path) -> StoreCounters:
@@ -256,9 +254,7 @@ def settle_records(root: Path) -> dict[int, int]:
     lock.
     """
     folder, gone = root / QUARANTINE / layout.SEGMENTS, dict[int, int]()
-    if not is_folder(root / QUARANTINE) or not is_folder(folder):
-        return gone
-    for name in os.listdir(folder):
+    for name in _segment_names(root):
         entry = folder / name.removesuffix(RECORD)
         if not name.endswith(RECORD) or os.path.lexists(entry):
             continue
@@ -271,11 +267,14 @@ def settle_records(root: Path) -> dict[int, int]:
 
 def quarantined_numbers(root: Path) -> list[int]:
     """Return the numbers of the segments in quarantine, by the names of their folders: they are never given again."""
-    folder = root / QUARANTINE / layout.SEGMENTS
-    if not is_folder(root / QUARANTINE) or not is_folder(folder):
-        return []
-    found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in os.listdir(folder))
+    found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in _segment_names(root))
     return sorted({number for number in found if number is not None})
+
+
+def _segment_names(root: Path) -> list[str]:
+    """Return the names of the segments in quarantine, and of their records."""
+    folder = root / QUARANTINE / layout.SEGMENTS
+    return os.listdir(folder) if is_folder(root / QUARANTINE) and is_folder(folder) else []
 
 
 def has_quarantine(root: Path) -> bool:
@@ -344,19 +343,13 @@ def claimed_steps(segment: Path) -> int | None:
     No more than there are flags for, so that a damaged counter claims no steps that were never there.
     """
     try:
-        rows = _claimed_rows(segment)
-        lanes = len(rows)
-        per_chunk = os.lstat(segment / layout.DONE / layout.chunk_key(0, 0)).st_size // lanes
-        chunk, steps = 0, 0
-        while per_chunk and chunk * per_chunk < int(rows.max()):
-            try:
-                with opened(str(segment / layout.DONE / layout.chunk_key(chunk, 0)), lanes * per_chunk) as fd:
-                    inside = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
-                    steps += count_in_chunk(fd, inside, per_chunk)
-            except FileNotFoundError:
-                break
-            chunk += 1
-        return steps
+        rows, chunks = _claimed_rows(segment), 1
+        per_chunk = os.lstat(segment / layout.DONE / layout.chunk_key(0, 0)).st_size // len(rows)
+        while chunks * per_chunk < int(rows.max()) and os.path.lexists(
+            segment / layout.DONE / layout.chunk_key(chunks, 0)
+        ):
+            chunks += 1
+        return count_flags(str(segment), np.minimum(rows, chunks * per_chunk), per_chunk) if per_chunk else 0
     except (OSError, FormatError, ValueError):
         return None
 

@@ -232,8 +232,7 @@ def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 
 
 def _notify(root: Root, number: int) -> None:
     """Make readers list the segments again."""
-    counters = root.counters(writable=True)
-    counters.set(layout.CHANGES, min(int(counters.read()[layout.CHANGES]) + 1, layout.MOST_COUNTED))
+    root.counters(writable=True).count(layout.CHANGES)
     with suppress(OSError):  # somebody put a file there; listing again costs little
         _beside(root, _REPLACED, number).rmdir()
 

@@ -24,7 +24,7 @@ from diskreplay.format.durable import (
     check_written,
     punch_hole,
     read_file,
-    storage_error,
+    storage_errors,
     sync_file_system,
     write_atomic,
     write_file,
@@ -37,7 +37,6 @@ from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
     SegmentInfo,
-    chunk_nbytes,
     chunk_path,
     row_bytes,
     rows_document,
@@ -84,19 +83,19 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged |
     unknown; otherwise the system's OSError.
     """
     root.check_still_there()
-    with _in_need_of_room(root):
+    with storage_errors(root.folder):
         settled = [_settle(root, info, (salvaged or {}).get(info.number)) for info in infos]
     with _writing_back():
         sync_file_system(root.folder)
         for segment in settled:
             for name in segment.checksums:
                 check_written(f"{segment.info.path}/{name}")
-    with _in_need_of_room(root):
+    with storage_errors(root.folder):
         for segment in settled:
             _write_sealed_beside(root, segment)
     with _writing_back():
         sync_file_system(root.folder)
-    with _in_need_of_room(root):
+    with storage_errors(root.folder):
         for segment in settled:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
@@ -114,16 +113,6 @@ def _writing_back() -> Iterator[None]:
         yield
     except OSError as error:
         raise NotWritten(error.errno, error.strerror, error.filename) from error
-
-
-@contextmanager
-def _in_need_of_room(root: Root) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if (full := storage_error(error, root.folder)) is error:
-            raise
-        raise full from error
 
 
 def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Settled:
@@ -225,9 +214,9 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
                 punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
             sums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
             if array.path == layout.DONE:
-                steps = count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
+                steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
                 segment.steps += steps
-                segment.unproven_steps += count_in_chunk(fd, kept, per_chunk) - steps
+                segment.unproven_steps += _count_in_chunk(fd, kept, per_chunk) - steps
             protect(fd)
     name = f"{array.path}/{layout.METADATA}"
     if not segment.is_live:
@@ -279,16 +268,19 @@ def count_steps(root: Root, info: SegmentInfo) -> int:
 
 def count_steps_in(root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> int:
     """Count the steps in the first rows of each lane of a segment."""
-    per_chunk, nbytes = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
+    return count_flags(str(info.path), rows, info.chunk_rows[layout.DONE]) - info.lost.surplus
+
+
+def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
+    """Count the steps that flags tell of in the first rows of each lane, in a segment's folder."""
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
-        with opened(chunk_path(root, info, layout.DONE, chunk), nbytes) as fd:
-            steps += count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
-    return steps - info.lost.surplus
+        with opened(f"{segment}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", len(rows) * per_chunk) as fd:
+            steps += _count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
+    return steps
 
 
-def count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
-    """Count the steps in the first rows of each lane of a chunk of flags."""
+def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
     return sum(_count_in_lane(fd, lane * per_chunk, count) for lane, count in enumerate(kept))
 
 

@@ -18,7 +18,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow, OpenFolder
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
-from diskreplay.format.durable import overwrite, storage_error, write_atomic, write_file
+from diskreplay.format.durable import overwrite, storage_error, storage_errors, write_atomic, write_file
 from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
 from diskreplay.format.mapping import Mapping, map_file, open_regular, refuse_links
@@ -229,10 +229,8 @@ def place_segment(root: Root, info: SegmentInfo, number: int) -> SegmentInfo:
     Raises StorageFull where there is no room for its name, FileNotFoundError where somebody removed the draft.
     """
     path = root.segment_path(number)
-    try:
+    with storage_errors(path):
         os.rename(info.path, path)
-    except OSError as error:
-        raise storage_error(error, path) from error
     return dataclasses.replace(info, number=number, path=path)
 
 

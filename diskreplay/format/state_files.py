@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
-from diskreplay.format.durable import storage_error, sync_file, sync_folder, sync_tree, write_file
+from diskreplay.format.durable import storage_errors, sync_file, sync_folder, sync_tree, write_file
 from diskreplay.format.limiters import is_name
 from diskreplay.format.locks import Lock, held_lock, try_lock
 from diskreplay.format.mapping import open_regular
@@ -83,15 +83,14 @@ def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
     building = root.counters_folder / f"{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
     lock: Lock | None = None
     try:
-        with held_lock(root.lock_path):  # under which the next opener looks for drafts that nobody holds
-            building.mkdir()
-            lock = try_lock(building / layout.LOCK)
-        _write_group(root, building / _STATE, plain, arrays)
-        sync_tree(building / _STATE)
-        with held_lock(root.lock_path):
-            _place(root, building, target)
-    except OSError as error:
-        raise storage_error(error, target) from error
+        with storage_errors(target):
+            with held_lock(root.lock_path):  # under which the next opener looks for drafts that nobody holds
+                building.mkdir()
+                lock = try_lock(building / layout.LOCK)
+            _write_group(root, building / _STATE, plain, arrays)
+            sync_tree(building / _STATE)
+            with held_lock(root.lock_path):
+                _place(root, building, target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
         if lock is not None:
@@ -109,13 +108,9 @@ def delete_state(root: Root, name: str) -> None:
         gone = root.counters_folder / f"old-{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
-            try:
+            _check_saved(root, name)
+            with storage_errors(folder):
                 os.rename(folder, gone)
-            except FileNotFoundError:
-                _check_saved(root, name)
-                raise
-            except OSError as error:
-                raise storage_error(error, folder) from error
             sync_folder(folder.parent)
         shutil.rmtree(gone, ignore_errors=True)
 

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from diskreplay.errors import DamagedSegmentWarning, FormatError, StorageFull, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
-from diskreplay.format.durable import sync_file
+from diskreplay.format.eviction_list import keep_hidden
 from diskreplay.format.locks import held_lock, is_locked, try_lock
 from diskreplay.format.quarantine import QUARANTINE, move_aside, note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.rebuild import build_copy, drop_build, finish_replacements, put_in_place
@@ -383,11 +383,9 @@ class _Repair:
                 follower = Follower(self._store, counters)
         except (FormatError, OSError):
             return  # nobody can see what it hides
-        hidden_before = min(follower.snapshot.hidden_before, layout.MOST_COUNTED)
+        hidden_before = follower.snapshot.hidden_before
         follower.close()
-        if hidden_before > counters.peek(layout.FRONTIER):
-            counters.set(layout.FRONTIER, hidden_before)
-            sync_file(counters.path)
+        keep_hidden(counters, hidden_before)
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
         """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import storage_error, sync_folder
+from diskreplay.format.durable import storage_errors, sync_folder
 from diskreplay.format.locks import try_lock
 from diskreplay.format.root import Root
 
@@ -25,10 +25,8 @@ def take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> st
     evicted = counters.evicted_after(steps)
     gone = f"{root.counters_folder}/old-{layout.segment_name(number)}-{evicted}"
     shutil.rmtree(gone, ignore_errors=True)
-    try:
+    with storage_errors(gone):
         os.rename(root.segment_path(number), gone)
-    except OSError as error:
-        raise storage_error(error, gone) from error
     counters.set(layout.STEPS_EVICTED, evicted)
     return gone
 

@@ -141,7 +141,7 @@ class Retention:
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()
-            self._counters.set(layout.SEALED, int(self._counters.read()[layout.SEALED]) + 1)
+            self._counters.count(layout.SEALED)
 
     def enforce(self) -> None:
         """Remove segments that are due; nothing else has to succeed first."""
