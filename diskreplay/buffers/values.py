@@ -24,7 +24,8 @@ def plain(value: Any) -> NDArray[Any]:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         # It has no numpy dtype; float32 holds all its values.
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        array: NDArray[Any] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        return array
     try:
         return np.asarray(value)
     except ValueError as error:

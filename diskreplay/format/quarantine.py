@@ -364,5 +364,6 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
             error = reason
             continue
         if data and len(data) % 8 == 0:
-            return np.maximum(np.frombuffer(data, "<i8"), 0)
+            rows: NDArray[np.int64] = np.maximum(np.frombuffer(data, "<i8"), 0)
+            return rows
     raise error

@@ -240,7 +240,8 @@ def _has_content(path: str, document: bytes) -> bool:
 
 def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> list[int]:
     """Return how many rows of each lane one chunk holds."""
-    return np.minimum(np.maximum(rows - chunk * per_chunk, 0), per_chunk).tolist()
+    inside: list[int] = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
+    return inside
 
 
 def _remove_chunks(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> None:

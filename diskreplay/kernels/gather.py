@@ -244,11 +244,11 @@ def _number(address: int, kind: int, width: int) -> float:
     exponent, mantissa = bits >> 10 & 31, bits & 1023
     # Of a float16: the bits of a float64 with its exponent, or a multiple of the least there is.
     if exponent == 31:
-        size = jit.number_of(2047 << 52 | mantissa << 42)
+        size = jit.number_of(int(2047 << 52 | mantissa << 42))
     elif exponent == 0:
         size = mantissa * 2.0**-24
     else:
-        size = jit.number_of((exponent + 1008) << 52 | mantissa << 42)
+        size = jit.number_of(int((exponent + 1008) << 52 | mantissa << 42))
     return -size if bits >> 15 else size
 
 

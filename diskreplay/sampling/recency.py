@@ -320,7 +320,7 @@ class Arrivals:
 
     def _write(self, start: int, pieces: Ints) -> int:
         """Write pieces from a place on, and return where they end."""
-        end = start + pieces.shape[1]
+        end: int = start + pieces.shape[1]
         if end > self._room.shape[1]:
             room, before = np.zeros((3, 2 * end), np.int64), np.zeros(2 * end + 1, np.int64)
             room[:, :start], before[: start + 1] = self._room[:, :start], self._before[: start + 1]

@@ -86,5 +86,6 @@ def _claimed_rows(files: Files, where: str) -> NDArray[np.int64] | None:
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         data = files.read(f"{where}/{name}/c.0", 8 * layout.MAX_LANES)
         if data and len(data) % 8 == 0:
-            return np.maximum(np.frombuffer(data, "<i8"), 0)
+            rows: NDArray[np.int64] = np.maximum(np.frombuffer(data, "<i8"), 0)
+            return rows
     return None

@@ -81,7 +81,8 @@ def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
     still_open = (end & OPEN != 0) & ~has_next
     if view.value_fn is None:
         # The step behind a cut tells whether it was one for length.
-        return steps - (still_open | ((end & CUT != 0) & ~has_next))
+        given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
+        return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
     if view.next_value is not None:
         known |= ~still_open

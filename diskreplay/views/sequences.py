@@ -253,7 +253,7 @@ class SequencesReader(_StepsReader):
     def _moved_back(self, snapshot: Snapshot, ids: Ints, windows: Windows, odd: Ints) -> NDArray[np.bool_]:
         """Tell which windows end with their episode: one step more cannot be had, and the episode is not open."""
         length = self._view.length
-        moved = windows.k[odd] == length
+        moved: NDArray[np.bool_] = windows.k[odd] == length
         longer = Windows(1)
         for i in np.flatnonzero(moved):
             step_id = ids[odd[i : i + 1]]

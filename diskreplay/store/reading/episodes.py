@@ -97,7 +97,8 @@ class Episode:
         go by a clock that nobody sets.
         """
         times = self._snapshot.rows(TIME, self._first, self._steps)
-        return (times + self._snapshot.clocks[self.segment - self._snapshot.origin]) / 1e9
+        seconds: NDArray[np.float64] = (times + self._snapshot.clocks[self.segment - self._snapshot.origin]) / 1e9
+        return seconds
 
     @property
     def total_reward(self) -> float:

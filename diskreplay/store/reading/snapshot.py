@@ -140,12 +140,14 @@ class Snapshot:
     @property
     def committed(self) -> NDArray[np.int64]:
         """The complete rows of each lane."""
-        return self._rows_of_lanes()[following.COMMITTED]
+        rows: NDArray[np.int64] = self._rows_of_lanes()[following.COMMITTED]
+        return rows
 
     @property
     def observed(self) -> NDArray[np.int64]:
         """The rows of each lane whose observation is there."""
-        return self._rows_of_lanes()[following.OBSERVED]
+        rows: NDArray[np.int64] = self._rows_of_lanes()[following.OBSERVED]
+        return rows
 
     def _rows_of_lanes(self) -> NDArray[np.int64]:
         found = self._counters
@@ -216,7 +218,8 @@ class Snapshot:
     def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:
         """Return how many of each episode's first steps are hidden."""
         least = self.least_ids(episodes.first)
-        return np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
+        hidden: NDArray[np.int64] = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
+        return hidden
 
     def find(self, first: int) -> int:
         """Return the position in `episodes` of the episode that holds the step with id ``first``, its first one."""

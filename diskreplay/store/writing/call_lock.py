@@ -12,10 +12,9 @@ import weakref
 from collections.abc import Callable
 from functools import wraps
 from types import CodeType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 _POLL_S = 0.001
 
@@ -73,11 +72,11 @@ def note_exclusive(method: Callable[..., Any]) -> None:
     _codes.add(method.__code__)
 
 
-def one_call_at_a_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def one_call_at_a_time(method: Method) -> Method:
     """Let one thread at a time call a method of a writer; see `BaseWriter`."""
 
     @wraps(method)
-    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         lock = self._lock
         try:
             del lock.free
@@ -92,7 +91,7 @@ def one_call_at_a_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Con
                 self._release(lock)
 
     note_exclusive(call)
-    return call
+    return cast(Method, call)
 
 
 def is_inside(writer: Any) -> bool:

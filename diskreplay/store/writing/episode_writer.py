@@ -35,7 +35,8 @@ Places = TypeVar("Places", int, Ints)
 
 def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
     """Return the flags of steps; ``continues`` counts where they are the first of their episodes."""
-    return first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
+    flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
+    return flags
 
 
 def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
