@@ -20,10 +20,15 @@ ReplayError
 DamagedSegmentWarning is the RuntimeWarning of a store that is used without a segment which cannot be read.
 """
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from diskreplay.folders import shown
+
+# Names of modules that a warning is not told of: ours, and that of decorators between two of ours.
+_INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib")
 
 
 class ReplayError(Exception):
@@ -108,3 +113,11 @@ class MissingExtra(ReplayError, ImportError):
 
 class DamagedSegmentWarning(RuntimeWarning):
     """A segment of a store cannot be read, and the rest is used without it; or one in quarantine takes up space."""
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of the line outside of this package whose call led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

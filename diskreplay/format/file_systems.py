@@ -2,8 +2,8 @@
 
 import ctypes
 import os
-import warnings
 
+from diskreplay.errors import warn_caller
 from diskreplay.folders import shown
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -95,14 +95,13 @@ def has_stable_inodes(file_system: str) -> bool:
     return file_system not in _UNSTABLE_INODES
 
 
-def warn_of(file_system: str, path: os.PathLike[str] | str, uuid: str, stacklevel: int = 3) -> None:
+def warn_of(file_system: str, path: os.PathLike[str] | str, uuid: str) -> None:
     """Warn, once a process and store, where it lies on a file system that promises less; not of unknown ones."""
     if file_system not in _NETWORK.values() or uuid in _warned:
         return
     _warned.add(uuid)
-    warnings.warn(
+    warn_caller(
         f"{shown(path)} is on {file_system}. There, locks and mapped memory need not be seen by other machines, or at "
         "all: write and read this store on one machine at a time, and keep backups, or put it on a local disk",
         RuntimeWarning,
-        stacklevel=stacklevel,
     )

@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numba
 
+from diskreplay.errors import warn_caller
 from diskreplay.kernels import numba_private
 from diskreplay.kernels.numba_private import Cache, CacheLocator, Dispatcher, NumbaType
 
@@ -83,11 +83,10 @@ def folder() -> str | None:
             _prune(parent)
         return str(path)
     why = "; ".join(tried) or "the user has no home"
-    warnings.warn(
+    warn_caller(
         f"compiled kernels cannot be kept, so each process compiles them for itself ({why}): set "
         "NUMBA_CACHE_DIR to a folder that can be written",
         RuntimeWarning,
-        stacklevel=2,
     )
     return None
 

@@ -58,7 +58,7 @@ class Store:
         if mode not in ("r", "a"):
             raise ValueError(f'mode is "r" or "a", not {mode!r}')
         self._root = read_root(Path(path).absolute())
-        warn_of(self._root.file_system, self._root.path, self._root.uuid, stacklevel=5)
+        warn_of(self._root.file_system, self._root.path, self._root.uuid)
         self._mode = mode
         try:
             self._counters = self._root.counters(writable=mode == "a")

@@ -1,8 +1,6 @@
 """Segments that cannot be read or that lie in quarantine: what a process is warned of, once."""
 
-import warnings
-
-from diskreplay.errors import DamagedSegmentWarning, FormatError, SegmentGone
+from diskreplay.errors import DamagedSegmentWarning, FormatError, SegmentGone, warn_caller
 from diskreplay.folders import shown
 from diskreplay.format.metadata import UnknownFeature
 from diskreplay.format.quarantine import QUARANTINE, has_quarantine, read_quarantine
@@ -52,11 +50,10 @@ def warn_of_quarantine(root: Root) -> None:
     nbytes = disk_usage(root.folder / QUARANTINE)[0]
     if any(entry.segment is not None for entry in read_quarantine(root.folder)):
         _warned.add(key)
-        warnings.warn(
+        warn_caller(
             f"{nbytes} bytes in {root.path / QUARANTINE} do not count in the capacity_bytes of {root.capacity_bytes}: "
             "diskreplay repair --restore or --drop decides about them",
             DamagedSegmentWarning,
-            stacklevel=3,
         )
 
 
@@ -66,9 +63,8 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
     if key in _warned:
         return
     _warned.add(key)
-    warnings.warn(
+    warn_caller(
         f"segment {number} of {root.path} is damaged, and its steps are left out: {detail}. "
         "Run diskreplay repair on the store",
         DamagedSegmentWarning,
-        stacklevel=3,
     )

@@ -5,14 +5,13 @@ only the disk can refuse it, and nothing can once it is published. A step's valu
 observations and arrays, a number for other scalars.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import StorageFull
+from diskreplay.errors import StorageFull, warn_caller
 from diskreplay.format import layout
 from diskreplay.format.machine import clock_ns
 from diskreplay.format.root import Root
@@ -257,11 +256,10 @@ class EpisodeWriter:
         if lane.open and final is not None and not _continues(final, lane.pending):
             self._warn_of_discontinuity()
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
-            warnings.warn(
+            warn_caller(
                 f"the episode of lane {lane.number} had been cut already, as the lane did not append while others "
                 "filled segments; the end_episode() that came now is too late to store its final observation or "
                 "episode values",
-                stacklevel=4,
             )
         self.cut(lane, final, episode, marked=True)
 
@@ -269,11 +267,10 @@ class EpisodeWriter:
         """Warn, once, that an observation did not continue its episode."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_caller(
                 "an appended obs differs from the next_obs of the step before; the episode was cut there. Reset "
                 "observations need end_episode() or a done step before them, and normalised or stacked ones must be "
                 "the same bytes in both places",
-                stacklevel=7,
             )
 
     def _cut_if_needed(self, lane: Lane, items: Items) -> None:

@@ -255,8 +255,9 @@ def test_an_end_that_comes_after_an_episode_was_cut_for_room_warns_of_what_it_ca
     schema = serial_schema(episode={"seed": dr.Field((), "int64")})
     with dr.create(tmp_store, schema, segment_steps=8) as store, store.writer(num_envs=2) as writer:
         go_on = cut_for_room(store, writer)
-        with pytest.warns(UserWarning, match="the episode of lane 0 had been cut already"):
+        with pytest.warns(UserWarning, match="the episode of lane 0 had been cut already") as told:
             writer.end_episode(mask=[True, False], episode={"seed": [7, 7]})
+        assert [warning.filename for warning in told] == [__file__]
         writer.end_episode(mask=[True, False], episode={"seed": [7, 7]})  # now there is none, as at any other time
         go_on(1)
 
@@ -281,3 +282,12 @@ def test_a_segment_with_one_row_a_lane_opens(tmp_store, lanes):
         writer.append(zeros, zeros.astype(int), zeros, np.ones(lanes, bool), zeros.astype(bool))
     with dr.open(tmp_store) as store:
         assert len(store) == lanes
+
+
+def test_a_lane_whose_observation_does_not_continue_warns_of_the_line_that_appended(tmp_store):
+    ones, no = np.ones((2, 3), np.float32), [False, False]
+    with dr.create(tmp_store, serial_schema()) as store, store.writer(num_envs=2) as writer:
+        writer.append(ones, [0, 0], [0.0, 0.0], no, next_obs=ones, serial=[0, 1])
+        with pytest.warns(UserWarning, match=r"differs from the next_obs.*cut") as told:
+            writer.append(ones * [[1], [2]], [0, 0], [0.0, 0.0], no, next_obs=ones, serial=[2, 3])
+        assert [warning.filename for warning in told] == [__file__]

@@ -189,8 +189,9 @@ def test_end_episode_does_nothing_when_none_is_open(store):
 def test_an_observation_that_does_not_continue_cuts_the_episode_and_warns_once(store):
     with store.writer() as writer:
         append_numbered(writer, range(3), end="open")
-        with pytest.warns(UserWarning, match=r"differs from the next_obs.*cut"):
+        with pytest.warns(UserWarning, match=r"differs from the next_obs.*cut") as told:
             writer.append(obs(50), 0, 1.0, False, next_obs=obs(51), serial=3)
+        assert [warning.filename for warning in told] == [__file__]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             writer.append(obs(60), 0, 1.0, True, next_obs=obs(61), serial=4)
