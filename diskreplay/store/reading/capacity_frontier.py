@@ -49,8 +49,12 @@ class CapacityFrontier:
         self._heap = np.append(self._heap, np.zeros((count, hiding.HEAP_COLUMNS), np.int64), axis=0)
         self.oldest = self._by_place[hiding.OLDEST].copy()
 
-    def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints) -> None:
-        """Hide all of some lanes, whose segments are gone; ``place`` is the lane of each episode of the log."""
+    def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
+        """Hide all of some lanes, whose segments are gone, and leave out their open episodes.
+
+        ``place`` is the lane of each episode of the log, ``open_start`` the first row of each lane's open one, or -1.
+        """
+        self.hidden -= self._hidden_of_open(np.where(gone, open_start, -1))
         episodes, place = log.select(gone[place]), place[gone[place]]
         self.hidden += int((episodes.steps - self._hidden_of(episodes, place)).sum())
         self.reached = max(self.reached, int(episodes.time.max(initial=-1)) + 1)
@@ -72,22 +76,16 @@ class CapacityFrontier:
         self._log: EpisodeTable | None = None  # what the arguments of the kernel were collected for
         self._found = self._numbers.data  # the same as Python's own numbers
 
-    def follow(self, log: EpisodeLog, log_place: Ints, place: Ints, start: Ints) -> None:
-        """Go on with a log of another generation, and what is hidden in it.
-
-        ``log_place`` is the lane of each episode of the log, ``place`` that of each open one, ``start`` its first row.
-        """
+    def follow(self, log: EpisodeLog, place: Ints, open_start: Ints) -> None:
+        """Go on with a log of another generation, and what is hidden in it; see `drop` for both arrays."""
         self._forget(log.generation)
-        self.hidden = int(self._hidden_of(log.table, log_place).sum()) + self._hidden_from(place, start)
+        self.hidden = int(self._hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         if not self.hidden:
             self.reached = 0
 
-    def drop_open(self, place: Ints, start: Ints) -> None:
-        """Leave out open episodes, which are nobody's any more: their lanes, and their first rows."""
-        self.hidden -= self._hidden_from(place, start)
-
-    def _hidden_from(self, place: Ints, start: Ints) -> int:
-        return int(np.maximum(self.oldest[place] - start, 0).sum())
+    def _hidden_of_open(self, open_start: Ints) -> int:
+        some = open_start >= 0
+        return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
     def advance(
         self,

@@ -189,15 +189,7 @@ class Follower:
             self.snapshot = self._freeze()
 
     def _follow_log(self) -> None:
-        place = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
-        start = self._rows[rows.OPEN_START, place]
-        self._frontier.follow(self._log, self._places_of(self._log.table), place, start)
-
-    def _drop_open(self, lanes: NDArray[np.int64]) -> None:
-        """Leave out the open episodes of lanes that nobody writes to any more."""
-        start = self._rows[rows.OPEN_START, lanes]
-        self._frontier.drop_open(lanes[start >= 0], start[start >= 0])
-        self._rows[rows.OPEN_START, lanes] = -1
+        self._frontier.follow(self._log, self._places_of(self._log.table), self._rows[rows.OPEN_START])
 
     def _now(self) -> int:
         """Return the time by the clock that the newest segments have."""
@@ -319,8 +311,9 @@ class Follower:
         gone = np.isin(self._lane_slot, slots)
         if self._frontier.generation != self._log.generation:
             self._follow_log()
-        self._drop_open(np.flatnonzero(gone))
-        self._frontier.drop(gone, self._log.table, self._places_of(self._log.table))
+        open_start = self._rows[rows.OPEN_START]
+        self._frontier.drop(gone, self._log.table, self._places_of(self._log.table), open_start)
+        open_start[gone] = -1
         self._lanes = self._lanes.copy()
         self._lanes[slots] = 0
         for slot in slots:
