@@ -16,52 +16,8 @@ Every row is checked against the table of chunks before its address is formed.
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import frozen, jit
+from diskreplay.kernels import frozen, gathering as cols, jit
 from diskreplay.kernels.find_windows import find_windows
-from diskreplay.kernels.gathering import (
-    BASES,
-    BASES_SIZE,
-    BEGIN,
-    CHUNKS,
-    COLUMNS,
-    COPIED,
-    DISCOUNT,
-    FACTOR,
-    FAILED,
-    FINDS,
-    FIRST_CHUNK,
-    FLAGS,
-    FLOOR,
-    GAMMA,
-    HEAD,
-    INDEX,
-    ITEMS,
-    KIND,
-    LANE,
-    LENGTH,
-    LINES,
-    N_STEPS,
-    OFFSET,
-    REWARD,
-    ROW,
-    ROW_BYTES,
-    SHIFT,
-    SLOT,
-    SLOTS,
-    SOURCES,
-    STACK,
-    STOP,
-    STREAMED,
-    TARGET,
-    TERMINATED,
-    TRUNCATED,
-    WEIGHT,
-    WHOLE,
-    WINDOW_ROWS,
-    WINDOWS,
-    K,
-    N,
-)
 from diskreplay.kernels.stream import WIDE, stream_apart
 
 _find_windows = jit.apart(find_windows)
@@ -77,31 +33,33 @@ def bind_table(
     record: Ints, at: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int
 ) -> None:
     """Write the table of a leaf into a record, from a column on."""
-    record[at + FIRST_CHUNK], record[at + CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
-    record[at + SHIFT], record[at + BASES] = shift.ctypes.data, bases.ctypes.data
-    record[at + SLOTS], record[at + BASES_SIZE] = min(first_chunk.size, chunks.size, shift.size), bases.size
-    record[at + ROW_BYTES] = row_bytes
+    record[at + cols.FIRST_CHUNK], record[at + cols.CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
+    record[at + cols.SHIFT], record[at + cols.BASES] = shift.ctypes.data, bases.ctypes.data
+    record[at + cols.SLOTS], record[at + cols.BASES_SIZE] = min(first_chunk.size, chunks.size, shift.size), bases.size
+    record[at + cols.ROW_BYTES] = row_bytes
 
 
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Write where the window of each item starts, and 0 where it is not one run of mapped rows; count the latter."""
-    first_chunks, chunk_counts, shifts = plan[leaf, FIRST_CHUNK], plan[leaf, CHUNKS], plan[leaf, SHIFT]
-    bases, bases_size, row_bytes = plan[leaf, BASES], plan[leaf, BASES_SIZE], plan[leaf, ROW_BYTES]
-    row_window, stop_window, offset = plan[leaf, BEGIN], plan[leaf, STOP], plan[leaf, OFFSET]
-    length = plan[leaf, LENGTH]
+    first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
+    bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
+    row_window, stop_window, offset = plan[leaf, cols.BEGIN], plan[leaf, cols.STOP], plan[leaf, cols.OFFSET]
+    length = plan[leaf, cols.LENGTH]
     found = 0
     for i in range(count):
-        s = windows[SLOT, _at(i)]
+        s = windows[cols.SLOT, _at(i)]
         bits = jit.load_int(shifts + 8 * s)
         r = windows[_at(row_window), _at(i)] + offset
         c = r >> bits
         sources[_at(leaf), _at(i)] = 0
         # Of a summand, the steps of the window; what stands behind them is not read.
-        run = length if leaf < copied else windows[K, _at(i)]
+        run = length if leaf < copied else windows[cols.K, _at(i)]
         inside = r & ((1 << bits) - 1)
         whole = (
-            r >= windows[FLOOR, _at(i)] and r + run <= windows[_at(stop_window), _at(i)] and inside + run <= 1 << bits
+            r >= windows[cols.FLOOR, _at(i)]
+            and r + run <= windows[_at(stop_window), _at(i)]
+            and inside + run <= 1 << bits
         )
         if not whole or c >= jit.load_int(chunk_counts + 8 * s):
             continue
@@ -111,7 +69,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
-        source = base + ((windows[LANE, _at(i)] << bits) + inside) * row_bytes
+        source = base + ((windows[cols.LANE, _at(i)] << bits) + inside) * row_bytes
         jit.prefetch(source)
         last = source + run * row_bytes - 1
         if (source ^ last) >> 6 != 0:  # of another cache line
@@ -128,17 +86,17 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
     These are not below the floor, nor is the end of the steps behind the stop, so there is less to check and to keep in
     registers.
     """
-    first_chunks, chunk_counts, shifts = plan[leaf, FIRST_CHUNK], plan[leaf, CHUNKS], plan[leaf, SHIFT]
-    bases, bases_size, row_bytes = plan[leaf, BASES], plan[leaf, BASES_SIZE], plan[leaf, ROW_BYTES]
-    row_window, stop_window = _at(plan[leaf, BEGIN]), _at(plan[leaf, STOP])
+    first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
+    bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
+    row_window, stop_window = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
     is_step, found = leaf < copied, 0
     for i in range(count):
-        s, r = windows[SLOT, _at(i)], windows[row_window, _at(i)]
+        s, r = windows[cols.SLOT, _at(i)], windows[row_window, _at(i)]
         bits = jit.load_int(shifts + 8 * s)
         c = r >> bits
         inside = r & ((1 << bits) - 1)
         sources[_at(leaf), _at(i)] = 0
-        whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[K, _at(i)] <= 1 << bits
+        whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[cols.K, _at(i)] <= 1 << bits
         if not whole or c >= jit.load_int(chunk_counts + 8 * s):
             continue
         c += jit.load_int(first_chunks + 8 * s)
@@ -147,7 +105,7 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
         base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
-        source = base + ((windows[LANE, _at(i)] << bits) + inside) * row_bytes
+        source = base + ((windows[cols.LANE, _at(i)] << bits) + inside) * row_bytes
         jit.prefetch(source)
         sources[_at(leaf), _at(i)] = source
         found += 1
@@ -157,31 +115,31 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
     """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
-    s = windows[SLOT, _at(i)]
-    bits = jit.load_int(plan[leaf, SHIFT] + 8 * s)
+    s = windows[cols.SLOT, _at(i)]
+    bits = jit.load_int(plan[leaf, cols.SHIFT] + 8 * s)
     c = r >> bits
-    if r < 0 or c >= jit.load_int(plan[leaf, CHUNKS] + 8 * s):
+    if r < 0 or c >= jit.load_int(plan[leaf, cols.CHUNKS] + 8 * s):
         return 0
-    c += jit.load_int(plan[leaf, FIRST_CHUNK] + 8 * s)
-    if c < 0 or c >= plan[leaf, BASES_SIZE]:
+    c += jit.load_int(plan[leaf, cols.FIRST_CHUNK] + 8 * s)
+    if c < 0 or c >= plan[leaf, cols.BASES_SIZE]:
         return 0
-    base = jit.load_int(plan[leaf, BASES] + 8 * c)
+    base = jit.load_int(plan[leaf, cols.BASES] + 8 * c)
     if base == 0:
         return 0
     inside = r & ((1 << bits) - 1)
-    sources[_at(leaf), _at(i)] = base + ((windows[LANE, _at(i)] << bits) + inside) * plan[leaf, ROW_BYTES]
+    sources[_at(leaf), _at(i)] = base + ((windows[cols.LANE, _at(i)] << bits) + inside) * plan[leaf, cols.ROW_BYTES]
     return (1 << bits) - inside
 
 
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "int", "out_ints2", inner=True)
 def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, count: int, sources: Ints) -> int:
     """Copy the windows that `_locate` left, piece by piece; return the first item with an unmapped row, or -1."""
-    row_bytes, length = plan[leaf, ROW_BYTES], plan[leaf, LENGTH]
+    row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
     for i in range(count):
         if sources[_at(leaf), _at(i)] != 0:
             continue
-        stop, floor = windows[plan[leaf, STOP], i], windows[FLOOR, _at(i)]
-        row = windows[plan[leaf, BEGIN], i] + plan[leaf, OFFSET]
+        stop, floor = windows[plan[leaf, cols.STOP], i], windows[cols.FLOOR, _at(i)]
+        row = windows[plan[leaf, cols.BEGIN], i] + plan[leaf, cols.OFFSET]
         target = out + i * length * row_bytes
         done = 0
         while done < length:
@@ -286,14 +244,15 @@ def _sum_runs(
     sources: Ints,
 ) -> None:
     """Do what `_sum` does with one summand of float32, all of whose windows `_locate` found: nearly always."""
-    leaf, gamma = record[COPIED], jit.number_of(record[GAMMA])
-    factor = jit.number_of(plan[leaf, FACTOR])
-    rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
-    terminals = _target(TERMINATED, 1, begin, record, addresses)
-    truncations = _target(TRUNCATED, 1, begin, record, addresses)
+    leaf, gamma = record[cols.COPIED], jit.number_of(record[cols.GAMMA])
+    factor = jit.number_of(plan[leaf, cols.FACTOR])
+    rewards = _target(cols.REWARD, 4, begin, record, addresses)
+    discounts = _target(cols.DISCOUNT, 4, begin, record, addresses)
+    terminals = _target(cols.TERMINATED, 1, begin, record, addresses)
+    truncations = _target(cols.TRUNCATED, 1, begin, record, addresses)
     for i in range(count):
         source, total, power = sources[_at(leaf), _at(i)], 0.0, 1.0
-        for j in range(windows[K, _at(i)]):
+        for j in range(windows[cols.K, _at(i)]):
             total += power * (np.float64(jit.load_float32(source + 4 * j)) * factor)
             power *= gamma
         _store(i, total, power, ends[_at(i)], rewards, discounts, terminals, truncations)
@@ -311,25 +270,26 @@ def _sum(
     sources: Ints,
 ) -> int:
     """Sum as `nstep` does, and say how windows end; return the first item with an unmapped row, or -1."""
-    copied, gamma = record[COPIED], jit.number_of(record[GAMMA])
-    rewards, discounts = _target(REWARD, 4, begin, record, addresses), _target(DISCOUNT, 4, begin, record, addresses)
-    terminals = _target(TERMINATED, 1, begin, record, addresses)
-    truncations = _target(TRUNCATED, 1, begin, record, addresses)
+    copied, gamma = record[cols.COPIED], jit.number_of(record[cols.GAMMA])
+    rewards = _target(cols.REWARD, 4, begin, record, addresses)
+    discounts = _target(cols.DISCOUNT, 4, begin, record, addresses)
+    terminals = _target(cols.TERMINATED, 1, begin, record, addresses)
+    truncations = _target(cols.TRUNCATED, 1, begin, record, addresses)
     for i in range(count):
         total, power = 0.0, 1.0
         done = 0
-        while done < windows[K, _at(i)]:
-            run = windows[K, _at(i)] - done
+        while done < windows[cols.K, _at(i)]:
+            run = windows[cols.K, _at(i)] - done
             for leaf in range(copied, plan.shape[0]):
-                run = min(run, _run(windows, plan, leaf, i, windows[ROW, _at(i)] + done, sources))
+                run = min(run, _run(windows, plan, leaf, i, windows[cols.ROW, _at(i)] + done, sources))
             if run == 0:
                 return i
             for j in range(run):
                 r = 0.0
                 for leaf in range(copied, plan.shape[0]):
-                    width = plan[leaf, ROW_BYTES]
-                    x = _number(sources[_at(leaf), _at(i)] + j * width, plan[leaf, KIND], width)
-                    r += x * jit.number_of(plan[leaf, FACTOR])
+                    width = plan[leaf, cols.ROW_BYTES]
+                    x = _number(sources[_at(leaf), _at(i)] + j * width, plan[leaf, cols.KIND], width)
+                    r += x * jit.number_of(plan[leaf, cols.FACTOR])
                 total += power * r
                 power *= gamma
             done += run
@@ -341,8 +301,8 @@ def _sum(
 def _misplaced(windows: Ints, lanes: Ints, count: int) -> int:
     """Return the first item of windows that are given whose lane or floor is not one of the snapshot's, or -1."""
     for i in range(count):
-        s, lane = windows[SLOT, _at(i)], windows[LANE, _at(i)]
-        if s < 0 or s >= lanes.size or lane < 0 or lane >= lanes[s] or windows[FLOOR, _at(i)] < 0:
+        s, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
+        if s < 0 or s >= lanes.size or lane < 0 or lane >= lanes[s] or windows[cols.FLOOR, _at(i)] < 0:
             return i
     return -1
 
@@ -356,58 +316,59 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     Returns an item that has no window or a row that is not mapped, or -1. Threads may share the items of a batch.
     """
     # Of the arrays of all items, what lies behind the first of these: an index that counts from 0 cannot be negative.
-    items, count = record[ITEMS], until - begin
+    items, count = record[cols.ITEMS], until - begin
     mine = jit.ints_at(ids.ctypes.data + 8 * begin, count)
-    windows = jit.ints2_at(record[WINDOWS] + 8 * begin, WINDOW_ROWS, items)
-    ends = jit.bytes_at(record[WINDOWS] + 8 * WINDOW_ROWS * items + begin, count)
+    windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
+    ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)
     lanes = jit.ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
-    if record[FINDS]:
-        slots = record[FLAGS + SLOTS]
+    if record[cols.FINDS]:
+        flags = cols.FLAGS
+        slots = record[flags + cols.SLOTS]
         bad = _find_windows(
-            mine, record[N], record[STACK], record[WHOLE], snapshot,
-            jit.ints_at(record[FLAGS + FIRST_CHUNK], slots), jit.ints_at(record[FLAGS + CHUNKS], slots),
-            jit.ints_at(record[FLAGS + SHIFT], slots), jit.ints_at(record[FLAGS + BASES], record[FLAGS + BASES_SIZE]),
-            windows, ends,
+            mine, record[cols.N], record[cols.STACK], record[cols.WHOLE], snapshot,
+            jit.ints_at(record[flags + cols.FIRST_CHUNK], slots), jit.ints_at(record[flags + cols.CHUNKS], slots),
+            jit.ints_at(record[flags + cols.SHIFT], slots),
+            jit.ints_at(record[flags + cols.BASES], record[flags + cols.BASES_SIZE]), windows, ends,
         )  # fmt: skip
     else:
         bad = _misplaced(windows, lanes, count)
     if bad >= 0:
-        record[FAILED] = -1
+        record[cols.FAILED] = -1
         return begin + bad
-    lines, copied, streamed = record[LINES], record[COPIED], record[STREAMED]
-    plan = jit.ints2_at(record.ctypes.data + 8 * HEAD, lines, COLUMNS)
-    sources = jit.ints2_at(record[SOURCES] + 8 * begin, lines, items)
+    lines, copied, streamed = record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
+    plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
+    sources = jit.ints2_at(record[cols.SOURCES] + 8 * begin, lines, items)
     left = missing = 0
     for leaf in range(lines):
-        if plan[leaf, SLOTS] < lanes.size:
+        if plan[leaf, cols.SLOTS] < lanes.size:
             return begin
-        is_step = leaf >= copied or (plan[leaf, OFFSET] == 0 and plan[leaf, LENGTH] == 1)
-        if record[FINDS] and is_step and plan[leaf, ROW_BYTES] <= 64:
+        is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
+        if record[cols.FINDS] and is_step and plan[leaf, cols.ROW_BYTES] <= 64:
             missing = _locate_found(windows, plan, leaf, copied, count, sources)
         else:
             missing = _locate(windows, plan, leaf, copied, count, sources)
         left += missing
     for leaf in range(copied):
-        nbytes = plan[leaf, LENGTH] * plan[leaf, ROW_BYTES]
-        out = addresses[plan[leaf, TARGET]] + begin * nbytes
+        nbytes = plan[leaf, cols.LENGTH] * plan[leaf, cols.ROW_BYTES]
+        out = addresses[plan[leaf, cols.TARGET]] + begin * nbytes
         _copy(out, nbytes, streamed, count, sources, leaf)
         bad = _pieces(windows, plan, leaf, out, streamed, count, sources) if left else -1
         if bad >= 0:
-            record[FAILED] = leaf
+            record[cols.FAILED] = leaf
             return begin + bad
-    if lines == copied + 1 and plan[copied, KIND] == 0 and plan[copied, ROW_BYTES] == 4 and missing == 0:
+    if lines == copied + 1 and plan[copied, cols.KIND] == 0 and plan[copied, cols.ROW_BYTES] == 4 and missing == 0:
         _sum_runs(windows, ends, plan, record, addresses, begin, count, sources)
     elif copied < lines:
         bad = _sum(windows, ends, plan, record, addresses, begin, count, sources)
         if bad >= 0:
-            record[FAILED] = copied
+            record[cols.FAILED] = copied
             return begin + bad
-    index, steps = _target(INDEX, 8, begin, record, addresses), _target(N_STEPS, 8, begin, record, addresses)
-    weights = _target(WEIGHT, 4, begin, record, addresses)
+    index, steps = _target(cols.INDEX, 8, begin, record, addresses), _target(cols.N_STEPS, 8, begin, record, addresses)
+    weights = _target(cols.WEIGHT, 4, begin, record, addresses)
     if index != 0:
         jit.copy_bytes(index, mine.ctypes.data, 8 * count)
     if steps != 0:
-        jit.copy_bytes(steps, record[WINDOWS] + 8 * (K * items + begin), 8 * count)
+        jit.copy_bytes(steps, record[cols.WINDOWS] + 8 * (cols.K * items + begin), 8 * count)
     for i in range(count if weights != 0 else 0):
         jit.store_float32(weights + 4 * i, np.float32(1.0))
     if streamed:
