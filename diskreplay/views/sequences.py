@@ -1,9 +1,9 @@
 """Windows of steps inside episodes, and whole episodes: the views, and how they are gathered."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,24 +11,34 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
+from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields, described, names, stack_depths, switch
-from diskreplay.views.base import Block, Ints, Leaf, Reader, View
+from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.page_ranges import Pages
-from diskreplay.views.step_layout import FLAGS, StepLayout
 from diskreplay.views.windows import (
     ATTEMPTS,
+    TIME,
+    TIME_SOURCE,
     TO_THE_END,
     Bounds,
+    Copy,
+    StepField,
     Windows,
     refuse,
     refuse_evicted,
+    step_fields,
     windows_of,
 )
+
+FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
+
+# Layouts that are kept: batches of whole episodes have as many lengths as episodes have.
+KEPT_LAYOUTS = 64
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,8 +180,47 @@ class Episodes(View):
         return EpisodesReader(self, schema, fields)
 
 
+class _Shown(NamedTuple):
+    """A field of a batch: a leaf as it is (`stack` 0), or the steps of an observation leaf from `offset` on."""
+
+    path: Path
+    leaf: int
+    stack: int = 0
+    offset: int = 0
+
+    def of(self, tensor: Any) -> Any:
+        """Return the field as a view of the leaf's tensor."""
+        if self.stack == 0:
+            return tensor
+        length = tensor.shape[1] - self.stack
+        frames = tensor[:, self.offset : self.offset + length + self.stack - 1]
+        if self.stack == 1:
+            return frames
+        return frames.unfold(1, self.stack, 1).movedim(-1, 2)
+
+
+class _Kind(NamedTuple):
+    """A leaf: a value of it, what it is copied from, whether it has one for each step, and the depth of its stacks.
+
+    `source` is None where nothing is copied, `stack` 0 where it is no observation.
+    """
+
+    value: Leaf
+    source: str | None = None
+    each_step: bool = True
+    stack: int = 0
+
+    def leaf(self, length: int) -> Leaf:
+        """Return the leaf of windows of this length."""
+        value = self.value
+        return replace(value, shape=(length + self.stack, *value.shape)) if self.each_step else value
+
+
 class _StepsReader(Reader):
-    """Gathers windows of up to `length` steps, in blocks of a layout. Not thread-safe: it owns scratch memory.
+    """Gathers windows of up to `length` steps. Not thread-safe: it owns scratch memory.
+
+    The observations of a window lie in one leaf, (stack - 1 + length + 1, *shape) an item: frames before the window for
+    its first stacks, the frame of each step, and the one behind the last step. `obs` and `next_obs` are views of it.
 
     Whether such windows of the view begin at the ids is left to `check`: it has to look back to the episode's first
     step.
@@ -179,24 +228,64 @@ class _StepsReader(Reader):
 
     shows_leaves = False
 
-    def __init__(self, view: View, layout: StepLayout, length: int, burn_in: int = 0) -> None:
-        self._layout, self._bounds, self._burn_in = layout, Bounds(length, layout.stack), burn_in
-        self.paths = layout.paths
-        computed = {name: layout.place[name,] for name in ("index", "weight")}
-        self._length = LONGEST
-        self._plan = GatherPlan(layout.copies(self._length), view, self._bounds, computed=computed)
-        self._wanted = {name: layout.place[name,] for name in FLAGS if (name,) in layout.place}
+    def __init__(
+        self,
+        view: View,
+        schema: Schema,
+        fields: Sequence[str] | None,
+        length: int,
+        burn_in: int = 0,
+        frame_stack: int | Mapping[str, int] = 1,
+        start_only: Sequence[str] = (),
+    ) -> None:
+        self._kinds, self._shown = _layout(schema, fields, frame_stack, start_only)
+        self.paths = [field.path for field in self._shown]
+        self._layouts: dict[int, tuple[Leaf, ...]] = {}
+        self._bounds = Bounds(length, max((kind.stack for kind in self._kinds), default=1) or 1)
+        self._burn_in, self._length = burn_in, LONGEST
+        place = {kind.value.path: number for number, kind in enumerate(self._kinds)}
+        computed = {name: place[name,] for name in ("index", "weight")}
+        self._plan = GatherPlan(self._copies(LONGEST), view, self._bounds, computed=computed)
+        self._wanted = {name: place[name,] for name in FLAGS if (name,) in place}
+
+    def _leaves(self, length: int) -> tuple[Leaf, ...]:
+        """Return what is gathered for windows of this length; the same object each time, so that memory is reused."""
+        if length not in self._layouts:
+            if len(self._layouts) == KEPT_LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts)))
+            self._layouts[length] = tuple(kind.leaf(length) for kind in self._kinds)
+        return self._layouts[length]
+
+    def _copies(self, length: int) -> list[Copy]:
+        """Return what is copied of windows of this length."""
+        found = []
+        for target, kind in enumerate(self._kinds):
+            if kind.source is None:
+                continue
+            if kind.stack:
+                stop, offset, count = rows.FRAMES_STOP, 1 - kind.stack, length + kind.stack
+            else:
+                stop, offset, count = rows.AFTER, 0, length if kind.each_step else 1
+            found.append(Copy(kind.source, rows.ROW, stop, offset, count, target))
+        return found
+
+    def _length_of(self, leaves: Sequence[Leaf]) -> int:
+        """Return the length that leaves were made for; 0 where none of them has a value for each step."""
+        for kind, leaf in zip(self._kinds, leaves, strict=True):
+            if kind.each_step:
+                return leaf.shape[0] - kind.stack
+        return 0
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
-        return self._layout.present(tensors)
+        """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors (size, *shape)."""
+        return [shown.of(tensors[shown.leaf]) for shown in self._shown]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the steps from each id on, as many as the block has room for."""
-        length = self._layout.length(block.leaves)
+        length = self._length_of(block.leaves)
         if length != self._length:
             self._length = -1
-            self._plan.set_lengths([copy.length for copy in self._layout.copies(length)])
+            self._plan.set_lengths([copy.length for copy in self._copies(length)])
             self._length = length
         self._plan.gather(snapshot, ids, block, self.helper)
         if self._wanted:
@@ -228,9 +317,8 @@ class SequencesReader(_StepsReader):
     """Gathers `Sequences`. Not thread-safe: it owns scratch memory."""
 
     def __init__(self, view: Sequences, schema: Schema, fields: Sequence[str] | None) -> None:
-        layout = StepLayout(schema, fields, view.frame_stack, view.start_only)
-        super().__init__(view, layout, view.length, view.burn_in)
-        self.leaves = layout.leaves(view.length)
+        super().__init__(view, schema, fields, view.length, view.burn_in, view.frame_stack, view.start_only)
+        self.leaves = self._leaves(view.length)
         self._view = view
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -267,8 +355,8 @@ class EpisodesReader(_StepsReader):
     depends_on_ids = True
 
     def __init__(self, view: Episodes, schema: Schema, fields: Sequence[str] | None) -> None:
-        super().__init__(view, StepLayout(schema, fields), TO_THE_END if view.max_length is None else view.max_length)
-        self.leaves = self._layout.leaves(1)
+        super().__init__(view, schema, fields, TO_THE_END if view.max_length is None else view.max_length)
+        self.leaves = self._leaves(1)
         self._view = view
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
@@ -277,7 +365,7 @@ class EpisodesReader(_StepsReader):
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
         """Return the leaves of the batch of these ids, as long as its longest episode; InvalidIndex as of `fill`."""
-        return self._layout.leaves(int(windows_of(snapshot, ids, self._bounds, self._view).k.max(initial=1)))
+        return self._leaves(int(windows_of(snapshot, ids, self._bounds, self._view).k.max(initial=1)))
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
@@ -305,3 +393,57 @@ def _steps_before(snapshot: Snapshot, windows: Windows, ids: Ints, view: Any) ->
             return before
         done.ensure(windows.slot, np.zeros_like(windows.row), windows.row)
     raise refuse(snapshot, int(ids[bad]), view)
+
+
+def _layout(
+    schema: Schema, fields: Sequence[str] | None, frame_stack: int | Mapping[str, int], start_only: Sequence[str]
+) -> tuple[list[_Kind], list[_Shown]]:
+    """Return the leaves of a batch of windows, and its fields in order.
+
+    Raises ValueError where an argument names something that the schema has not.
+    """
+    steps = step_fields(schema, frame_stack)
+    _check_start_only(start_only, steps)
+    every = [Leaf(path, BOOL) for path in _paths(steps)]
+    wanted = {leaf.path for leaf in select(every, fields, on_request=[TIME])}
+    kinds: list[_Kind] = []
+    shown: dict[Path, _Shown] = {}
+
+    def add(kind: _Kind) -> None:
+        shown[kind.value.path] = _Shown(kind.value.path, len(kinds), kind.stack)
+        kinds.append(kind)
+
+    for field in steps["obs"]:
+        following = ("next_obs", *field.path[1:])
+        if {field.path, following} & wanted:
+            add(_Kind(field._replace(stack=1).leaf, field.source, stack=field.stack))
+            shown[following] = shown[field.path]._replace(path=following, offset=1)
+    for name in steps:
+        for field in steps[name] if name != "obs" else ():
+            if field.path in wanted:
+                add(_Kind(field.leaf, field.source, name not in start_only))
+    for name in FLAGS:
+        if (name,) in wanted:
+            add(_Kind(Leaf((name,), BOOL)))
+    if TIME.path in wanted:
+        add(_Kind(TIME, TIME_SOURCE))
+    for name, dtype in (("index", INT64), ("weight", FLOAT32)):
+        add(_Kind(Leaf((name,), dtype), each_step=False))
+    return kinds, [shown[path] for path in (*_paths(steps), TIME.path) if path in wanted]
+
+
+def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:
+    """Return all fields of a batch in their order."""
+    paths = {name: [field.path for field in below] for name, below in steps.items()}
+    obs, action, reward = (paths.pop(name) for name in ("obs", "action", "reward"))
+    following = [("next_obs", *path[1:]) for path in obs]
+    own = [(name,) for name in (*FLAGS, "index", "weight")]
+    return [*obs, *following, *action, *reward, *own, *(path for below in paths.values() for path in below)]
+
+
+def _check_start_only(names: Sequence[str], steps: Mapping[str, Any]) -> None:
+    extra = [name for name in steps if name not in ("obs", "action", "reward")]
+    for name in names:
+        if name not in extra:
+            known = f"are {', '.join(extra)}" if extra else "are none"
+            raise ValueError(f"start_only names {name!r}, which is no extra field; those of this store {known}")
