@@ -170,7 +170,7 @@ class Store:
         evicted.
         """
         follower = self._open_follower()
-        return store_info(self._root, self._counters, follower.snapshot, follower.damaged.details, progress)
+        return store_info(self._root, self._counters, follower.snapshot, follower.damaged, progress)
 
     @property
     def quarantine(self) -> list[Quarantined]:

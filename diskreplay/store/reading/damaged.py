@@ -1,8 +1,6 @@
-"""Segments that cannot be read or that lie in quarantine: what a process is warned of, once."""
+"""Warnings of segments that cannot be read, or that lie in quarantine: once a process."""
 
-from diskreplay.errors import DamagedSegmentWarning, FormatError, SegmentGone, warn_caller
-from diskreplay.folders import shown
-from diskreplay.format.metadata import UnknownFeature
+from diskreplay.errors import DamagedSegmentWarning, FormatError, warn_caller
 from diskreplay.format.quarantine import QUARANTINE, has_quarantine, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.store.retention.policy import disk_usage
@@ -12,34 +10,6 @@ DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 # Store and number of the segments that this process was warned of; -1 for the quarantine.
 _warned: set[tuple[str, int]] = set()
-
-
-class DamagedSegments:
-    """The segments of one store that a reader leaves out. Not thread-safe.
-
-    ``details`` says what is wrong with each, by number.
-    """
-
-    def __init__(self, root: Root) -> None:
-        self._root = root
-        self.details: dict[int, str] = {}
-
-    def note(self, number: int, error: Exception) -> bool:
-        """Note that a segment cannot be read, and warn of it; False: it was evicted or set aside.
-
-        Raises FormatError where a later release wrote it: that is no damage.
-        """
-        if isinstance(error, UnknownFeature):
-            raise error
-        path = self._root.segment_path(number)
-        if not path.exists() and not path.is_symlink():
-            return False
-        detail = str(error)
-        if isinstance(error, (OSError, SegmentGone)):
-            detail = f"{getattr(error, 'filename', None) or path} is missing"
-        self.details[number] = detail = shown(detail)
-        warn_of_damage(self._root, number, detail)
-        return True
 
 
 def warn_of_quarantine(root: Root) -> None:

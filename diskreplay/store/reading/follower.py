@@ -14,8 +14,7 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.unsynced import NeverWritten
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.frozen import freeze_plain
@@ -23,11 +22,11 @@ from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
-from diskreplay.store.reading.damaged import DAMAGE, DamagedSegments
+from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
+from diskreplay.store.reading.known_segments import MOST_SLOTS, KnownSegments
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.store.reading.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
-from diskreplay.store.reading.places import MOST_SLOTS, Places
 from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
 from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
@@ -78,11 +77,10 @@ class Follower:
         self._words = self._counters.read()
         self._raw = b""
         self._broken = False
-        self._segment_places = Places(self._root, self._counters)
-        self._origin = self._segment_places.lowest()
+        self._known = KnownSegments(self._root, self._counters)
+        self._origin = self._known.lowest()
         self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
-        self.damaged = DamagedSegments(self._root)
         self._tables = ChunkTables(self._root)
         self._log = EpisodeLog(self._generation)
         self._live = LiveLanes(self._kernels["follow"], self._log, self._origin)
@@ -105,6 +103,11 @@ class Follower:
         self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
+
+    @property
+    def damaged(self) -> dict[int, str]:
+        """What is wrong with each segment that is left out, by number."""
+        return self._known.damaged
 
     def reset_after_fork(self) -> None:
         """Start over at the next refresh, in a forked child: another thread may have been in the middle of one."""
@@ -228,7 +231,7 @@ class Follower:
             raise FormatError(f"{self._root.path} has segments {there[0]} to {there[-1]}; restore its counters")
         infos: list[SegmentInfo | None] = [None] * slots
         for number in there:
-            infos[number - start] = self._read_segment(number)
+            infos[number - start] = self._known.read(number)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
         first_slot, count = len(self._lanes), int(lanes.sum())
         self._lane_base = np.append(self._lane_base, self._rows.shape[1] + np.cumsum(lanes) - lanes)
@@ -264,21 +267,9 @@ class Follower:
         self._add_sealed(sealed)
         self._list_growing()
 
-    def _read_segment(self, number: int) -> SegmentInfo | None:
-        """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
-        try:
-            info = read_segment(self._root, number)
-            self._segment_places.note(info)
-            return None if self._segment_places.was_taken_out(info) else info
-        except NeverWritten:
-            return None
-        except DAMAGE as error:
-            self.damaged.note(number, error)
-            return None
-
     def _exclude(self, slot: int, error: Exception) -> None:
         """Go on without a segment that cannot be read."""
-        self.damaged.note(slot + self._origin, error)
+        self._known.note_damage(slot + self._origin, error)
         self._drop([slot])
 
     def _has_returned(self) -> bool:
@@ -286,7 +277,7 @@ class Follower:
         known = dict[int, int | None].fromkeys((np.flatnonzero(self._lanes) + self._origin).tolist())
         known |= {slot + self._origin: live.folder for slot, live in self._live.segments.items()}
         stop = self._origin + len(self._lanes)
-        return bool(self.damaged.details) or self._segment_places.has_other(self._origin, stop, known)
+        return bool(self._known.damaged) or self._known.has_other(self._origin, stop, known)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
         """Release the segments that retention takes out; ``everywhere``: and others whose folder is gone."""
@@ -402,7 +393,7 @@ class Follower:
     def _reread(self, slot: int) -> bool:
         """Read the document of a live segment that was replaced; tell whether it is sealed."""
         before, live = self._live.segments[slot], LiveSegment(self._root, self._origin + slot)
-        self._segment_places.note(live.info)
+        self._known.note(live.info)
         if live.folder != before.folder:
             return False  # replaced by repair, which is about to count a change
         live.checked_rows = before.checked_rows

@@ -1,24 +1,33 @@
-"""Which segments of a store are in their places, and whether they are those that were there before."""
+"""Which segments a reader has read, whether they are still the same ones, and which it cannot read."""
 
 import os
 import time
 
+from diskreplay.errors import SegmentGone
+from diskreplay.folders import shown
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.metadata import UnknownFeature
 from diskreplay.format.numbers import document_identity, listed_numbers
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.unsynced import NeverWritten
+from diskreplay.store.reading.damaged import DAMAGE, warn_of_damage
 
 # Numbers between the oldest living segment and the newest; far more than any store can hold.
 MOST_SLOTS = 1 << 22
 
 
-class Places:
-    """What a reader knows of the places of segments. Not thread-safe."""
+class KnownSegments:
+    """What a reader knows of the segments of one store. Not thread-safe.
+
+    ``damaged`` says what is wrong with each that it leaves out, by number.
+    """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._documents: dict[int, tuple[int, int]] = {}
+        self.damaged: dict[int, str] = {}
 
     def lowest(self) -> int:
         """Return the number from which on segments may be there.
@@ -32,11 +41,39 @@ class Places:
             return first
         return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
 
+    def read(self, number: int) -> SegmentInfo | None:
+        """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
+        try:
+            info = read_segment(self._root, number)
+            self.note(info)
+            return None if self._was_removed(info) else info
+        except NeverWritten:
+            return None
+        except DAMAGE as error:
+            self.note_damage(number, error)
+            return None
+
+    def note_damage(self, number: int, error: Exception) -> None:
+        """Note that a segment cannot be read, and warn of it, unless it was evicted or set aside.
+
+        Raises FormatError where a later release wrote it: that is no damage.
+        """
+        if isinstance(error, UnknownFeature):
+            raise error
+        path = self._root.segment_path(number)
+        if not path.exists() and not path.is_symlink():
+            return
+        detail = str(error)
+        if isinstance(error, (OSError, SegmentGone)):
+            detail = f"{getattr(error, 'filename', None) or path} is missing"
+        self.damaged[number] = detail = shown(detail)
+        warn_of_damage(self._root, number, detail)
+
     def note(self, info: SegmentInfo) -> None:
         """Remember from which document a segment was read."""
         self._documents[info.number] = info.document
 
-    def was_taken_out(self, info: SegmentInfo) -> bool:
+    def _was_removed(self, info: SegmentInfo) -> bool:
         """Whether a segment is below the horizon, or is back after a loss of power that had left for its age."""
         if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
             return True
