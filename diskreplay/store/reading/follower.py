@@ -184,10 +184,8 @@ class Follower:
                 )
                 break
             except (SegmentGone, *DAMAGE) as error:
-                steps = self._log.steps + self._live.open_steps
                 self._exclude(self._frontier.needed - self._origin, error)
                 changed = self._live.follow(True, self._add_ended, self._prepare_segment)
-                self._lost += steps - self._log.steps - self._live.open_steps
         if changed or self._frontier.oldest is not before:
             self.snapshot = self._freeze()
 
@@ -268,9 +266,11 @@ class Follower:
         self._list_growing()
 
     def _exclude(self, slot: int, error: Exception) -> None:
-        """Go on without a segment that cannot be read."""
+        """Go on without a segment that is damaged or gone."""
+        steps = self._total_steps()
         self._known.note_damage(slot + self._origin, error)
         self._drop([slot])
+        self._lost += steps - self._total_steps()
 
     def _has_returned(self) -> bool:
         """Whether a segment is there that was not, or is another one than it was."""
@@ -342,13 +342,12 @@ class Follower:
             new = EpisodeTable(self._log.reserve(0)[len(self._log) : end].copy())
             self._log.append(self._evictions.split(new)[0])
 
-    def _prepare_segment(self, slot: int, is_damaged: bool) -> bool:
-        """See to it that the rows of a live segment can be followed; tell whether anything was taken in."""
+    def _prepare_segment(self, slot: int, is_damaged: bool) -> None:
+        """See to it that the rows of a live segment can be followed, or go on without it."""
         try:
             self._make_followable(slot, is_damaged)
-            return True
         except (SegmentGone, *DAMAGE) as error:
-            return self._cannot_follow(slot, error)
+            self._exclude(slot, error)
 
     def _make_followable(self, slot: int, is_damaged: bool) -> None:
         live, span = self._live.segments[slot], self._span(slot)
@@ -367,13 +366,6 @@ class Follower:
                 if table is not None:
                     table.ensure(np.full(len(lane), slot), known[lane], committed[lane] - 1)
 
-    def _cannot_follow(self, slot: int, error: Exception) -> bool:
-        """Go on without a live segment that is damaged or gone."""
-        steps = self._total_steps()
-        self._exclude(slot, error)
-        self._lost += steps - self._total_steps()
-        return True
-
     def _span(self, slot: int) -> slice:
         base = int(self._lane_base[slot])
         return slice(base, base + int(self._lanes[slot]))
@@ -387,7 +379,8 @@ class Follower:
                 if self._live.segments[slot].may_be_sealed():
                     changed |= self._reread(slot)
             except (SegmentGone, *DAMAGE) as error:
-                changed |= self._cannot_follow(slot, error)
+                self._exclude(slot, error)
+                changed = True
         return changed
 
     def _reread(self, slot: int) -> bool:

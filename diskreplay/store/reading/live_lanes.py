@@ -112,13 +112,13 @@ class LiveLanes:
         self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
     def follow(
-        self, changed: bool, add_ended: Callable[[int, int], None], prepare: Callable[[int, bool], bool]
+        self, changed: bool, add_ended: Callable[[int, int], None], prepare: Callable[[int, bool], None]
     ) -> bool:
         """Follow what lanes have published; return whether that, or anything else, has changed.
 
         ``changed``: something else has. ``add_ended`` is given where the lines of ended episodes end, and how many
         steps all of the log have then. ``prepare`` is given the slot of a segment whose rows cannot be followed yet,
-        and whether it seems damaged; it returns whether that changed something.
+        and whether it seems damaged.
         """
         if not changed and not len(self.growing):
             return False  # a store at rest, which is asked at every batch
@@ -143,7 +143,8 @@ class LiveLanes:
             if status == rows.FULL:
                 self._flag_bases = None  # for more room behind the log
             slot = int(self.growing[found[rows.LEFT], rows.SLOT])
-            found[rows.CHANGED] |= prepare(slot, status == rows.DAMAGED)
+            prepare(slot, status == rows.DAMAGED)
+            found[rows.CHANGED] = True
         if not found[rows.CHANGED]:
             return False
         self.open_steps = found[rows.OPEN_STEPS]
