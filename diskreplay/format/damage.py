@@ -215,7 +215,7 @@ class _Search:
                 yield first
 
     def _likely(self, lane: int, row: int) -> int | None:
-        """Return what a damaged flag was if one byte of its block was changed; None where that cannot be told.
+        """Return what a damaged flag was if one byte of its block was changed; None where that is unknown.
 
         It decides whether the episode before it, each of whose rows is whole, ended there. It is never shown.
         """

@@ -144,7 +144,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     chunks = -(-count // ROWS)
     rows, document = _rows(root)
     if rows < count:
-        # As with rows of segments the shape reaches over every chunk; the counter tells what is data.
+        # As with rows of segments the shape reaches over every chunk; the counter says what is data.
         write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
     # The last chunks are those that may be missing.
     for chunk in range(chunks - 1, -1, -1):

@@ -55,7 +55,7 @@ _NETWORK = {
 # They write a reserved block in its place. All others may need another one for each write: to copy on write, after a
 # snapshot, to compress, or because it is another machine's or another file system's business.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
-# Their files may have another number at each look.
+# Their files may have another inode at each call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}
 _warned: set[str] = set()
 

@@ -28,7 +28,7 @@ SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 # How often, and seconds after how long, a count is taken again that has gone back.
-_LOOKS, _PAUSE_S = 20, 0.0005
+_ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -64,7 +64,7 @@ def _create(root: Root, name: str) -> None:
     """Make a limiter's array; it appears whole."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
-    with held_lock(root.lock_path), storage_errors(target):  # nobody tidies up there meanwhile
+    with held_lock(root.lock_path), storage_errors(target):  # under which leftovers are removed
         try:
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
@@ -99,7 +99,7 @@ class StepCounter:
         self._root, self._counters = root, root.counters()
         self._raw = b""
         self._ever = 0
-        self._changes = -1  # the first look begins
+        self._changes = -1  # so that the first call begins
 
     def _begin(self) -> None:
         """Count from nothing: segments were set aside, brought back or replaced."""
@@ -113,7 +113,7 @@ class StepCounter:
 
     def read(self) -> Inserted:
         """Count what is new, and return both."""
-        for _ in range(_LOOKS):
+        for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
             words = self._counters.read()
             if raw != self._raw:

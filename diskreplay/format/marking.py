@@ -39,7 +39,7 @@ class MarkLog:
         self._count = len(marks)
         self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
         self._seed = marks[-1].own if marks else 0
-        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was looked at
+        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was read
 
     def create(self) -> None:
         """Make the file, empty, where there is none.

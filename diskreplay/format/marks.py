@@ -149,7 +149,7 @@ def proven_rows(root: Root, info: SegmentInfo) -> Ints:
             if new_rows_crc(root, info, rows, mark.rows) != mark.crc:
                 break
         except (OSError, FormatError):
-            break  # a chunk that the mark tells of is not here
+            break  # a chunk with marked rows is missing
         rows = mark.rows
     return rows
 

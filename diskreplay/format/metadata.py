@@ -216,7 +216,7 @@ def read_document(path: Path | str) -> bytes:
 
 
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
-    """Return the bytes of a document, and what tells it from any other that is in its place before or after.
+    """Return the bytes of a document, and its identity: any other in its place has another one.
 
     Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
     """

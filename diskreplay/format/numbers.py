@@ -20,7 +20,7 @@ from diskreplay.format.durable import storage_errors, sync_file
 from diskreplay.format.machine import boot_id
 from diskreplay.format.root import Root
 
-# So many numbers may be looked up one by one: a live store's few. Far more, with one left here and there by a slow
+# So many numbers may be looked up one by one: a live store has few. Far more, with gaps left by a slow
 # writer or none at all (hostile counters), would cost more than listing the folder.
 _FEW = 256
 
@@ -81,7 +81,7 @@ def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
 
 
 def document_identity(root: Root, number: int) -> tuple[int, int]:
-    """Return what tells a segment's own document from any other that was in its place; zeros where it is missing."""
+    """Return the identity of a segment's own document: another one has another; zeros where it is missing."""
     try:
         status = os.lstat(root.segment_path(number) / layout.METADATA)
     except OSError:

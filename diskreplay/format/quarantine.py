@@ -177,7 +177,7 @@ def _segment_of(where: str) -> int | None:
     return int(found[1]) if found and int(found[1]) < layout.MAX_SEGMENTS else None
 
 
-# --- what is there ---------------------------------------------------------------------------------------------------
+# --- listing ---------------------------------------------------------------------------------------------------------
 
 
 def read_quarantine(root: Path) -> list[Quarantined]:
@@ -217,13 +217,13 @@ _NO_RECORD = "its record is missing"
 def _entry(root: Path, where: str) -> Quarantined:
     path = root / QUARANTINE / where
     segment = _segment_of(where) if _is_segment(path) else None
-    said: Document = {}
+    record: Document = {}
     with suppress(OSError, FormatError):
-        record = _record_path(path)
-        said = parse_document(read_regular(str(record), None, _MOST_BYTES), record)
-    steps, since, reason, was = (said.get(key) for key in ("steps", "since", "reason", "path"))
+        file = _record_path(path)
+        record = parse_document(read_regular(str(file), None, _MOST_BYTES), file)
+    steps, since, reason, was = (record.get(key) for key in ("steps", "since", "reason", "path"))
     if not is_whole(steps, most=layout.MOST_COUNTED):
-        steps = None if said and steps is None else (0 if segment is None else claimed_steps(path))
+        steps = None if record and steps is None else (0 if segment is None else claimed_steps(path))
     if isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since <= layout.MOST_COUNTED:
         since = 0.0
         with suppress(OSError):
@@ -235,7 +235,7 @@ def _entry(root: Path, where: str) -> Quarantined:
         since=float(since),
         where=f"{QUARANTINE}/{where}",
         path=was if isinstance(was, str) else re.sub(r"\.[0-9]+$", "", where),
-        rebuilt=said.get("rebuilt") is True,
+        rebuilt=record.get("rebuilt") is True,
     )
 
 
@@ -278,7 +278,7 @@ def _segment_names(root: Path) -> list[str]:
 
 
 def has_quarantine(root: Path) -> bool:
-    """Whether anything was ever set aside: a look that costs next to nothing."""
+    """Whether anything was ever set aside; this costs next to nothing."""
     return os.path.isdir(root / QUARANTINE)
 
 

@@ -30,7 +30,7 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Root:
-    """What every process needs to know of a store before it looks at a segment.
+    """What every process needs to know of a store before it reads a segment.
 
     `path` is what the user gave, for people. All files are opened below `folder`, which is the same folder as long as
     anything refers to `home`, whatever becomes of the path: a store that takes this one's place is never touched.
@@ -87,7 +87,7 @@ class Root:
             raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
         if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
             return
-        # Where inodes are made up for each look, only the identity tells.
+        # Where inodes are made up for each call, only the identity decides.
         if found != self.uuid or has_stable_inodes(self.file_system):
             raise StoreNotFound(
                 f"another store ({found}) is at {self.path} now; the one that was opened there ({self.uuid}) is "

@@ -273,7 +273,7 @@ def count_steps_in(root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> in
 
 
 def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
-    """Count the steps that flags tell of in the first rows of each lane, in a segment's folder."""
+    """Count the steps in the first rows of each lane by the flags in a segment's folder."""
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
         with opened(f"{segment}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", len(rows) * per_chunk) as fd:

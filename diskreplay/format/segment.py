@@ -353,7 +353,7 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> Segmen
         if is_never_written(str(path)):
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power went", str(path)) from None
         raise
-    # Of thousands of segments only these are read at once; the folders of other arrays are looked at when mapped.
+    # Of thousands of segments only these are read at once; the folders of other arrays are checked when mapped.
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
@@ -418,7 +418,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
 
 
 def parse_lost(attributes: Any, lanes: int) -> Lost:
-    """Return what the attributes of a segment say was lost: of a sealed one, or of one that is to be sealed anew.
+    """Return what the attributes of a segment say was lost: of a sealed one, or of one that will be sealed again.
 
     Raises TypeError or ValueError, which name what cannot be: rows beyond every segment, twice or in another order,
     more steps than rows.

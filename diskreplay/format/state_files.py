@@ -84,7 +84,7 @@ def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
     lock: Lock | None = None
     try:
         with storage_errors(target):
-            with held_lock(root.lock_path):  # under which the next opener looks for drafts that nobody holds
+            with held_lock(root.lock_path):  # the next opener removes drafts whose lock is free, under this one
                 building.mkdir()
                 lock = try_lock(building / layout.LOCK)
             _write_group(root, building / _STATE, plain, arrays)

@@ -40,7 +40,7 @@ class Fate(Enum):
 WHY = {
     Fate.REMOVED: "nothing was written to it when its machine went down",
     Fate.SET_ASIDE: "files are missing since its machine went down, or it was copied",
-    Fate.COPIED: "files of rows that marks tell of are missing: not all of it was copied",
+    Fate.COPIED: "files of marked rows are missing: not all of it was copied",
 }
 
 
@@ -58,7 +58,7 @@ def fate_of(root: Root, info: SegmentInfo) -> Fate:
 
 
 def _lacks_marked_files(root: Root, info: SegmentInfo) -> bool:
-    """Whether files are missing, or short, that marks tell of: no loss of power takes those, but a copy may."""
+    """Whether files of marked rows are missing, or short: no loss of power takes those, but a copy may lack them."""
     marks = read_marks(str(info.path), len(info.lanes))
     return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(root, info)
 

@@ -6,7 +6,7 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.mapping import read_regular
 
-# What a disk writes as a whole, and the most that is looked at of a file.
+# What a disk writes as a whole, and the most that is read of a file.
 _SECTOR, _MOST_BYTES = 512, 64 << 20
 
 
@@ -21,7 +21,7 @@ def is_never_written(segment: str) -> bool:
     is durable; and a document has no zeros.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
-    return blank and os.path.isdir(segment)  # looked at last: retention may take it out meanwhile
+    return blank and os.path.isdir(segment)  # checked last: retention may take it out meanwhile
 
 
 def has_no_mark(segment: str) -> bool:

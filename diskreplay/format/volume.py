@@ -1,4 +1,4 @@
-"""Which volume a file is on, told apart from copies of that volume: snapshots, and images that were attached again."""
+"""Identifies the volume of a file, as opposed to copies of it: snapshots, and images that were attached again."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ _BTRFS_FS_INFO = 0x8400941F
 
 
 class Volume(NamedTuple):
-    """What tells a mounted volume from others in one boot.
+    """The identity of a mounted volume within one boot.
 
     ``device`` and ``fsid`` are the system's numbers of the file system; of btrfs, those of the subvolume, which a
     snapshot does not share. ``disk`` counts the disks that were attached since the boot (0: unknown): another image

@@ -82,8 +82,8 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         length = shape[1]
     template = segment.plan.templates[path]
     if document != shaped(template, [lanes, length, *array.shape], [lanes, rows, *array.shape]):
-        told = array_mismatch(document, array, 2)
-        return told or f"is not that of {lanes} lanes, {longest} rows and chunks of {rows}"
+        other = f"is not that of {lanes} lanes, {longest} rows and chunks of {rows}"
+        return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
         # Behind the rows there may be others that nothing proves, or chunks whose number a loss of power took back.

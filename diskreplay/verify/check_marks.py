@@ -68,7 +68,7 @@ def _new_bytes(segment: Segment, before: Ints, upto: Ints) -> int | None:
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return how many steps the counters had claimed behind what is proven, or flags tell of: at most, that is."""
+    """Return how many steps there are at most behind the proven rows, by the counters or by flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)

@@ -41,7 +41,7 @@ def check_flags(segment: Segment) -> None:
 
 
 def check_times(segment: Segment) -> None:
-    """Check that no lane has a time before that of the row in front, and the bounds that a sealed segment says."""
+    """Check that times never fall within a lane, and have the bounds in the attributes of a sealed segment."""
     attributes, files = segment.attributes, segment.files
     last = np.zeros(attributes.lanes, np.int64)
     found: list[int] = []
@@ -53,7 +53,7 @@ def check_times(segment: Segment) -> None:
         if falls.any():
             one, row = (int(i[0]) for i in np.nonzero(falls))
             at = f"lane {lane + one}, row {first + row}"
-            files.report("times", segment.inside(layout.TIME), f"{at}: its time is before that of the row in front")
+            files.report("times", segment.inside(layout.TIME), f"{at}: its time is before that of the previous row")
             return
         some = np.flatnonzero(counted)
         last[lane + some] = times[some, counted[some] - 1]

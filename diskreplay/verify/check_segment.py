@@ -55,7 +55,7 @@ def verify_segment(
 
 
 def verify_folder(root: str, where: str, plan: Plan, hidden: list[tuple[int, int]]) -> list[Problem]:
-    """Return what is wrong with a segment that nobody changes, wherever in the store it is. See `verify_segment`."""
+    """Return what is wrong with a segment that no process changes, in any folder of the store. See `verify_segment`."""
     files = Files(root)
     _verify_once(files, where, plan, True, hidden)
     return files.problems

@@ -1,4 +1,4 @@
-"""The checksums of a sealed segment: every file has one, and it fits; those of blocks tell which rows are damaged."""
+"""The checksums of a sealed segment: that every file fits its own, and which rows are in damaged blocks."""
 
 import os
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ class Blocks:
                 segment.files.report("checksum", where, f"does not fit the checksum of {name}")
 
     def damage(self, name: str, fd: int) -> str:
-        """Say which rows of a chunk file are in blocks that do not fit; nothing where that cannot be told."""
+        """Describe the rows of a chunk file that are in damaged blocks; empty where that is unknown."""
         sums, segment = self.sums.get(name), self._segment
         if sums is None:
             return ""

@@ -24,7 +24,7 @@ class Problem:
         ``"missing"`` (a file or folder), ``"type"`` (a link, or a folder where a file must be), ``"size"`` (of a
         file), ``"unreadable"`` (the system refuses), ``"metadata"`` (a document that says what cannot be),
         ``"checksum"`` (bytes that are not those that were sealed), ``"counters"``, ``"flags"`` (no sequence of
-        episodes), ``"times"`` (a row that was published before the one in front of it), ``"hidden"`` (an eviction by
+        episodes), ``"times"`` (a row that was published before the previous one), ``"hidden"`` (an eviction by
         hand of what is not an episode), ``"unexpected"`` (what has no place), ``"quarantine"`` (steps that repair or a
         recovery has set aside) or ``"unproven"`` (steps that do not count, as nothing proves that they are whole).
     where : str
@@ -161,7 +161,7 @@ def _type(entry: os.DirEntry[str]) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Return what the system said."""
+    """Return the error message of the system."""
     return error.strerror or type(error).__name__
 
 

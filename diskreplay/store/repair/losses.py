@@ -1,4 +1,4 @@
-"""What a damaged segment loses: how much, and in which words that is told."""
+"""What a damaged segment loses when it is rebuilt, and how that is described."""
 
 from collections.abc import Sequence
 from contextlib import suppress

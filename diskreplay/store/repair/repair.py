@@ -128,7 +128,7 @@ class _Repair:
             return Repaired(self._actions, problems)
         with self._store_lock():
             self._repair_damage(problems)
-        # Before anything is repaired, the store may be unreadable to what looks for dead writers.
+        # Before anything is repaired, the store may be unreadable to what finds dead writers.
         with suppress(FormatError) if self._dry_run else nullcontext():
             self._seal_dead()
             if self._salvage:
@@ -146,7 +146,7 @@ class _Repair:
 
     @contextmanager
     def _segment_lock(self, where: str) -> Iterator[bool]:
-        """Hold a segment's lock, and tell whether it has no living writer. What is not a folder has no lock."""
+        """Hold a segment's lock, and yield whether it has no living writer. What is not a folder has no lock."""
         committed = self._root / where / layout.COMMITTED
         path = committed / layout.LOCK
         lock, is_free = None, True
@@ -206,7 +206,7 @@ class _Repair:
     # --- beside the segments -----------------------------------------------------------------------------------------
 
     def _has_lock(self) -> bool:
-        """Make the folder of the store lock where it is missing, and tell whether it is there."""
+        """Make the folder of the store lock where it is missing; return whether it is there."""
         folder = self._root / layout.COUNTERS
         if not os.path.lexists(folder):
             self._make_group(layout.COUNTERS)
@@ -248,7 +248,7 @@ class _Repair:
                     self._repair_segment(number, found)
 
     def _still_found(self, problems: list[Problem]) -> list[Problem]:
-        """Leave out what was found beside the segments while it was being replaced: nobody does that under the lock.
+        """Leave out findings beside the segments whose files were just being replaced: not so under the lock.
 
         Segments are looked at again one by one, and counters say themselves whether they are right.
         """
@@ -336,7 +336,7 @@ class _Repair:
         return True
 
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
-        """Repair a segment file by file, if there is a remedy for each; else change nothing and tell so."""
+        """Repair a segment file by file, if there is a remedy for each; else change nothing and return False."""
         remedies: dict[str, tuple[bytes | None, str]] = {}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
@@ -382,7 +382,7 @@ class _Repair:
                 warnings.simplefilter("ignore", DamagedSegmentWarning)  # it is being repaired
                 follower = Follower(self._store, counters)
         except (FormatError, OSError):
-            return  # nobody can see what it hides
+            return  # what it hides cannot be read
         hidden_before = follower.snapshot.hidden_before
         follower.close()
         keep_hidden(counters, hidden_before)
@@ -446,7 +446,7 @@ class _Repair:
     def _seal(self, unsealed: list[SegmentInfo]) -> None:
         retention = Retention(self._store, self._store.counters(writable=True))
         sealer = Sealer(self._store, partial(_count_sealed, retention))
-        with suppress(FormatError):  # what a living writer holds may be damaged; it is told in the end
+        with suppress(FormatError):  # what a living writer holds may be damaged; that is reported in the end
             while dead := retention.dead_segments():
                 for info, lock in dead:
                     sealer.submit(info, lock)
@@ -537,6 +537,6 @@ def _summary(problems: list[Problem], where: str) -> str:
 
 
 def _count_sealed(retention: Retention) -> None:
-    """Let readers know; repair does not fail for want of that, as they look by themselves once a second."""
+    """Notify readers; where that fails, they check by themselves once a second."""
     with suppress(FormatError, StorageFull):
         retention.count_sealed()

@@ -17,7 +17,7 @@ _REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 
 
 def take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
-    """Move a segment beside the counters, so that nobody finds it half there; return where it is now.
+    """Move a segment beside the counters, so that it is never seen half deleted; return where it is now.
 
     Its steps count as evicted. Their sum is part of the new name: the next opener sets the counter if this process dies
     before it does. The caller holds the store lock. Raises StorageFull where there is no room for the name.

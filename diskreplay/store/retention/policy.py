@@ -63,12 +63,12 @@ class RetentionPolicy:
 
     def _begin(self) -> None:
         """Know nothing."""
-        self._next = 0  # numbers below it were looked at
+        self._next = 0  # numbers below it are known
         self._accounts: dict[int, _Account] = {}  # of every segment, lowest number first
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
         self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
-        self._short = -1, 0  # the segment that could not leave yet, and how many steps it takes to look at it again
+        self._short = -1, 0  # a segment that could not be removed yet, and the steps from which on it is counted again
         self._below: dict[int, None] = {}  # segments below the horizon that are still there
         self._kept = 0  # steps of all others
         self._nbytes = 0  # of all others
@@ -183,7 +183,7 @@ class RetentionPolicy:
         """Return how many of the steps of a segment at most came no later than a time."""
         account = self._accounts[number]
         if account.info is None or not account.kept:
-            return account.kept  # damaged: what it holds is nobody's
+            return account.kept  # damaged: it cannot be counted
         try:
             return min(account.kept, count_until(self._root, account.info, last - account.info.clock.wall))
         except (FormatError, OSError):
@@ -201,7 +201,7 @@ class RetentionPolicy:
                     account.hidden += steps
 
     def _read(self, number: int) -> None:
-        """Count the steps and bytes of a segment that was not sealed when it was last looked at, if ever."""
+        """Count the steps and bytes of a segment that was not sealed when it was read last, if ever."""
         account, path = self._accounts[number], self._root.segment_path(number)
         try:
             inode = os.stat(path / layout.METADATA).st_ino

@@ -41,7 +41,7 @@ from diskreplay.format.unsynced import NeverWritten
 from diskreplay.store.retention.deletion import destroy, finish_removals, remove_dead_draft, take_out
 from diskreplay.store.retention.policy import RetentionPolicy
 
-# The newest segments, among which the clock of this boot is looked for: some may be damaged, or gone.
+# The newest segments, in which the clock of this boot is searched: some may be damaged, or gone.
 _NEIGHBOURS = 16
 # Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
 _AT_ONCE = 64
@@ -78,7 +78,7 @@ class Retention:
         was opened, StoreLocked where the store lock was not free for a minute.
         """
         with self._locked():
-            # With a segment an episode, many wait to be sealed: they are looked at again when that is done.
+            # With a segment an episode, many wait to be sealed: they are read again when that is done.
             if not self._policy.is_idle:
                 self._remove_old(again=self._root.segment_steps != "episode")
             number = next_number(self._root, self._counters)
@@ -132,12 +132,12 @@ class Retention:
         return info
 
     def after_sealing(self) -> None:
-        """Let readers know that segments were sealed, and remove segments that are due."""
+        """Notify readers that segments were sealed, and remove segments that are due."""
         self.count_sealed()
         self.enforce()
 
     def count_sealed(self) -> None:
-        """Let readers know that segments were sealed. A hint: where another keeps the lock, they look by themselves."""
+        """Notify readers that segments were sealed. A hint: where another keeps the lock, they check by themselves."""
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()
