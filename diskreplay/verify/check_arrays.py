@@ -42,7 +42,8 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
         beside = [name.rpartition("/")[2] for name in (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY)]
         known |= {name for name in beside if names.get(name) in ("file", "folder")}
     if not counter:  # another tool may have put a group or an array there
-        known |= {name for name, kind in names.items() if kind == "folder" and _is_node(files, f"{base}/{name}")}
+        folders = [name for name, kind in names.items() if kind == "folder" and name not in known]
+        known |= {name for name in folders if _is_node(files, f"{base}/{name}")}
     files.report_unknown(base, names, known)
     if not path:
         return

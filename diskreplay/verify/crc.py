@@ -39,7 +39,7 @@ def _seek(fd: int, at: int, what: int, size: int) -> int:
 
 def after_zeros(crc: int, count: int) -> int:
     """Return the CRC-32C of what has the CRC-32C ``crc``, followed by ``count`` zero bytes."""
-    return _times(_shift(count), crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF
+    return _times(_shift(count), crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF if count else crc
 
 
 def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
