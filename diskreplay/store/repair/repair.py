@@ -28,8 +28,8 @@ from diskreplay.store.repair.repair_documents import (
     repair_words,
     restore_file,
 )
-from diskreplay.store.repair.repaired import Action, Repaired
-from diskreplay.store.repair.restore import restore_segment, without_quarantine
+from diskreplay.store.repair.repaired import Action, Repaired, without
+from diskreplay.store.repair.restore import restore_segment
 from diskreplay.store.repair.salvage import salvage
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.sealer import Sealer
@@ -112,7 +112,7 @@ class _Repair:
 
     def run(self, progress: Progress | None) -> Repaired:
         """Repair everything."""
-        problems = without_quarantine(verify(self._home, deep=True, progress=progress))
+        problems = without(verify(self._home, deep=True, progress=progress), "quarantine")
         plan = read_plan(self._files)
         if plan is None:  # without its own document nothing is known about a store
             data = from_copy(self._root / layout.METADATA, self._root / layout.ROOT_COPY)
@@ -133,7 +133,7 @@ class _Repair:
             self._seal_dead()
             if self._salvage:
                 self._actions += salvage(self._store, dry_run=self._dry_run)
-        left = problems if self._dry_run else without_quarantine(verify(self._home))
+        left = problems if self._dry_run else without(verify(self._home), "quarantine")
         return Repaired(self._actions, left, read_quarantine(self._root))
 
     # --- what can be done --------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ class _Repair:
             return None
 
     def _verify_segment(self, number: int) -> list[Problem]:
-        found = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])[0]
-        return [problem for problem in found if problem.kind != "unproven"]
+        found, _ = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])
+        return without(found, "unproven")
 
     def _set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
         """Move something into quarantine, for which so many steps are lost.
@@ -416,7 +416,7 @@ class _Repair:
             return None
         # Rows that do not count, as nothing proves them, are kept as they were.
         found = verify_folder(str(self._root), built, self._plan, self._evicted.get(number, []))
-        if any(problem.kind != "unproven" for problem in found):
+        if without(found, "unproven"):
             drop_build(self._store, built)
             return None
         return put_in_place(self._store, number, built, reason, losses.steps)

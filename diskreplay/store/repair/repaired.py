@@ -47,3 +47,8 @@ class Repaired:
     def steps_refused(self) -> int:
         """How many steps would have been set aside that were more than may be."""
         return sum(action.steps for action in self.actions if action.what == "refused")
+
+
+def without(problems: list[Problem], kind: str) -> list[Problem]:
+    """Return the findings but those of a kind, about which there is nothing to repair."""
+    return [problem for problem in problems if problem.kind != kind]

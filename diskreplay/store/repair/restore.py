@@ -11,11 +11,11 @@ from diskreplay.format.locks import held_lock
 from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
 from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.segment import read_segment
-from diskreplay.store.repair.repaired import Action, Repaired
+from diskreplay.store.repair.repaired import Action, Repaired, without
 from diskreplay.verify.check_root import read_plan
 from diskreplay.verify.check_segment import verify_segment
 from diskreplay.verify.documents import Plan
-from diskreplay.verify.files import Files, Problem
+from diskreplay.verify.files import Files
 from diskreplay.verify.verify import verify
 
 
@@ -48,12 +48,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
             bring_back(root, entry)
     steps = "" if entry.steps is None else f", {entry.steps} steps"
     action = Action("restored", layout.segment_folder(number), f"from {entry.where}{steps}")
-    return Repaired([action], [] if dry_run else without_quarantine(verify(home)), read_quarantine(root))
-
-
-def without_quarantine(problems: list[Problem]) -> list[Problem]:
-    """Return the findings but those of what is in quarantine: there is nothing to repair about it."""
-    return [problem for problem in problems if problem.kind != "quarantine"]
+    return Repaired([action], [] if dry_run else without(verify(home), "quarantine"), read_quarantine(root))
 
 
 def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
@@ -63,7 +58,7 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
     if os.path.lexists(root / place):
         raise ReplayError(f"{place} is there; set it aside before {entry.where} is brought back")
     found, _ = verify_segment(str(root), number, plan, deep=True, hidden=[], where=entry.where)
-    if problems := [problem for problem in found if problem.kind != "unproven"]:
+    if problems := without(found, "unproven"):
         where = problems[0].where.removeprefix(f"{QUARANTINE}/")
         raise ReplayError(
             f"segment {number} is still damaged: {where} {problems[0].detail}; put a good copy of that file in its "
