@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import BY_PATH, Lookup, shown
 from diskreplay.format import layout
-from diskreplay.format.durable import storage_error, write_at
+from diskreplay.format.durable import storage_error, sync_file, write_at
 from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.mapping import map_file, opened
 
@@ -109,12 +109,16 @@ class StoreCounters:
     nbytes = 2 * layout.COUNTER_WORDS * 8
 
     def __init__(self, path: str, *, writable: bool = False) -> None:
-        self.path = shown(path)
+        self._file, self._shown = path, shown(path)
         self._words: Counters
         if writable:
             self._words = open_counters(path, 2 * layout.COUNTER_WORDS)
         else:
             self._words = map_file(path, self.nbytes).array("<i8", (2 * layout.COUNTER_WORDS,))
+
+    def sync(self) -> None:
+        """Make what they show durable."""
+        sync_file(self._file)
 
     @staticmethod
     def fresh() -> bytes:
@@ -140,7 +144,7 @@ class StoreCounters:
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
             time.sleep(1e-4 * attempt)
-        raise FormatError(f"{self.path}: a counter and its complement disagree; restore this file from a backup")
+        raise FormatError(f"{self._shown}: a counter and its complement disagree; restore this file from a backup")
 
     def _checked(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         if (
@@ -148,7 +152,7 @@ class StoreCounters:
             or (words > layout.MOST_COUNTED).any()
             or not words[layout.FIRST_LIVE] <= words[layout.NEXT_SEGMENT] <= layout.MAX_SEGMENTS
         ):
-            raise FormatError(f"{self.path} holds impossible counters {words.tolist()}; restore it from a backup")
+            raise FormatError(f"{self._shown} holds impossible counters {words.tolist()}; restore it from a backup")
         return words
 
     def raw(self) -> bytes:

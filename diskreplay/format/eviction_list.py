@@ -93,7 +93,7 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
     # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
     keep_hidden(counters, hidden_before)
     counters.set(layout.HIDDEN_ENTRIES, stop)
-    sync_file(counters.path)
+    counters.sync()
     with suppress(ReplayError, OSError):  # what was asked for is done; the next who opens the store tries again
         reserve(root, stop)
 
@@ -102,7 +102,7 @@ def keep_hidden(counters: StoreCounters, before: int) -> None:
     """Keep hidden what a capacity hides, all steps before a time, also when fewer are left to count; durably."""
     if before > counters.peek(layout.FRONTIER):
         counters.set(layout.FRONTIER, min(before, layout.MOST_COUNTED))
-        sync_file(counters.path)
+        counters.sync()
 
 
 def has_reserve(root: Root, entries: int) -> bool:
