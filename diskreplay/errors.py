@@ -27,8 +27,8 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# Names of modules that a warning is not told of: ours, and that of decorators between two of ours.
-_INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib")
+# Names of modules that a warning is not told of: ours, and those of decorators and imports between two of ours.
+_INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
 class ReplayError(Exception):
@@ -118,6 +118,7 @@ class DamagedSegmentWarning(RuntimeWarning):
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn of the line outside of this package whose call led here."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
-        level, frame = level + 1, frame.f_back
+    while frame.f_back is not None and (name := frame.f_globals.get("__name__", "")).startswith(_INSIDE):
+        level += not name.startswith("importlib._bootstrap")  # which `warnings` does not count
+        frame = frame.f_back
     warnings.warn(message, category, stacklevel=level)

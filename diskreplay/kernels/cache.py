@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numba
 
-from diskreplay.errors import warn_caller
+from diskreplay.errors import MissingExtra, warn_caller
 from diskreplay.kernels import numba_private
 from diskreplay.kernels.numba_private import Cache, CacheLocator, Dispatcher, NumbaType
 
@@ -50,7 +50,7 @@ def compile_kernel(dispatcher: Dispatcher, signature: NumbaType) -> None:
             numba_private.compile_one(dispatcher, signature, kept)
     finally:
         if kept is not None:
-            kept.let_go()
+            kept.release()
 
 
 @contextmanager
@@ -76,6 +76,7 @@ def folder() -> str | None:
             is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=path).close()
+            os.utime(path)  # it is in use: see `_prune`
         except OSError as error:
             tried.append(str(error))
             continue
@@ -174,7 +175,7 @@ class _KernelCache(Cache):
         with suppress(OSError):
             super().save_overload(signature, data)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let other processes compile."""
         if self._lock is not None:
             self._lock.release()
@@ -190,7 +191,8 @@ def _tell() -> None:
 def _locked(path: str) -> "BaseFileLock | None":
     """Return a lock that is held on a folder's kernels; None where none can be had, or not for long."""
     # Here and not above: it takes longer to import than kernels that were compiled before take to load.
-    from filelock import FileLock
+    with MissingExtra.raised_for("sampling", "torch"):
+        from filelock import FileLock
 
     # Not `fallback_to_soft`: a file that stands for a lock would outlive a process that is killed.
     lock = FileLock(f"{path}/lock", timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
