@@ -99,7 +99,7 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
         return None
     try:
         found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
-        return found if _is_whole(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
+        return found if _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         text = f"no {error}" if isinstance(error, KeyError) else str(error)
         files.report("metadata", f"{folder}/{layout.METADATA}", f"unusable attributes: {text[:120]}")
@@ -208,7 +208,7 @@ def has_marks(files: Files, folder: str) -> bool:
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
-def _is_whole(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
+def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
     """Whether a segment has no chunk that was copied before it was sealed; this may be a copy of it."""
     if not found.sealed or inode == _inode(files, folder):
         return True

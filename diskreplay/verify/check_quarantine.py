@@ -71,6 +71,7 @@ def _count_steps(files: Files, where: str) -> int | None:
         name = f"{where}/{layout.DONE}/{layout.chunk_key(chunk, 0)}"
         if chunk and (chunk * per_chunk >= rows.max() or not os.path.lexists(files.path(name))):
             return steps
+        found = len(files.problems)
         with files.opened(name, per_chunk * len(rows) if chunk else None) as fd:
             if fd is None:
                 return None
@@ -78,6 +79,8 @@ def _count_steps(files: Files, where: str) -> int | None:
             for lane, count in enumerate(np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()):
                 flags = np.frombuffer(read_at(fd, count, lane * per_chunk), np.uint8)
                 steps += int(np.count_nonzero(flags & NO_STEP == 0))
+        if len(files.problems) > found:
+            return None
         chunk += 1
     return None
 

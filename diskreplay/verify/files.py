@@ -81,7 +81,7 @@ class Files:
                 continue
             where = f"{folder}/{name}" if folder else name
             if kind in ("link", "other"):
-                self.report("type", where, f"is a {kind} and not a file or folder")
+                self.report("type", where, "is a symbolic link" if kind == "link" else "is neither a file nor a folder")
             elif name != layout.METADATA and not name.startswith("."):
                 self.report("unexpected", where, "has no place in a store")
 

@@ -1,5 +1,6 @@
 """Every kind of finding, made by hand; a store at work has none; no byte of a sealed store is without a check."""
 
+import errno
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import zarr
 import diskreplay as dr
 from diskreplay.store.reading.parse_episodes import LaneSlice, parse_episodes
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_root, check_segment
+from diskreplay.verify import check_quarantine, check_root, check_segment
 from diskreplay.verify.check_sums import checksum
 from diskreplay.verify.crc import after_zeros
 from diskreplay.verify.row_flags import START, first_wrong, is_row, may_follow
@@ -514,6 +515,30 @@ def test_steps_in_quarantine_are_a_finding_until_somebody_decides_about_them(sto
         damage()
         (problem,) = verify(store_path, deep=True)
         assert problem.detail.startswith("12 steps are set aside from segment 1; ")
+
+
+def test_steps_in_quarantine_that_cannot_be_read_are_not_counted_in_part(store_path, monkeypatch):
+    replace_bytes(store_path / SEGMENT / "zarr.json", 5, b"!")
+    replace_bytes(store_path / SEGMENT / "durable/document", 5, b"!")
+    repair(store_path)
+    (store_path / f"counters/quarantine/{SEGMENT}.record.json").unlink()
+    real = check_quarantine.read_at
+
+    def read_at(fd, count, start=0):
+        if "quarantine" in os.readlink(f"/proc/self/fd/{fd}") and "/done/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, count, start)
+
+    monkeypatch.setattr(check_quarantine, "read_at", read_at)
+    (problem,) = verify(store_path)
+    assert "12 steps" not in problem.detail
+    assert not problem.detail.startswith("0 steps")
+
+
+def test_a_pipe_in_a_group_is_told_as_what_it_is_not(store_path):
+    os.mkfifo(store_path / SEGMENT / "pipe")
+    (problem,) = verify(store_path)
+    assert problem == dr.Problem("type", f"{SEGMENT}/pipe", "is neither a file nor a folder")
     set_words(store_path, next_segment=1)
     shutil.rmtree(store_path / "segments/00000002")
     assert ("counters", "counters/c.0") in found(store_path)

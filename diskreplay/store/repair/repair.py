@@ -150,7 +150,7 @@ class _Repair:
         committed = self._root / where / layout.COMMITTED
         path = committed / layout.LOCK
         lock, is_free = None, True
-        if committed.is_dir() and not (self._root / where).is_symlink() and not committed.is_symlink():
+        if not (self._root / where).is_symlink() and not committed.is_symlink() and committed.is_dir():
             try:
                 lock = None if self._dry_run else try_lock(path)
                 is_free = not is_locked(path) if self._dry_run else lock is not None
@@ -248,7 +248,7 @@ class _Repair:
                     self._repair_segment(number, found)
 
     def _still_found(self, problems: list[Problem]) -> list[Problem]:
-        """Leave out findings beside the segments whose files were just being replaced: not so under the lock.
+        """Leave out findings beside the segments that are gone under the lock: the files were just being replaced.
 
         Segments are looked at again one by one, and counters say themselves whether they are right.
         """

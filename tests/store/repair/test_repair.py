@@ -68,6 +68,16 @@ def serials(path):
         return sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
 
 
+def test_a_link_in_a_segments_place_is_set_aside_and_not_followed(store_path):
+    segment = store_path / "segments/00000001"
+    shutil.rmtree(segment)
+    segment.symlink_to("x" * 300)
+    assert ("quarantined", "segments/00000001") in [
+        (action.what, action.where) for action in repair(store_path).actions
+    ]
+    assert damage_left(store_path) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(DAMAGE.keys() - BACKUP))
 def test_after_a_repair_verify_finds_nothing_and_nothing_was_deleted(store_path, name):
