@@ -116,9 +116,9 @@ class SegmentWriter:
         """Write rows in several fields; nobody sees them before `publish`.
 
         Of one lane, successive rows from ``rows`` on, ``(n, *shape)`` in each field, or a row's item: its bytes, or a
-        number that fits the dtype. Of an array of lanes, or of all with None, one row each, which is one of the next
-        two of its lane. They are reserved. Raises StorageFull where reserved blocks are not kept and there is no room;
-        the call may be repeated.
+        number or array without axes that fits the dtype. Of an array of lanes, or of all with None, one row each, which
+        is one of the next two of its lane. They are reserved. Raises StorageFull where reserved blocks are not kept and
+        there is no room; the call may be repeated.
         """
         if isinstance(rows, int):
             for leaf, value in fields.items():

@@ -30,13 +30,13 @@ class Gathered(NamedTuple):
 class Destination:
     """Where batches go: a device, and the memory they are gathered in on the way there; see `BufferPool`.
 
-    CUDA devices have a `courier`; to others but the CPU a batch is copied when it becomes a `Batch`.
+    CUDA devices have a `device_copy`; to others but the CPU a batch is copied when it becomes a `Batch`.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
         self.device = device
-        self.courier = DeviceCopy(device) if device.type == "cuda" else None
-        self.pool = BufferPool(pinned_memory if self.courier else ordinary_memory, spare, debug)
+        self.device_copy = DeviceCopy(device) if device.type == "cuda" else None
+        self.pool = BufferPool(pinned_memory if self.device_copy else ordinary_memory, spare, debug)
 
 
 class Gatherer:
@@ -61,7 +61,7 @@ class Gatherer:
             self.reader.evaluate = torch_values(self.reader.evaluate, device)
         if device.type != "cpu":
             self.reader = self.reader.for_device()
-        self._device, self._pool, self.courier = device, destination.pool, destination.courier
+        self._device, self._pool, self.device_copy = device, destination.pool, destination.device_copy
         leaves = [leaf.path for leaf in self.reader.leaves]
         self._paths = self.reader.paths
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
@@ -88,7 +88,7 @@ class Gatherer:
         if entropy is not None:
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
-        sent = None if self.courier is None else self.courier.send(slot)
+        sent = None if self.device_copy is None else self.device_copy.send(slot)
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:
             self.disk.end(begun)
@@ -114,8 +114,8 @@ class Gatherer:
         if weights is not None:
             arrays[self._weight][:] = weights
         values: Sequence[Any] = arrays
-        if sent is not None and self.courier is not None:
-            values = self.courier.receive(slot, sent, None if weights is None else self._weight)
+        if sent is not None and self.device_copy is not None:
+            values = self.device_copy.receive(slot, sent, None if weights is None else self._weight)
         elif self._device.type != "cpu":
             values = [self._copied(torch.from_numpy(array)) for array in arrays]
         elif not self.reader.shows_leaves:

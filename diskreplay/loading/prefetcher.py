@@ -55,7 +55,7 @@ class Prefetcher:
 def is_large(gatherer: Gatherer, size: int) -> bool:
     """Whether it is worth it to have a thread make batches of so many items."""
     reader = gatherer.reader
-    if reader.depends_on_ids or gatherer.courier is not None:
+    if reader.depends_on_ids or gatherer.device_copy is not None:
         return True
     return offsets(reader.leaves, size)[1] >= LEAST_FOR_A_THREAD
 

@@ -22,6 +22,7 @@ from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.saved_state import state_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -314,12 +315,10 @@ def _bits(masks: Ints) -> NDArray[np.bool_]:
 
 def _checked(state: Mapping[str, Any]) -> tuple[Ints, Ints, Ints, Ints, Floats, int, float]:
     """Check what a state must be for the table to stay inside its arrays."""
-    try:
+    with state_of("a table of priorities"):
         arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("page", "first", "stride", "known")]
         values = np.ascontiguousarray(state["values"], np.float64)
         count, largest = int(state["pages"]), float(state["largest"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"this is no saved table of priorities: {error!r}") from None
     number, first, stride, known = arrays
     good = all(column.shape == number.shape and column.ndim == 1 for column in arrays) and count > 0
     good = good and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())

@@ -17,7 +17,9 @@ def state_of(what: str) -> Iterator[None]:
     try:
         yield
     except INVALID as error:
-        raise ValueError(f"this is no state of {what}: {error!r}") from None
+        # What is a ValueError of ours says enough; of the others the type is half of the message.
+        why = str(error) if type(error) is ValueError else repr(error)
+        raise ValueError(f"this is no state of {what}: {why}") from None
 
 
 def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.int64]]:

@@ -130,7 +130,7 @@ class _SnapshotLanes(NamedTuple):
     """What is known of one snapshot; `lanes` are all of this trainer's, `growing` those that may get more."""
 
     snapshot: Snapshot
-    episodes: LaneEpisodes
+    by_lane: LaneEpisodes
     lanes: Ints
     growing: Ints
 
@@ -255,9 +255,9 @@ class RolloutCursor(Owned):
         return current, grid
 
     def _oldest_grid(self, current: _SnapshotLanes) -> Grid:
-        usable = usable_steps(current.episodes, self._view)
-        visible = current.snapshot.least_ids(current.episodes.episodes.first)
-        return oldest(current.episodes, usable, current.growing, self._planned, visible, self.least)
+        usable = usable_steps(current.by_lane, self._view)
+        visible = current.snapshot.least_ids(current.by_lane.episodes.first)
+        return oldest(current.by_lane, usable, current.growing, self._planned, visible, self.least)
 
     def _lanes_of(self, snapshot: Snapshot) -> _SnapshotLanes:
         if self._current is not None and snapshot.generation != self._current.snapshot.generation:

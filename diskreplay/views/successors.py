@@ -57,10 +57,9 @@ class Successors:
 
         Raises what `refuse` returns of the first id that is no visible step's.
         """
-        good = locate(ids, snapshot.origin, snapshot.lanes)[0]
+        good, steps = placed(snapshot, ids)
         if not good.all():
             raise refuse(int(ids[np.argmin(good)]))
-        steps = place(snapshot, ids)
         good = (steps.row >= oldest(snapshot, steps)) & (steps.row < committed(snapshot, steps))
         if good.all():
             good = self._flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
@@ -135,12 +134,17 @@ class Successors:
 
 
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
-    """Return windows of one row, that of each id; stacks repeat it."""
+    """Return windows of one row, that of each id, whose segment is there; stacks repeat it."""
+    return placed(snapshot, ids)[1]
+
+
+def placed(snapshot: Snapshot, ids: Ints) -> tuple[Bools, Windows]:
+    """Return whether the segment of each id is there, and the windows of `place`, arbitrary where it is not."""
     windows = Windows(len(ids))
-    _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
+    known, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
     windows.after[:] = windows.row + 1
-    return windows
+    return known, windows
 
 
 def committed(snapshot: Snapshot, windows: Windows) -> Ints:

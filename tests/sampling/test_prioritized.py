@@ -347,7 +347,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any]) 
     state['["transitions"]'] |= change
     with pytest.raises(ValueError, match="^this "):
         distribution.load_state_dict(state)
-    with pytest.raises(ValueError, match="no saved table"):
+    with pytest.raises(ValueError, match="this is no state of a table of priorities"):
         distribution.load_state_dict({'["transitions"]': {}})
     with pytest.raises(ValueError, match="no kind of id"):
         distribution.load_state_dict({"transitions": {}})

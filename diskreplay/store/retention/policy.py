@@ -89,7 +89,7 @@ class RetentionPolicy:
     def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
         """Yield number and steps of segments that are due; each is forgotten when the next one is asked for.
 
-        They are ``most`` at most; `has_more` tells whether that is fewer than have to.
+        They are ``most`` at most; `has_more` tells whether more are due.
 
         Moves the horizon first. ``again``: read known segments that were not sealed, too. Without it their steps may
         be too few, which only makes the horizon move later.

@@ -154,9 +154,7 @@ class Sealer:
     def _seal_all(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(
-                    lambda: self._seals_at_once or len(self._waiting) >= _FULL_BATCH, self._batch_wait_s
-                )
+                self._condition.wait_for(self._has_batch, self._batch_wait_s)
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
