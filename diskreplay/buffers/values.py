@@ -71,21 +71,16 @@ def _column(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor
 
 
-def cast(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:
-    """Return the leaves of a value, cast by a schema; SchemaError where one does not fit."""
-    return [schema.leaves[path].cast(raw, path, leading) for path, raw in schema.flatten(part, value)]
-
-
 def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return the values of a part of a step as `fitted` does; SchemaError where they cannot be cast."""
     value = fitted(getattr(schema, part), value, leading)
-    cast(schema, part, value, leading)
+    schema.cast(part, value, leading)
     return value
 
 
 def bytes_of(schema: Schema, obs: Any, leading: tuple[int, ...] = ()) -> bytes:
     """Return an observation as the bytes that are stored of it; SchemaError where it cannot be cast."""
-    return b"".join(leaf.tobytes() for leaf in cast(schema, "obs", obs, leading))
+    return b"".join(leaf.tobytes() for leaf in schema.cast("obs", obs, leading).values())
 
 
 @dataclass(frozen=True)

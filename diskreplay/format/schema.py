@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SchemaError
 from diskreplay.format.spaces import DTYPE_NAMES, Field, tree_from_space
@@ -131,6 +132,24 @@ class Schema:
         except AttributeError as error:
             raise SchemaError(f"{type(env).__name__} is not an environment: {error}") from None
         return cls.from_spaces(*spaces, extra=extra, episode=episode)
+
+    def cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> dict[str, NDArray[Any]]:
+        """Return the leaves of a value by their paths, cast to the schema, ``(*leading, *shape)``.
+
+        Parameters
+        ----------
+        part, value
+            As for `flatten`.
+        leading : tuple of int
+            Axes that come before each field's shape.
+
+        Raises
+        ------
+        SchemaError
+            If a key or a value does not fit the schema; the message names it.
+        """
+        leaves = self.leaves
+        return {path: leaves[path].cast(raw, path, leading) for path, raw in self.flatten(part, value)}
 
     def flatten(self, part: str, value: Any) -> list[tuple[str, Any]]:
         """Pair each leaf's path with its raw value.

@@ -82,8 +82,7 @@ class StepValues:
 
     def own(self, part: str, value: Any) -> dict[str, np.ndarray]:
         """Copy an observation or action, as the schema's leaves by path."""
-        leaves, leading = self._schema.leaves, self._leading
-        return {path: leaves[path].cast(raw, path, leading).copy() for path, raw in self._schema.flatten(part, value)}
+        return {path: leaf.copy() for path, leaf in self._schema.cast(part, value, self._leading).items()}
 
     def nest(self, part: str, values: Mapping[str, np.ndarray]) -> Any:
         """Undo the flattening of `own`."""
@@ -119,8 +118,8 @@ class StepValues:
             value = None if final is None or not present[lane] else _lane(final, lane)
             if value is None:
                 raise SchemaError(f"lane {lane} ended, but info has no final_obs for it, as SAME_STEP autoreset needs")
-            for path, raw in self._schema.flatten("obs", value):
-                rows[path][lane] = self._schema.leaves[path].cast(raw, path)
+            for path, leaf in self._schema.cast("obs", value).items():
+                rows[path][lane] = leaf
         return rows
 
     def _lanes(self, tree: Any, key: str, path: str, sources: list[Source]) -> Any:

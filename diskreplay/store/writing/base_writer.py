@@ -105,8 +105,16 @@ class BaseWriter:
             raise self._refusal()
 
     def _cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:
-        leaves = self._schema.leaves
-        return [leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten(part, value)]
+        return list(self._schema.cast(part, value, leading).values())
+
+    def _cast_rest(
+        self, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...]
+    ) -> list[NDArray[Any]]:
+        """Cast what steps have beside their observations, in the order of the schema's leaves."""
+        values = [*self._cast("action", action, leading), self._schema.reward.cast(reward, "reward", leading)]
+        if extra or self._schema.extra:
+            values += self._cast("extra", extra, leading)
+        return values
 
     def _cast_episode(self, episode: dict[str, Any] | None) -> EpisodeItems | None:
         if not episode:
@@ -138,9 +146,7 @@ class BaseWriter:
                 f"obs has {obs_rows} rows for {steps} rewards; give {steps + 1}, the final one included, or {steps}"
             )
         observations = self._cast("obs", obs, (obs_rows,))
-        rest = self._cast("action", action, (steps,))
-        rest.append(self._schema.reward.cast(reward, "reward", (steps,)))
-        rest += self._cast("extra", extra, (steps,))
+        rest = self._cast_rest(action, reward, extra, (steps,))
         final = [value[-1].tobytes() for value in observations] if obs_rows > steps else None
         values = [value[:steps] for value in observations] + rest
         finals = self._cast_episode(episode)

@@ -70,7 +70,7 @@ class VectorWriter(BaseWriter):
         count = self.num_envs
         ends = as_flags(terminated, "terminated", count)
         cuts = np.zeros(count, np.bool_) if truncated is None else as_flags(truncated, "truncated", count)
-        values = self._cast_step(obs, action, reward, extra, (count,))
+        values = self._cast("obs", obs, (count,)) + self._cast_rest(action, reward, extra, (count,))
         next_values = None if next_obs is None else self._cast("obs", next_obs, (count,))
         finals = self._cast_episodes(episode)
         lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
@@ -81,21 +81,8 @@ class VectorWriter(BaseWriter):
         if self._flushes_episodes and (ends | cuts).any():
             self._flush()
 
-    def _cast_step(
-        self, obs: Any, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...]
-    ) -> list[NDArray[Any]]:
-        values = self._cast("obs", obs, leading)
-        values += self._cast("action", action, leading)
-        values.append(self._schema.reward.cast(reward, "reward", leading))
-        if extra or self._schema.extra:
-            values += self._cast("extra", extra, leading)
-        return values
-
     def _cast_episodes(self, episode: dict[str, Any] | None) -> dict[str, NDArray[Any]] | None:
-        if not episode:
-            return None
-        leaves, leading = self._schema.leaves, (self.num_envs,)
-        return {path: leaves[path].cast(raw, path, leading) for path, raw in self._schema.flatten("episode", episode)}
+        return self._schema.cast("episode", episode, (self.num_envs,)) if episode else None
 
     @one_call_at_a_time
     def append_episode(
