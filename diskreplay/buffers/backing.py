@@ -4,11 +4,12 @@ import os
 import shutil
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 
@@ -20,9 +21,11 @@ from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S, Durability
+from diskreplay.store.writing.vector_writer import VectorWriter
+from diskreplay.store.writing.writer import Writer
 
 
-class Backed:
+class Backed(ABC):
     """What every buffer has: a store at a path, or in a temporary folder, and one writer of it.
 
     A store that is at the path is taken up at once; else it is made when the first step comes. A temporary folder is
@@ -56,9 +59,10 @@ class Backed:
         self._given, self._extra = given, dict(extra)
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
-        self._writer: Any = None
+        self._writer: Writer | VectorWriter | None = None
         self._remove: weakref.finalize[Any, Any] | None = None
-        self._kept: list[Any] = []  # by `_remove`, so that it is what ends the writer of a temporary store
+        # By `_remove`, so that it is what ends the writer of a temporary store.
+        self._kept: list[Writer | VectorWriter] = []
         self._store: Store | None = None
         if self._path is not None:
             with suppress(StoreNotFound):
@@ -67,9 +71,9 @@ class Backed:
             self._check(self._store)
             self._begin(self._store)
 
+    @abstractmethod
     def _begin(self, store: Store) -> None:
         """Take up a store, new or found at the path."""
-        raise NotImplementedError
 
     @property
     def store(self) -> Store | None:
@@ -99,7 +103,11 @@ class Backed:
         if self._closed:
             raise Closed("this buffer is closed; make another")
 
-    def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Any:
+    @overload
+    def _writer_of(self, schema: Schema) -> Writer: ...
+    @overload
+    def _writer_of(self, schema: Schema, num_envs: int) -> VectorWriter: ...
+    def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Writer | VectorWriter:
         """Return the writer of the store, which is made with this schema where there is none."""
         if self._store is None:
             self._store = self._make(schema)
@@ -157,7 +165,7 @@ def seed_argument(seed: Any) -> int | None:
     return None if seed is None else int_argument("seed", seed, 0)
 
 
-def _discard(folder: str, store: Store, pid: int, writers: list[Any]) -> None:
+def _discard(folder: str, store: Store, pid: int, writers: list[Writer | VectorWriter]) -> None:
     if os.getpid() != pid:
         return  # a forked child: the folder is its parent's
     # Removed first: what is not there need not be made durable by sealing it, which then fails at once.

@@ -72,7 +72,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     Raises
     ------
     ValueError
-        An argument is none of these, or the store at `path` has another capacity.
+        An argument is invalid, or the store at `path` has another capacity.
     SchemaError
         A shape or dtype cannot be stored, or is not that of the store at `path`.
     """

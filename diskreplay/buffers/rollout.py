@@ -65,7 +65,7 @@ class RolloutBuffer(Backed):
     Raises
     ------
     ValueError
-        An argument is none of these, or the store at `path` is of rollouts of another size.
+        An argument is invalid, or the store at `path` is of rollouts of another size.
     SchemaError
         A shape cannot be stored, or is not that of the store at `path`.
     """
@@ -225,7 +225,7 @@ class RolloutBuffer(Backed):
         NotEnoughData
             The buffer is empty. It is a BufferError.
         ValueError
-            A shape or number is none of these.
+            A shape or number is invalid.
         """
         last = plain(last_values)
         if last.size != self._num_envs:

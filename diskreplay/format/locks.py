@@ -27,7 +27,7 @@ class Lock:
     """A file lock of the system (flock) that is held: made by `try_lock`.
 
     It ends with `release`, with this object, or with the process. It belongs to the process and not to a thread, and
-    not to children that are forked from it: theirs is let go of at once, which changes nothing for the parent.
+    not to children that are forked from it: theirs is released at once, which changes nothing for the parent.
     """
 
     def __init__(self, fd: int) -> None:
@@ -53,13 +53,13 @@ def _unlock(fd: int, owner: int) -> None:
     os.close(fd)
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     _taking.release()
     for lock in list(_held):
         lock.release()
 
 
-os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_let_go_in_child)
+os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_release_in_child)
 
 
 def _open_lock(path: os.PathLike[str] | str) -> int:

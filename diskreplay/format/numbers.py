@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import storage_errors, sync_file
+from diskreplay.format.durable import storage_errors
 from diskreplay.format.machine import boot_id
 from diskreplay.format.root import Root
 
@@ -31,7 +31,6 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     Raises ReplayError where all numbers are used, StorageFull where there is no room to make the
     reservation durable.
     """
-    path = f"{root.counters_folder}/c.0"
     words = counters.read()
     number, reserved = int(words[layout.NEXT_SEGMENT]), int(words[layout.RESERVED])
     here = _hashed(boot_id())
@@ -46,8 +45,8 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     if number >= reserved or words[layout.BOOT] != here:
         counters.set(layout.RESERVED, max(reserved, number + layout.RESERVED_AT_ONCE))
         counters.set_boot(here)
-        with storage_errors(path):
-            sync_file(path)
+        with storage_errors(f"{root.counters_folder}/c.0"):
+            counters.sync()
     return number
 
 

@@ -78,7 +78,7 @@ class Gatherer:
         """Gather these ids; all weights are 1.
 
         `entropy` seeds what the view draws itself; `pages` is what the disk was asked for, None if it was not.
-        InvalidIndex where an id is none of the view's, SegmentGone where a segment has been evicted since the snapshot.
+        InvalidIndex where an id is not one of the view's, SegmentGone where a segment was evicted since the snapshot.
         """
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()

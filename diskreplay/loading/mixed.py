@@ -86,7 +86,7 @@ class MixedSampler:
         Raises
         ------
         InvalidIndex
-            An id is none of a batch's `index`.
+            An id is not one of a batch's `index`.
         """
         ids, sources = self._routed(ids)
         parts, places = [], []

@@ -88,7 +88,7 @@ class Sampler:
     Raises
     ------
     ValueError
-        An argument is none of these, or the view or `fields` names something that the store has not.
+        An argument is invalid, or the view or `fields` names something that the store has not.
     StoreNotFound
         There is no store at the path.
     """

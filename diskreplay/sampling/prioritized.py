@@ -52,7 +52,7 @@ class Prioritized(Owned):
     Raises
     ------
     ValueError
-        An argument is none of these.
+        An argument is invalid.
     """
 
     weighted = True

@@ -51,7 +51,7 @@ class RateLimiter:
     Raises
     ------
     ValueError
-        An argument is none of these, or with them and no timeout both sides could wait for each other forever.
+        An argument is invalid, or with them and no timeout both sides could wait for each other forever.
     """
 
     samples_per_insert: float

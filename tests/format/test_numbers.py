@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout, numbers
+from diskreplay.format import commit, layout
 from diskreplay.format.commit import StoreCounters
 from tests.crash.power import another_boot
 from tests.testing.support import append_numbered, serial_schema
@@ -45,13 +45,13 @@ def test_a_number_that_a_loss_of_power_took_back_is_not_given_again(store_path):
 
 @pytest.mark.slow
 def test_a_number_is_reserved_on_the_disk_before_it_is_used(store_path, monkeypatch):
-    synced, real = [], numbers.sync_file
+    synced, real = [], commit.sync_file
 
     def sync_file(path):
         real(path)
         synced.append(reserved(store_path))
 
-    monkeypatch.setattr(numbers, "sync_file", sync_file)
+    monkeypatch.setattr(commit, "sync_file", sync_file)
     for serial in range(layout.RESERVED_AT_ONCE + 2):
         number = write_segment(store_path, serial)
         assert number == serial < synced[-1]

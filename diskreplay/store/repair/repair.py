@@ -49,6 +49,7 @@ _ROUNDS = 4
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
 # What begins like this is being made or deleted; some have a lock that their maker holds.
 _TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
+# Longer than a living process takes to put in place what it makes, or to remove it: what then stays was left behind.
 _PAUSE_S = 0.05
 
 

@@ -17,6 +17,7 @@ _MOST_WAITING = 128
 # With a segment for each episode, syncs one after the other would slow down their making: a batch waits for more.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
+# Between two looks for whether whoever holds a segment's lock has sealed it: it syncs, which takes as long at least.
 _POLL_S = 0.01
 
 
