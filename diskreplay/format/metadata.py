@@ -277,8 +277,9 @@ def verify_document(data: bytes, path: Path | str) -> None:
 
 def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuard[int]:
     """Whether a value from JSON is a whole number between these."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return is_number and value >= least and (most is None or value <= most)  # type: ignore[operator]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= least and (most is None or value <= most)
 
 
 class UnknownFeature(FormatError):
