@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SchemaError
-from diskreplay.format.spaces import DTYPE_NAMES, Field, tree_from_space
+from diskreplay.format.spaces import DTYPE_NAMES, Field, dtype_map_argument, tree_from_example, tree_from_space
 
 __all__ = ["Field", "Schema"]
 
@@ -98,40 +98,84 @@ class Schema:
         object.__setattr__(self, "_plans", plans)
 
     @classmethod
+    def from_example(
+        cls,
+        obs: Any,
+        action: Any,
+        extra: Mapping[str, Any] | None = None,
+        episode: Mapping[str, Any] | None = None,
+    ) -> "Schema":
+        """Describe steps like this one.
+
+        Parameters
+        ----------
+        obs, action
+            One step's values: arrays, tensors or numbers, or dicts and tuples of these, nested. Arrays, tensors and
+            numpy's scalars keep their dtype. Python's numbers, and lists of them, are float32, int64 or bool.
+        extra, episode : dict, optional
+            Such values of a step, and of an episode, by name.
+
+        Raises
+        ------
+        SchemaError
+            If a value is neither; the message names it.
+        """
+        named = [tree_from_example(values or {}, part) for part, values in (("extra", extra), ("episode", episode))]
+        return cls(tree_from_example(obs, "obs"), tree_from_example(action, "action"), None, *named)
+
+    @classmethod
     def from_spaces(
         cls,
         observation_space: Any,
         action_space: Any,
         extra: Mapping[str, Tree] | None = None,
         episode: Mapping[str, Tree] | None = None,
+        dtype_map: Mapping[str, str] | None = None,
     ) -> "Schema":
-        """Describe the steps of an environment with these gymnasium spaces.
+        """Describe the steps of an environment with these gymnasium spaces; for ``dtype_map`` see `from_env`.
 
         Raises
         ------
         SchemaError
-            If a space, or one inside it, cannot be stored; the message names it.
+            If a space, or one inside it, cannot be stored, or ``dtype_map`` is invalid; the message names it.
         """
-        obs = tree_from_space(observation_space, "obs")
-        return cls(obs, tree_from_space(action_space, "action"), extra=extra, episode=episode)
+        dtypes = dtype_map_argument(dtype_map)
+        obs = tree_from_space(observation_space, "obs", dtypes)
+        return cls(obs, tree_from_space(action_space, "action", dtypes), extra=extra, episode=episode)
 
     @classmethod
     def from_env(
-        cls, env: Any, extra: Mapping[str, Tree] | None = None, episode: Mapping[str, Tree] | None = None
+        cls,
+        env: Any,
+        extra: Mapping[str, Tree] | None = None,
+        episode: Mapping[str, Tree] | None = None,
+        dtype_map: Mapping[str, str] | None = None,
     ) -> "Schema":
         """Describe the steps of a gymnasium environment, or of one environment of a vector.
+
+        Parameters
+        ----------
+        env
+            Its spaces say what is stored.
+        extra, episode : dict, optional
+            See `Schema`.
+        dtype_map : dict, optional
+            dtypes that are stored as others: with ``{"float64": "float32"}`` the observations and actions of an
+            environment that computes in float64 are stored, and sampled, as networks take them. Writers and
+            `RecordEpisodes` cast what they are given.
 
         Raises
         ------
         SchemaError
-            If a space, or one inside it, cannot be stored; the message names it.
+            If a space, or one inside it, cannot be stored, or ``dtype_map`` is invalid: not of dtypes, or from floats
+            to integers, which are never cast. The message names it.
         """
         prefix = "single_" if hasattr(env, "single_observation_space") else ""
         try:
             spaces = getattr(env, f"{prefix}observation_space"), getattr(env, f"{prefix}action_space")
         except AttributeError as error:
             raise SchemaError(f"{type(env).__name__} is not an environment: {error}") from None
-        return cls.from_spaces(*spaces, extra=extra, episode=episode)
+        return cls.from_spaces(*spaces, extra=extra, episode=episode, dtype_map=dtype_map)
 
     def cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> dict[str, NDArray[Any]]:
         """Return the leaves of a value by their paths, cast to the schema, ``(*leading, *shape)``.

@@ -3,6 +3,7 @@
 import json
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,8 +177,24 @@ def _mismatch(array: np.ndarray, name: str, needed: Field, shape: tuple[int, ...
     return f"{name}: got {array.dtype} of shape {array.shape}, needs {needed.dtype} of shape {shape}"
 
 
-def tree_from_space(space: Any, name: str) -> Any:
-    """Turn a gymnasium space into a tree of fields.
+DtypeMap = Mapping[np.dtype[Any], np.dtype[Any]]
+
+
+def dtype_map_argument(dtype_map: Any) -> DtypeMap:
+    """Return which dtypes are stored as which others; SchemaError where values of one cannot enter the other."""
+    if dtype_map is None:
+        return {}
+    if not isinstance(dtype_map, Mapping):
+        raise SchemaError(f'dtype_map: needs a dict such as {{"float64": "float32"}}, not {dtype_map!r:.80}')
+    found = {_checked_dtype(came): _checked_dtype(stored) for came, stored in dtype_map.items()}
+    for came, stored in found.items():
+        if came.kind == "f" and stored.kind != "f":
+            raise SchemaError(f"dtype_map: {came} values cannot be stored as {stored}; map them to a float dtype")
+    return found
+
+
+def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
+    """Turn a gymnasium space into a tree of fields, whose dtypes are the space's or what `dtypes` has for them.
 
     ``space`` is a Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, nested; ``name`` the leaf's
     path, for the error message. Raises SchemaError if the space, or one inside it, is of another kind.
@@ -186,11 +203,12 @@ def tree_from_space(space: Any, name: str) -> Any:
         from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return {key: tree_from_space(inner, f"{name}/{key}") for key, inner in space.spaces.items()}
+        return {key: tree_from_space(inner, f"{name}/{key}", dtypes) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(tree_from_space(inner, f"{name}/{i}") for i, inner in enumerate(space.spaces))
+        return tuple(tree_from_space(inner, f"{name}/{i}", dtypes) for i, inner in enumerate(space.spaces))
+    dtype = dtypes.get(space.dtype, space.dtype)
     if isinstance(space, spaces.Box):
-        bounds = {"type": "Box", "low": _numbers(space.low), "high": _numbers(space.high)}
+        bounds = {"type": "Box", "low": _bounds(space.low, dtype), "high": _bounds(space.high, dtype)}
     elif isinstance(space, spaces.Discrete):
         bounds = {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
     elif isinstance(space, spaces.MultiDiscrete):
@@ -200,9 +218,33 @@ def tree_from_space(space: Any, name: str) -> Any:
     else:
         raise SchemaError(f"{name}: a {type(space).__name__} space cannot be stored; supported are {_SUPPORTED}")
     try:
-        return Field(space.shape, space.dtype, bounds)
+        return Field(space.shape, dtype, bounds)
     except SchemaError as error:
         raise SchemaError(f"{name}: {error}") from None
+
+
+def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
+    """Return bounds as values at them are stored: rounded as these, no value is outside that was inside."""
+    if dtype.kind != "f":
+        return _numbers(values)
+    with np.errstate(over="ignore"):
+        return _numbers(values.astype(dtype))
+
+
+def tree_from_example(value: Any, name: str) -> Any:
+    """Turn one step's value into a tree of fields: see `Schema.from_example`."""
+    if isinstance(value, Mapping):
+        return {key: tree_from_example(inner, f"{name}/{key}") for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(tree_from_example(inner, f"{name}/{i}") for i, inner in enumerate(value))
+    if isinstance(value, Field):
+        raise SchemaError(f"{name}: an example is a value, not a Field; give Fields to Schema itself")
+    try:
+        array = np.asarray(_tensor_to_numpy(value) if hasattr(value, "detach") else value)
+        is_typed = hasattr(value, "dtype")
+        return Field(array.shape, array.dtype if is_typed or array.dtype.kind != "f" else "float32")
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise SchemaError(f"{name}: no field can be made of this {type(value).__name__}: {error}") from None
 
 
 def _numbers(values: np.ndarray) -> Any:

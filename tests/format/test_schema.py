@@ -443,3 +443,82 @@ def test_from_env_takes_one_environment_of_a_vector():
     envs.close()
     with pytest.raises(SchemaError, match="int is not an environment"):
         Schema.from_env(3)
+
+
+FLOAT64 = spaces.Dict(
+    {
+        "x": spaces.Box(-0.1, np.array([0.1, np.inf, 1e300]), (3,), "float64"),
+        "pair": spaces.Tuple((spaces.Box(0, 1, (2,), "float64"), spaces.Box(0, 9, (2,), "float16"))),
+        "n": spaces.Discrete(3),
+    }
+)
+
+
+def test_a_dtype_map_says_how_spaces_are_stored():
+    mapped = Schema.from_spaces(FLOAT64, spaces.Discrete(5), dtype_map={"float64": "float32", "int64": "uint8"})
+    assert {path: str(field.dtype) for path, field in mapped.leaves.items()} == {
+        "obs/x": "float32",
+        "obs/pair/0": "float32",
+        "obs/pair/1": "float16",
+        "obs/n": "uint8",
+        "action": "uint8",
+        "reward": "float32",
+    }
+    plain = Schema.from_spaces(FLOAT64, spaces.Discrete(5))
+    assert plain.leaves["obs/x"].dtype == np.float64
+    assert plain == Schema.from_spaces(FLOAT64, spaces.Discrete(5), dtype_map={"int8": "int64"})
+    assert [field.shape for field in mapped.leaves.values()] == [field.shape for field in plain.leaves.values()]
+
+
+def test_a_mapped_value_at_the_bounds_is_inside_the_mapped_bounds():
+    leaf = Schema.from_spaces(FLOAT64, spaces.Discrete(5), dtype_map={"float64": "float32"}).leaves["obs/x"]
+    assert leaf.space["high"] == [np.float32(0.1), "Infinity", "Infinity"]
+    assert leaf.space["low"] <= leaf.cast(np.array([-0.1, -0.1, -0.1]), "obs/x").tolist()[0]
+    assert leaf.cast(np.array([0.1, 1.0, 1.0]), "obs/x")[0] <= leaf.space["high"][0]
+
+
+@pytest.mark.parametrize(
+    ("dtype_map", "message"),
+    [
+        ({"float64": "int32"}, "dtype_map: float64 values cannot be stored as int32; map them to a float dtype"),
+        ({"float16": "bool"}, "dtype_map: float16 values cannot be stored as bool; map them to a float dtype"),
+        ({"complex64": "float32"}, "a field's dtype is one of .* not complex64"),
+        ({"float64": None}, "a field's dtype is one of .* not None"),
+        ("float32", re.escape('dtype_map: needs a dict such as {"float64": "float32"}, not \'float32\'')),
+    ],
+)
+def test_a_dtype_map_that_no_value_could_follow_is_refused(dtype_map, message):
+    with pytest.raises(SchemaError, match=f"^{message}$"):
+        Schema.from_spaces(FLOAT64, spaces.Discrete(5), dtype_map=dtype_map)
+
+
+def test_from_example_takes_shapes_and_dtypes_of_values():
+    schema = Schema.from_example(
+        {"image": np.zeros((4, 4, 3), "uint8"), "pair": (torch.zeros(2), np.float64(1))},
+        (3, [0.5, 1.5], True),
+        extra={"log_prob": -0.5, "hidden": {"h": torch.zeros(1, 2, dtype=torch.float16)}},
+        episode={"seed": 7},
+    )
+    assert schema == Schema(
+        obs={"image": Field((4, 4, 3), "uint8"), "pair": (Field(2, "float32"), Field((), "float64"))},
+        action=(Field((), "int64"), Field(2, "float32"), Field((), "bool")),
+        extra={"log_prob": F32, "hidden": {"h": Field((1, 2), "float16")}},
+        episode={"seed": Field((), "int64")},
+    )
+    assert Schema.from_example(np.zeros(3), 0) == Schema(Field(3, "float64"), Field((), "int64"))
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ("text", r"obs: no field can be made of this str: a field's dtype is one of"),
+        ({"a": (None,)}, r"obs/a/0: no field can be made of this NoneType"),
+        ([[1], [1, 2]], "obs: no field can be made of this list"),
+        (np.zeros((0, 2)), "obs: no field can be made of this ndarray: a field's shape"),
+        (F32, "obs: an example is a value, not a Field; give Fields to Schema itself"),
+        ({}, "obs: an empty dict holds no field"),
+    ],
+)
+def test_an_example_that_is_no_value_is_refused(obs, message):
+    with pytest.raises(SchemaError, match=f"^{message}"):
+        Schema.from_example(obs, 0)

@@ -697,3 +697,45 @@ def test_what_is_no_store_is_refused_by_name(store: Any) -> None:
         dr.RecordEpisodes(Toy(), store)
     with pytest.raises(ValueError, match=r"^store must be a Store, .*, not "):
         dr.RecordVectorEpisodes(SyncVectorEnv([Toy]), store)
+
+
+class Precise(Toy):
+    """Observes and acts in float64."""
+
+    observation_space = spaces.Dict(
+        {"x": spaces.Box(-np.inf, np.inf, (3,), np.float64), "n": spaces.Discrete(9, start=5)}
+    )
+    action_space = spaces.Tuple((spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float64)))
+
+    def look(self) -> dict:
+        obs = super().look()
+        return {**obs, "x": obs["x"].astype(np.float64) + 1 / 3}
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_an_environment_of_float64_is_recorded_as_the_float32_of_a_dtype_map(tmp_store, vector: bool) -> None:
+    maker = gym.vector.SyncVectorEnv([Precise, Precise]) if vector else Precise()
+    schema = dr.Schema.from_env(maker, dtype_map={"float64": "float32"})
+    assert schema == dr.Schema.from_env(Precise(), dtype_map={"float64": "float32"})
+    seen, compared = [], 0
+    with dr.create(tmp_store, schema) as store:
+        env = dr.RecordVectorEpisodes(maker, store) if vector else dr.RecordEpisodes(maker, store)
+        obs, _ = env.reset(seed=3)
+        for _ in range(40):
+            action = env.action_space.sample()
+            seen.append((obs["x"].reshape(-1, 3)[0], np.asarray(action[1]).reshape(-1, 2)[0]))
+            obs, _, terminated, truncated, _ = env.step(action)
+            if not vector and (terminated or truncated):
+                obs, _ = env.reset()
+        env.close()
+        store.refresh()
+        for episode in store.episodes:
+            assert (episode.obs["x"].dtype, episode.action[str(1)].dtype) == (np.float32, np.float32)
+            for x, a in zip(episode.obs["x"], episode.action["1"], strict=False):
+                compared += sum(
+                    np.array_equal(x, obs.astype(np.float32)) and np.array_equal(a, act.astype(np.float32))
+                    for obs, act in seen
+                )
+        batch = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0).sample()
+        assert batch.obs["x"].dtype is torch.float32
+    assert compared >= 25
