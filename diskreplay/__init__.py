@@ -39,7 +39,14 @@ if TYPE_CHECKING:
     from diskreplay.loading.batch import Batch as Batch
     from diskreplay.loading.mixed import MixedSampler as MixedSampler
     from diskreplay.loading.sampler import Sampler as Sampler
-    from diskreplay.loading.targets import nstep_targets as nstep_targets
+    from diskreplay.loading.targets import (
+        lambda_returns as lambda_returns,
+        nstep_targets as nstep_targets,
+        q_lambda_targets as q_lambda_targets,
+        retrace_targets as retrace_targets,
+        vtrace_targets as vtrace_targets,
+    )
+    from diskreplay.loading.value_rescaling import rescale_value as rescale_value, unscale_value as unscale_value
     from diskreplay.loading.warmup import warmup as warmup
     from diskreplay.sampling.mixture import Mixture as Mixture
     from diskreplay.sampling.prioritized import Prioritized as Prioritized
@@ -110,9 +117,15 @@ _MODULES = {
     "Writer": "diskreplay.store.writing.writer",
     "WriterClosed": "diskreplay.errors",
     "create": "diskreplay.store.opening",
+    "lambda_returns": "diskreplay.loading.targets",
     "nstep_experiences": "diskreplay.views.experiences",
     "nstep_targets": "diskreplay.loading.targets",
     "open": "diskreplay.store.opening",
+    "q_lambda_targets": "diskreplay.loading.targets",
+    "rescale_value": "diskreplay.loading.value_rescaling",
+    "retrace_targets": "diskreplay.loading.targets",
+    "unscale_value": "diskreplay.loading.value_rescaling",
+    "vtrace_targets": "diskreplay.loading.targets",
     "warmup": "diskreplay.loading.warmup",
 }
 

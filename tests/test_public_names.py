@@ -62,9 +62,15 @@ NAMES = {
     "Writer",
     "__version__",
     "create",
+    "lambda_returns",
     "nstep_experiences",
     "nstep_targets",
     "open",
+    "q_lambda_targets",
+    "rescale_value",
+    "retrace_targets",
+    "unscale_value",
+    "vtrace_targets",
     "warmup",
 }
 HEAVY = ("gymnasium", "llvmlite", "matplotlib", "numba", "torch", "zarr")

@@ -1,7 +1,10 @@
-"""n-step targets inside windows, against a loop in float64."""
+"""Targets inside windows, against loops in float64 that sum forwards, as the papers write them, and against a peer."""
 
+import inspect
+import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,61 +12,257 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.loading.targets import nstep_targets
+from diskreplay.loading.targets import (
+    lambda_returns,
+    nstep_targets,
+    q_lambda_targets,
+    retrace_targets,
+    vtrace_targets,
+)
 
 
-def loop(reward: Any, terminated: Any, values: Any, n: int, gamma: float, mask: Any, truncated: Any) -> np.ndarray:
-    """Compute the targets step by step."""
-    batch, length = reward.shape
-    found = np.zeros((batch, length))
-    for b in range(batch):
-        for t in range(length):
-            if not mask[b, t]:
-                continue
-            k, total, bootstraps = 0, 0.0, True
-            while k < n and t + k < length and mask[b, t + k]:
-                total += gamma**k * float(reward[b, t + k])
-                k += 1
-                if terminated[b, t + k - 1] or truncated[b, t + k - 1]:
-                    bootstraps = not terminated[b, t + k - 1]
-                    break
-            found[b, t] = total + (gamma**k * float(values[b, t + k]) if bootstraps else 0.0)
-    return found
+class Chain(NamedTuple):
+    """The steps that a sum from one step on may hold, and whether the value behind the last of them counts."""
+
+    steps: range
+    bootstraps: bool
 
 
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Draw windows: real steps, then padding; or flags and holes anywhere."""
-    batch, length = draw(st.integers(0, 5)), draw(st.integers(0, 12))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    reward, values = rng.standard_normal((batch, length)), rng.standard_normal((batch, length + 1))
-    if draw(st.booleans()):
+class Windows(NamedTuple):
+    """A batch in numpy; `gamma` is (batch, length), and `q`, `greedy` and `log_rho` are for those that use them."""
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    values: np.ndarray
+    mask: np.ndarray
+    truncated: np.ndarray
+    gamma: np.ndarray
+    q: np.ndarray
+    greedy: np.ndarray
+    log_rho: np.ndarray
+
+    def chain(self, b: int, t: int) -> Chain:
+        end = t
+        while not (self.terminated[b, end] or self.truncated[b, end]):
+            if end + 1 == self.reward.shape[1] or not self.mask[b, end + 1]:
+                break
+            end += 1
+        return Chain(range(t, end + 1), not self.terminated[b, end])
+
+    def nstep(self, b: int, t: int, n: int) -> float:
+        """Sum the discounted rewards of n steps of the chain, or all, and the value behind them."""
+        chain = self.chain(b, t)
+        steps = chain.steps[:n]
+        total, discount = 0.0, 1.0
+        for s in steps:
+            total += discount * float(self.reward[b, s])
+            discount *= float(self.gamma[b, s])
+        if len(steps) < len(chain.steps) or chain.bootstraps:
+            total += discount * float(self.values[b, t + len(steps)])
+        return total
+
+    def mean_of_nsteps(self, b: int, t: int, lambda_: float, longest: int) -> float:
+        """Weigh the n-step targets up to the longest one (Sutton & Barto, 2nd ed., equation 12.3)."""
+        weighed = sum((1 - lambda_) * lambda_ ** (n - 1) * self.nstep(b, t, n) for n in range(1, longest))
+        return weighed + lambda_ ** (longest - 1) * self.nstep(b, t, longest)
+
+    def lambda_return(self, b: int, t: int, lambda_: float) -> float:
+        return self.mean_of_nsteps(b, t, lambda_, len(self.chain(b, t).steps))
+
+    def q_lambda(self, b: int, t: int, lambda_: float) -> float:
+        later = self.chain(b, t).steps[1:]
+        explored = [n for n, s in enumerate(later, 1) if not self.greedy[b, s]]
+        return self.mean_of_nsteps(b, t, lambda_, min([*explored, len(later) + 1]))
+
+    def following(self, b: int, s: int) -> float:
+        return 0.0 if self.terminated[b, s] else float(self.values[b, s + 1])
+
+    def retrace(self, b: int, t: int, lambda_: float) -> float:
+        """Sum the errors as Munos et al. 2016, section 2."""
+        total, scale = float(self.q[b, t]), 1.0
+        for s in self.chain(b, t).steps:
+            if s > t:
+                scale *= lambda_ * min(1.0, math.exp(self.log_rho[b, s]))
+            error = self.reward[b, s] + self.gamma[b, s] * self.following(b, s) - self.q[b, s]
+            total += scale * error
+            scale *= self.gamma[b, s]
+        return total
+
+    def vtrace(self, b: int, t: int, lambda_: float, rho_bar: float, c_bar: float) -> tuple[float, float]:
+        """Sum as equation 1 of Espeholt et al. 2018; the advantage is of section 4.2."""
+        total, scale, value = float(self.values[b, t]), 1.0, self.values[b]
+        steps = self.chain(b, t).steps
+        for s in steps:
+            weight = math.exp(self.log_rho[b, s])
+            error = self.reward[b, s] + self.gamma[b, s] * self.following(b, s) - value[s]
+            total += scale * min(rho_bar, weight) * error
+            scale *= self.gamma[b, s] * lambda_ * min(c_bar, weight)
+        behind = self.vtrace(b, t + 1, lambda_, rho_bar, c_bar)[0] if len(steps) > 1 else self.following(b, t)
+        advantage = self.reward[b, t] + self.gamma[b, t] * behind - value[t]
+        return total, min(rho_bar, math.exp(self.log_rho[b, t])) * advantage
+
+    def each(self, target: Callable[[int, int], Any]) -> np.ndarray:
+        """Compute the targets step by step; those of steps that are not real are 0."""
+        batch, length = self.reward.shape
+        found = [[target(b, t) if self.mask[b, t] else None for t in range(length)] for b in range(batch)]
+        parts = [x for row in found for x in row if x is not None]
+        result = np.zeros((batch, length, *np.shape(parts[0])) if parts else (batch, length))
+        result[self.mask] = parts
+        return result
+
+    def tensors(self) -> "Windows":
+        return Windows(*map(torch.from_numpy, self))
+
+
+def drawn(batch: int, length: int, padded: bool, rng: np.random.Generator) -> Windows:
+    """Draw windows: real steps, then padding; or flags and holes anywhere. What nobody needs is NaN."""
+    reward, q, log_rho = rng.standard_normal((3, batch, length))
+    values = rng.standard_normal((batch, length + 1))
+    if padded:
         real = rng.integers(1, length + 1, batch) if length else np.zeros(batch, int)
         mask = np.arange(length) < real[:, None]
         ends = np.arange(length) == real[:, None] - 1
         terminated, truncated = (ends & (rng.random((batch, 1)) < 0.5) for _ in range(2))
+        values[:, 1:][~mask | terminated] = np.nan
+        values[:, :-1][mask & ~np.isfinite(values[:, :-1])] = 0.5
+        for array in (reward, q, log_rho):
+            array[~mask] = np.nan
     else:
         mask, terminated, truncated = (rng.random((batch, length)) < p for p in (0.9, 0.2, 0.2))
-    return reward, terminated, values, mask, truncated
+    gamma, greedy = rng.random((batch, length)), rng.random((batch, length)) < 0.7
+    return Windows(reward, terminated, values, mask, truncated, gamma, q, greedy, log_rho)
 
 
-@given(batches(), st.integers(1, 15), st.sampled_from((0.0, 0.9, 1.0)), st.booleans(), st.booleans())
-def test_targets_equal_the_loop(batch: Any, n: int, gamma: float, with_mask: bool, with_truncated: bool) -> None:
-    reward, terminated, values, mask, truncated = batch
-    if not with_mask:
-        mask = np.ones_like(mask)
-    if not with_truncated:
-        truncated = np.zeros_like(truncated)
-    tensors = [torch.from_numpy(array) for array in (reward, terminated, values)]
-    found = nstep_targets(
-        *tensors, n, gamma,
-        mask=torch.from_numpy(mask) if with_mask else None,
-        truncated=torch.from_numpy(truncated) if with_truncated else None,
-    )  # fmt: skip
+@st.composite
+def batches(draw: st.DrawFn) -> Windows:
+    """Draw windows; with one gamma or one a step, and perhaps without a mask and truncated."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    found = drawn(draw(st.integers(0, 5)), draw(st.integers(0, 12)), draw(st.booleans()), rng)
+    gamma = draw(st.none() | st.sampled_from((0.0, 0.9, 1.0)))
+    return found if gamma is None else found._replace(gamma=np.full_like(found.gamma, gamma))
+
+
+lambdas = st.sampled_from((0.0, 0.3, 0.95, 1.0))
+
+
+def close(found: torch.Tensor, want: np.ndarray) -> None:
     assert found.dtype == torch.float64
-    np.testing.assert_allclose(
-        found.numpy(), loop(reward, terminated, values, n, gamma, mask, truncated), rtol=1e-12, atol=1e-12
+    np.testing.assert_allclose(found.numpy(), want.reshape(found.shape), rtol=1e-11, atol=1e-11)
+
+
+@given(batches(), st.integers(1, 15), st.sampled_from((None, 0.0, 0.9, 1.0)), st.booleans(), st.booleans())
+def test_nstep_targets_equal_the_loop(
+    batch: Windows, n: int, gamma: float | None, with_mask: bool, with_truncated: bool
+) -> None:
+    if gamma is not None:
+        batch = batch._replace(gamma=np.full_like(batch.gamma, gamma))
+    if not with_mask:
+        batch = batch._replace(mask=np.ones_like(batch.mask), reward=np.nan_to_num(batch.reward))
+        batch = batch._replace(values=np.nan_to_num(batch.values))
+    if not with_truncated:
+        batch = batch._replace(truncated=np.zeros_like(batch.truncated))
+    tensors = batch.tensors()
+    found = nstep_targets(
+        tensors.reward, tensors.terminated, tensors.values, n, tensors.gamma if gamma is None else gamma,
+        mask=tensors.mask if with_mask else None, truncated=tensors.truncated if with_truncated else None,
+    )  # fmt: skip
+    close(found, batch.each(lambda b, t: batch.nstep(b, t, n)))
+
+
+@given(batches(), lambdas)
+def test_lambda_returns_are_the_mean_of_nstep_targets(batch: Windows, lambda_: float) -> None:
+    x = batch.tensors()
+    found = lambda_returns(x.reward, x.terminated, x.values, lambda_, x.gamma, x.mask, x.truncated)
+    close(found, batch.each(lambda b, t: batch.lambda_return(b, t, lambda_)))
+
+
+@given(batches(), lambdas)
+def test_q_lambda_targets_stop_before_an_action_that_explores(batch: Windows, lambda_: float) -> None:
+    x = batch.tensors()
+    found = q_lambda_targets(x.reward, x.terminated, x.values, x.greedy, lambda_, x.gamma, x.mask, x.truncated)
+    close(found, batch.each(lambda b, t: batch.q_lambda(b, t, lambda_)))
+
+
+@given(batches(), lambdas)
+def test_retrace_targets_equal_the_sum_of_the_paper(batch: Windows, lambda_: float) -> None:
+    x = batch.tensors()
+    found = retrace_targets(x.reward, x.terminated, x.values, x.q, x.log_rho, lambda_, x.gamma, x.mask, x.truncated)
+    close(found, batch.each(lambda b, t: batch.retrace(b, t, lambda_)))
+
+
+@given(batches(), lambdas, st.sampled_from((0.0, 0.5, 1.0, 2.0, math.inf)), st.sampled_from((0.0, 0.8, 1.0, math.inf)))
+def test_vtrace_targets_equal_the_sum_of_the_paper(
+    batch: Windows, lambda_: float, rho_bar: float, c_bar: float
+) -> None:
+    x = batch.tensors()
+    limits = {"lambda_": lambda_, "rho_bar": rho_bar, "c_bar": c_bar}
+    found = vtrace_targets(x.reward, x.terminated, x.values, x.log_rho, x.gamma, x.mask, x.truncated, **limits)
+    want = batch.each(lambda b, t: batch.vtrace(b, t, **limits))
+    for tensor, array in zip(found, np.moveaxis(want, -1, 0) if want.ndim == 3 else (want, want), strict=True):
+        close(tensor, array)
+
+
+def test_1521_targets_of_each_kind_equal_the_loops() -> None:
+    batch = drawn(100, 30, True, np.random.default_rng(7))
+    x, count = batch.tensors(), 0
+    first = x.reward, x.terminated, x.values
+    behind = x.gamma, x.mask, x.truncated
+    vtrace = vtrace_targets(*first, x.log_rho, *behind, rho_bar=1.2, c_bar=0.9)
+    for found, target in (
+        (nstep_targets(*first, 5, *behind), lambda b, t: batch.nstep(b, t, 5)),
+        (lambda_returns(*first, 0.9, *behind), lambda b, t: batch.lambda_return(b, t, 0.9)),
+        (q_lambda_targets(*first, x.greedy, 0.9, *behind), lambda b, t: batch.q_lambda(b, t, 0.9)),
+        (retrace_targets(*first, x.q, x.log_rho, 0.9, *behind), lambda b, t: batch.retrace(b, t, 0.9)),
+        (vtrace[0], lambda b, t: batch.vtrace(b, t, 1.0, 1.2, 0.9)[0]),
+        (vtrace[1], lambda b, t: batch.vtrace(b, t, 1.0, 1.2, 0.9)[1]),
+    ):
+        same = np.isclose(found.numpy(), batch.each(target), rtol=1e-12, atol=1e-12)
+        assert same.all()
+        count += int(batch.mask.sum())
+    assert count == 6 * 1_521
+
+
+@pytest.mark.slow
+def test_4800_targets_equal_torchrls() -> None:
+    peer = pytest.importorskip("torchrl.objectives.value.functional")
+    rng = np.random.default_rng(3)
+    shape = (60, 40)
+    reward, log_pi, log_mu = (torch.from_numpy(rng.standard_normal(shape)) for _ in range(3))
+    values = torch.from_numpy(rng.standard_normal((60, 41)))
+    terminated, truncated = (torch.from_numpy(rng.random(shape) < p) for p in (0.05, 0.05))
+    done = terminated | truncated
+
+    def columns(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor[..., None] for tensor in tensors]
+
+    # The peer keeps some of these in float32, where they are exact.
+    gamma, limits = 0.96875, {"rho_bar": 1.25, "c_bar": 0.875}
+    found = lambda_returns(reward, terminated, values, 0.9, gamma, truncated=truncated)
+    for estimate, atol in ((peer.td_lambda_return_estimate, 1e-12), (peer.vec_td_lambda_return_estimate, 2e-6)):
+        want = estimate(gamma, 0.9, *columns(values[:, 1:], reward, done, terminated))[..., 0]
+        torch.testing.assert_close(found, want, rtol=0, atol=atol)
+    advantages, targets = peer.vtrace_advantage_estimate(
+        gamma, *columns(log_pi, log_mu, values[:, :-1], values[:, 1:], reward, done, terminated), *limits.values()
     )
+    found = vtrace_targets(reward, terminated, values, log_pi - log_mu, gamma, truncated=truncated, **limits)
+    torch.testing.assert_close(found, (targets[..., 0], advantages[..., 0]), rtol=0, atol=1e-12)
+    assert found[0].numel() + want.numel() == 4_800
+
+
+def test_with_every_action_greedy_and_on_policy_all_are_lambda_returns() -> None:
+    x = drawn(50, 20, True, np.random.default_rng(1)).tensors()
+    first, behind = (x.reward, x.terminated, x.values), (x.gamma, x.mask, x.truncated)
+    want = lambda_returns(*first, 0.8, *behind)
+    every, none = torch.ones_like(x.mask), torch.zeros_like(x.reward)
+    same = [
+        q_lambda_targets(*first, every, 0.8, *behind),
+        retrace_targets(*first, x.values[:, :-1], none, 0.8, *behind),
+        vtrace_targets(*first, none, *behind, lambda_=0.8)[0],
+    ]
+    for found in same:
+        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lambda_returns(*first, 0.0, *behind), nstep_targets(*first, 1, *behind))
+    torch.testing.assert_close(lambda_returns(*first, 1.0, *behind), nstep_targets(*first, 20, *behind))
 
 
 def test_a_window_inside_an_episode_bootstraps_from_its_last_next_obs() -> None:
@@ -129,5 +328,73 @@ def test_an_argument_that_makes_no_sense_is_refused(changed: Any, message: str) 
         nstep_targets(**{**arguments, **changed})
 
 
-def test_it_is_a_public_name() -> None:
-    assert dr.nstep_targets is nstep_targets
+ARGUMENTS = {
+    "reward": torch.ones(2, 3), "terminated": torch.zeros(2, 3), "values": torch.ones(2, 4), "gamma": 0.9,
+    "lambda_": 0.9, "greedy": torch.ones(2, 3), "q": torch.ones(2, 3), "log_rho": torch.ones(2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "changed", "message"),
+    [
+        *(
+            (function, changed, message)
+            for function in (lambda_returns, q_lambda_targets, retrace_targets, vtrace_targets)
+            for changed, message in (
+                ({"lambda_": 1.5}, "lambda_ must be a number from 0 to 1, not 1.5"),
+                ({"gamma": -0.1}, "gamma must be a number from 0 to 1, not -0.1"),
+                ({"gamma": torch.ones(2)}, "gamma must have the shape of reward, (2, 3), not (2,)"),
+                ({"truncated": torch.ones(2)}, "truncated must have the shape of reward, (2, 3), not (2,)"),
+            )
+        ),
+        (
+            q_lambda_targets,
+            {"greedy": torch.ones(3, 3)},
+            "greedy must have the shape of reward, (2, 3), not (3, 3)",
+        ),
+        (retrace_targets, {"q": torch.ones(2, 4)}, "q must have the shape of reward, (2, 3), not (2, 4)"),
+        (retrace_targets, {"log_rho": None}, "log_rho must be a tensor, not NoneType"),
+        (vtrace_targets, {"log_rho": 0.0}, "log_rho must be a tensor, not float"),
+        (
+            vtrace_targets,
+            {"rho_bar": -1.0},
+            "rho_bar must be a number of at least 0, or math.inf for no limit, not -1.0",
+        ),
+        (
+            vtrace_targets,
+            {"c_bar": math.nan},
+            "c_bar must be a number of at least 0, or math.inf for no limit, not nan",
+        ),
+    ],
+)
+def test_arguments_of_the_others_are_checked_too(function: Any, changed: Any, message: str) -> None:
+    takes = inspect.signature(function).parameters
+    arguments = {name: value for name, value in {**ARGUMENTS, **changed}.items() if name in takes}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        function(**arguments)
+
+
+def test_what_is_rounded_is_the_float64_sum() -> None:
+    # 1 + 2^-24 + 2^-24 rounds to 1 if each sum is rounded, and to 1 + 2^-23 if their end is.
+    reward, none = torch.tensor([[1.0, 2.0**-24, 2.0**-24]]), torch.zeros(1, 3)
+    values = torch.zeros(1, 4)
+    found = [
+        nstep_targets(reward, none, values, 3, 1.0),
+        lambda_returns(reward, none, values, 1.0, 1.0),
+        q_lambda_targets(reward, none, values, torch.ones(1, 3), 1.0, 1.0),
+        retrace_targets(reward, none, values, none, none, 1.0, 1.0),
+        *vtrace_targets(reward, none, values, none, 1.0),
+    ]
+    assert [targets[0, 0].item() for targets in found] == [1 + 2.0**-23] * 6
+    assert {targets.dtype for targets in found} == {torch.float32}
+
+
+def test_gradients_of_lambda_returns_are_those_of_the_weights_of_the_values() -> None:
+    values = torch.zeros(1, 4, requires_grad=True)
+    lambda_returns(torch.ones(1, 3), torch.zeros(1, 3), values, 0.5, 0.5)[0, 0].backward()
+    assert values.grad.tolist() == [[0.0, 0.25, 0.0625, 0.03125]]
+
+
+def test_they_are_public_names() -> None:
+    for function in (lambda_returns, nstep_targets, q_lambda_targets, retrace_targets, vtrace_targets):
+        assert getattr(dr, function.__name__) is function
