@@ -115,6 +115,9 @@ class Starts(NamedTuple):
     (an episode shorter than that has one sample); FIRST_ONLY: there is one sample, at the first step. Steps that have
     nothing behind them to bootstrap from do not count, but with ALL_STEPS, where every step starts a sample.
 
+    Nor do the last `followed` steps of an episode that did not terminate and has a final observation: no step follows
+    them so many steps later.
+
     Of an open episode those that have `open_rows` rows from their start on: rows with an observation or, not
     `observed`, with a whole step; 0: none. Ids below `since` are left out.
     """
@@ -125,6 +128,7 @@ class Starts(NamedTuple):
     open_rows: int = 0
     observed: bool = True
     since: int = 0
+    followed: int = 0
 
 
 def sort_runs_plain(block: NDArray[np.int64], start: int, end: int) -> None:
@@ -153,7 +157,8 @@ def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL
     beyond = np.where(starts.observed, obs_rows, steps) - starts.open_rows
     of_open = np.where((beyond >= 0) & (starts.open_rows > 0), beyond // starts.step + 1, 0)
     # Without a final observation the last step has nothing to bootstrap from, unless it terminated.
-    total = steps - ((end & (TERMINATED | OBSERVATION_ONLY)) == 0)
+    unfollowed = np.where((end & OBSERVATION_ONLY) != 0, starts.followed, 1)
+    total = steps - np.where((end & TERMINATED) != 0, 0, unfollowed)
     missing = total - starts.length
     whole = np.maximum(missing, 0) // starts.step + 1
     of_ended = {

@@ -37,6 +37,7 @@ def _starts_of(
 ) -> int:  # fmt: skip
     """Write the ids at which samples of an episode start."""
     length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
+    followed = rule[6]
     count, back = 0, -1
     if end & ids.OPEN:
         beyond = (obs_rows if observed else steps) - open_rows
@@ -45,7 +46,9 @@ def _starts_of(
     elif last == runs.ALL_STEPS:
         count = steps
     else:
-        total = steps if end & (ids.TERMINATED | ids.OBSERVATION_ONLY) else steps - 1
+        total = steps
+        if not end & ids.TERMINATED:
+            total -= followed if end & ids.OBSERVATION_ONLY else 1
         missing = total - length
         if total > 0:
             count = 1

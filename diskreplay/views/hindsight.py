@@ -17,7 +17,7 @@ from diskreplay.views.arguments import check_fields
 from diskreplay.views.base import Block, Ints, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages
-from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_evicted, windows_of
+from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, windows_of
 
 if TYPE_CHECKING:
     from diskreplay.views.transitions import TransitionsReader
@@ -184,7 +184,7 @@ class HindsightReader(Reader):
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
         self._find(snapshot, ids)
-        refuse_evicted(snapshot, ids)
+        self._plain.check(snapshot, ids)
 
     def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
+from diskreplay.ids import TERMINATED
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import Starts
 from diskreplay.sampling.number_arguments import fraction, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, weights_or_none
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
-from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.hindsight import Hindsight, HindsightReader
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.windows import (
@@ -52,10 +54,14 @@ class Transitions(View):
     reward : dict or None
         What is summed: weights by name, over "reward" and scalar extra fields. None is {"reward": 1.0}.
     next_fields : sequence of str
-        Step fields of which a batch also holds the value n steps later, as next_<name>; zeros at an episode's end.
+        Step fields of which a batch also holds the value n steps later, as next_<name>: ("action",) for SARSA. Where a
+        window ends with its episode there is no such step: they are zeros, and `next_mask`, (batch,) bool, is False.
     relabel : Hindsight or None
         Replaces goals by ones that were reached; then only ended episodes are sampled, since the goals that an episode
         will reach are not known before. `Sampler.gather` returns what is stored, whatever this is.
+    next_missing : {"mask", "drop"}
+        What becomes of windows that end with an episode which did not terminate: their discount is not 0, but they have
+        no next fields to bootstrap from. "mask": they are sampled, and `next_mask` tells. "drop": they are not sampled.
 
     Raises
     ------
@@ -69,6 +75,7 @@ class Transitions(View):
     reward: Mapping[str, float] | None = None
     next_fields: Sequence[str] = ()
     relabel: Hindsight | None = None
+    next_missing: str = "mask"
 
     def __post_init__(self) -> None:
         check_fields(self, n_step=partial(int_or_none, none="the return to the end"), gamma=fraction)
@@ -78,8 +85,18 @@ class Transitions(View):
         if self.relabel is not None and not isinstance(self.relabel, Hindsight):
             raise ValueError(f"relabel must be None or Hindsight(...), not {self.relabel!r}")
 
+        if self.next_missing not in ("mask", "drop"):
+            raise ValueError(f'next_missing must be "mask" or "drop", not {self.next_missing!r}')
+        if self.drops and not self.next_fields:
+            raise ValueError('next_missing="drop" needs next_fields: without them nothing can be missing')
+
     def __repr__(self) -> str:
         return described(self, ("n_step",))
+
+    @property
+    def drops(self) -> bool:
+        """Whether windows without next fields are not sampled, unless they end with a terminated episode."""
+        return self.next_missing == "drop"
 
     @property
     def kind(self) -> tuple[str]:
@@ -94,9 +111,11 @@ class Transitions(View):
     @property
     def starts(self) -> Starts:
         """Every step whose window is known."""
+        n = LONGEST if self.n_step is None else self.n_step
+        followed = n if self.drops else 0
         if self.n_step is None or self.relabel is not None:
-            return Starts()
-        return Starts(open_rows=self.n_step + 1, observed=not self.next_fields)
+            return Starts(followed=followed)
+        return Starts(open_rows=n + 1, observed=not self.next_fields, followed=followed)
 
     @property
     def random(self) -> bool:
@@ -124,6 +143,7 @@ class TransitionsReader(Reader):
         place = {path: i for i, path in enumerate(self.paths)}
         self.copies = [copy._replace(target=place[path]) for path, copy in sources.items() if path in place]
         self._computed = {path[0]: i for path, i in place.items()}
+        self._next_mask = self._computed.get("next_mask", -1)
         self._summands = self.weights if place.keys() & {(name,) for name in SCALARS} else []
         self.plan()
 
@@ -147,6 +167,8 @@ class TransitionsReader(Reader):
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block."""
         self._plan.gather(snapshot, ids, block, self.helper)
+        if self._next_mask >= 0:
+            block.arrays[self._next_mask][:] = self.windows.step_stop > 0
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
@@ -154,8 +176,14 @@ class TransitionsReader(Reader):
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
-        windows_of(snapshot, ids, self._bounds, self.view)
+        windows = windows_of(snapshot, ids, self._bounds, self.view)
         refuse_evicted(snapshot, ids)
+        missing = (windows.step_stop == 0) & (windows.ends & TERMINATED == 0)
+        if self.view.drops and missing.any():
+            raise InvalidIndex(
+                f"id {ids[missing.argmax()]} cannot be sampled as {self.view}: its window ends with its episode, "
+                "without next fields"
+            )
 
 
 def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
@@ -188,6 +216,8 @@ def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Lea
             add(extra, False)
     for following in view.next_fields:
         add(following, True)
+    if view.next_fields:
+        leaves.append(Leaf(("next_mask",), BOOL))
     return copies, leaves
 
 

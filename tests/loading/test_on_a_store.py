@@ -221,6 +221,7 @@ def test_hybrid_actions_from_an_environment_to_batches(tmp_store: Path) -> None:
         sampler = dr.Sampler(store, dr.Transitions(next_fields=("action",)), batch_size=100, seed=0)
         batch = sampler.sample()
         assert batch.action["0"].shape == (100,)
+        assert batch.next_mask.tolist() == (batch.obs[:, 0] < 29).tolist()
         for name, shift in (("action", 0), ("next_action", 1)):
             for item, t in enumerate(batch.obs[:, 0].int().tolist()):
                 # Behind the last step there is no action.

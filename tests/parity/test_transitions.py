@@ -3,11 +3,14 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
+import diskreplay as dr
 from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.reference import transition
 from diskreplay.views.base import Block, offsets
+from diskreplay.views.hindsight import Hindsight
 from diskreplay.views.transitions import Transitions
 from tests.views.fakes import SCHEMA, Snapshot, runs_of
 from tests.views.strategies import snapshots
@@ -50,6 +53,8 @@ def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str
                     found[f"next_{leaf}"] = getattr(step, part)[leaf] if step else np.zeros_like(value)
         if name == "reward":
             found["next_reward"] = step.reward if step else 0.0
+    if view.next_fields:
+        found["next_mask"] = t + k < len(episode.steps)
     return {tuple(name.split("/")): value for name, value in found.items()}
 
 
@@ -83,6 +88,28 @@ def test_the_runs_are_exactly_the_steps_that_can_be_gathered(snapshot: Snapshot,
     runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
     ids = [first + stride * j for run in runs for first, stride, count in zip(*run, strict=True) for j in range(count)]
     assert sorted(ids) == sorted(snapshot.sampleable(n, bool(next_fields)))
+
+
+@given(snapshots(), st.integers(1, 20) | st.none(), st.booleans())
+def test_dropped_are_windows_that_bootstrap_without_next_fields(snapshot: Snapshot, n: Any, relabels: bool) -> None:
+    relabel = Hindsight(reward_fn=lambda achieved, desired: 0.0) if relabels else None
+    everything, dropping = (
+        Transitions(n, next_fields=("action",), relabel=relabel, next_missing=missing) for missing in ("mask", "drop")
+    )
+    offered: list[list[int]] = []
+    for view in (everything, dropping):
+        runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
+        offered.append([i + s * j for run in runs for i, s, count in zip(*run, strict=True) for j in range(count)])
+    batch = gathered(Transitions(n, next_fields=("action",)), snapshot, offered[0], ("next_mask", "discount"))
+    bootstraps = (batch["discount",] > 0) & ~batch["next_mask",]
+    assert offered[1] == [i for i, missing in zip(offered[0], bootstraps, strict=True) if not missing]
+    reader = Transitions(n, next_fields=("action",), next_missing="drop").reader(SCHEMA)
+    for step_id, missing in zip(offered[0], bootstraps, strict=True):
+        if missing:
+            with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} cannot be sampled as .*without next fields$"):
+                reader.check(snapshot, np.array([step_id]))
+        else:
+            reader.check(snapshot, np.array([step_id]))
 
 
 def test_a_return_over_an_episode_longer_than_one_tile_is_summed_whole() -> None:

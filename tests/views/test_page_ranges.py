@@ -19,6 +19,7 @@ from tests.views.strategies import snapshots
 VIEWS = (
     dr.Transitions(3, frame_stack=2, next_fields=("action",)),
     dr.Transitions(None),
+    dr.Transitions(2, next_fields=("hidden",), next_missing="drop"),
     dr.Sequences(length=5, overlap=2, frame_stack={"image": 3}, start_only=("hidden",)),
     dr.Episodes(max_length=6),
 )

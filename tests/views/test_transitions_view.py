@@ -49,6 +49,8 @@ def fill(view: Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Bloc
         ),
         ({"next_fields": ("action", "action")}, "next_fields names a field twice: ('action', 'action')"),
         ({"next_fields": ("obs",)}, "next_fields must not name 'obs': a batch always has next_obs"),
+        ({"next_missing": "zeros"}, 'next_missing must be "mask" or "drop", not \'zeros\''),
+        ({"next_missing": "drop"}, 'next_missing="drop" needs next_fields: without them nothing can be missing'),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str) -> None:
@@ -127,6 +129,7 @@ def test_a_batch_has_these_fields_in_this_order() -> None:
         ("hidden/h", ("float16", (2,))),
         ("next_action/0", ("int64", ())),
         ("next_action/1", ("float32", (2,))),
+        ("next_mask", ("bool", ())),
     ]
 
 
