@@ -97,6 +97,10 @@ def floor_power_of_two(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
 
 
+# What a store refuses beside values that do not fit its schema; see `store.writing.validation`.
+VALIDATIONS = ("finite", "space")
+
+
 def ceil_power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least ``n``."""
     return 1 << max(0, n - 1).bit_length()

@@ -47,6 +47,7 @@ class Root:
     max_age_s: float | None
     chunk_bytes: int
     segment_steps: int | str | None
+    validate: str | None
     created: str
     blueprint: metadata.Blueprint
 
@@ -171,6 +172,7 @@ def create_root(
     segment_steps: int | str | None,
     capacity_bytes: int | None = None,
     max_age_s: float | None = None,
+    validate: str | None = None,
 ) -> None:
     """Make an empty store at ``path``, complete at the moment its folder appears there.
 
@@ -189,6 +191,7 @@ def create_root(
         "max_age_s": max_age_s,
         "chunk_bytes": chunk_bytes,
         "segment_steps": segment_steps,
+        "validate": validate,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "segment_metadata": metadata.make_templates(schema),
     }
@@ -306,6 +309,7 @@ def _parse_root(path: Path, home: OpenFolder, document: tuple[int, int, int], at
         max_age_s=_seconds(path, attributes.get("max_age_s")),
         chunk_bytes=_count(path, "chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES) or 0,
         segment_steps=segment_steps,
+        validate=_validation(path, attributes.get("validate")),
         created=str(attributes.get("created", "")),
         blueprint=metadata.read_blueprint(attributes.get("segment_metadata"), schema),
     )
@@ -320,6 +324,12 @@ def _count(path: Path, name: str, value: object, least: int = 1, most: int | Non
     if value is None or metadata.is_whole(value, least, most):
         return value
     raise FormatError(f"{path}: {name} is {value!r}; restore the root's zarr.json")
+
+
+def _validation(path: Path, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value in layout.VALIDATIONS):
+        return value
+    raise FormatError(f"{path}: validate is {value!r}; restore the root's zarr.json")
 
 
 def _seconds(path: Path, value: object) -> float | None:

@@ -32,7 +32,8 @@ class Field:
     dtype : str or numpy.dtype
         bool, an integer of 8 to 64 bits, or a float of 16 to 64 bits.
     space : dict, optional
-        Bounds of the space that the values come from, as plain JSON; kept for tools, never enforced.
+        Bounds of the space that the values come from, as plain JSON; enforced for actions
+        where a store is created with ``validate="space"``.
 
     Raises
     ------

@@ -131,6 +131,7 @@ def store_info(
         "capacity": root.capacity,
         "capacity_bytes": root.capacity_bytes,
         "max_age_s": root.max_age_s,
+        "validate": root.validate,
         "steps": int(table["length"].sum()),
         "steps_evicted": int(words[layout.STEPS_EVICTED]) + sum(segment["steps_evicted"] for segment in segments),
         "steps_lost": sum(segment["steps_lost"] for segment in segments),

@@ -1,14 +1,15 @@
 """Making stores and opening them."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from diskreplay.errors import SchemaError, StoreExists
 from diskreplay.format import layout
-from diskreplay.format.root import create_root
+from diskreplay.format.root import create_root, read_root
 from diskreplay.format.schema import Schema
 from diskreplay.store.arguments import as_int, check_count, check_seconds
 from diskreplay.store.store import PathLike, Store
+from diskreplay.store.writing.validation import checks_of
 
 
 def create(
@@ -21,6 +22,7 @@ def create(
     exist_ok: bool = False,
     chunk_bytes: int = 16 << 20,
     segment_steps: int | Literal["episode"] | None = None,
+    validate: Literal["finite", "space"] | None = None,
 ) -> Store:
     """Make an empty store and open it with mode "a".
 
@@ -39,21 +41,24 @@ def create(
         Segments leave so many seconds after they were sealed, whenever one is begun or sealed, or `Store.evict` is
         called; later, where only a wall clock that no time service keeps says so. None: never.
     exist_ok : bool
-        Open the store that is there, if it has the same schema.
+        Open the store that is there, if it has the same schema, and the same limits where some are given here.
     chunk_bytes : int
         Bytes of a chunk file, about. Larger ones make fewer mappings: a process keeps 30,000.
     segment_steps : int or "episode", optional
         Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
         by size, at most 4 GiB and a sixteenth of either capacity, or 1 MiB of a small `capacity`.
+    validate : "finite" or "space", optional
+        What writers refuse with a SchemaError that names the value: "finite", NaN and infinities; "space", also actions
+        outside their space, for a schema made of spaces. An append then takes some microseconds more. None: neither.
 
     Raises
     ------
     StoreExists
-        Something is at ``path``.
+        Something is at ``path``; with ``exist_ok``, a store with another schema or another limit.
     SchemaError
-        With ``exist_ok``: the store there has another schema.
+        ``validate="space"``, and an action has no space.
     ValueError
-        A number is out of its range.
+        A number is out of its range, or ``validate`` is none of its values.
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
@@ -63,7 +68,11 @@ def create(
     check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
     if segment_steps != "episode":
         check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
+    if validate is not None and validate not in layout.VALIDATIONS:
+        raise ValueError(f'validate must be "finite", "space" or None, not {validate!r}')
+    checks_of(schema, validate)
     target = Path(path).absolute()
+    limits = {"capacity": capacity, "capacity_bytes": capacity_bytes, "max_age_s": max_age_s}
     try:
         if exist_ok and (target / layout.METADATA).exists():
             raise StoreExists(str(target))
@@ -75,14 +84,26 @@ def create(
             max_age_s=None if max_age_s is None else float(max_age_s),
             chunk_bytes=int(chunk_bytes),
             segment_steps=segment_steps if segment_steps == "episode" else as_int(segment_steps),
+            validate=validate,
         )
     except StoreExists:
         if not exist_ok:
             raise
-        store = Store(target, "a")
-        if store.schema != schema:
-            raise SchemaError(f"the store at {target} has another schema: {store.schema}") from None
-        return store
+        return _existing(target, schema, limits)
+    return Store(target, "a")
+
+
+def _existing(target: Path, schema: Schema, limits: dict[str, Any]) -> Store:
+    """Open the store at a path, or raise StoreExists where its schema or one of these limits is another."""
+    root = read_root(target)
+    if root.schema != schema:
+        raise StoreExists(f"the store at {target} has another schema, {root.schema}: give a new path") from None
+    for name, wanted in limits.items():
+        if wanted is not None and (found := getattr(root, name)) != wanted:
+            raise StoreExists(
+                f"the store at {target} has {name}={found}, not {wanted}: leave it out, or change it with "
+                f'diskreplay.open(path, "a").resize({name}={wanted})'
+            ) from None
     return Store(target, "a")
 
 

@@ -35,6 +35,7 @@ from diskreplay.store.writing.dropped import seal_dropped
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.marker import Durability, Marker, check_durability
 from diskreplay.store.writing.sealer import Sealer
+from diskreplay.store.writing.validation import checks_of
 from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.store.writing.writer import Writer
 from diskreplay.verify.verify import Problem, verify
@@ -323,7 +324,9 @@ class Store:
         attached = None if limiter is None else limiter.attach(self)
         recorder = EpisodeWriter(self._root, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
-        writer = kind(self.schema, recorder, durability, partial(self._writer_closed, recorder), attached, self._marker)
+        checks = checks_of(self.schema, self._root.validate)
+        on_close = partial(self._writer_closed, recorder)
+        writer = kind(self.schema, recorder, durability, on_close, attached, self._marker, checks)
         self._writers.add(writer)
         return writer
 

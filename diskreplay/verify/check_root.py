@@ -113,6 +113,8 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
     steps = attributes.get("segment_steps")
     if steps is not None and steps != "episode" and not is_whole(steps, 1):
         wrong("segment_steps")
+    if attributes.get("validate") not in (None, *layout.VALIDATIONS):
+        wrong("validate")
     schema = read_schema(files, layout.METADATA, attributes.get("schema"))
     templates = attributes.get("segment_metadata")
     if not isinstance(templates, dict):

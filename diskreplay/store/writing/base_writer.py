@@ -3,10 +3,11 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError, StorageFull, StoreLocked, WriterClosed
@@ -20,6 +21,7 @@ from diskreplay.store.writing.casting import as_flag, leaf_caster, length
 from diskreplay.store.writing.dropped import seal_when_dropped
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.marker import Durability, Marker
+from diskreplay.store.writing.validation import NO_CHECKS, Check
 
 # In a forked child, the writers of its parent refuse every call.
 _alive = told_of_forks(lambda writer: writer.refuse_calls())
@@ -41,8 +43,10 @@ class BaseWriter:
         on_close: Callable[[Any], None],
         limiter: AttachedLimiter | None = None,
         marker: Marker | None = None,
+        checks: Mapping[str, Check] = NO_CHECKS,
     ) -> None:
         self._schema, self._episode_writer, self._limiter = schema, episode_writer, limiter
+        self._checks = checks
         self._flushes_episodes, self._on_close = durability == "episode", on_close
         self._pid, self._closed = os.getpid(), False
         self._own_lock, self._on_error = CallLock(), OnError(weakref.WeakMethod(self._abandon_after))
@@ -104,16 +108,27 @@ class BaseWriter:
         if self._lock is not self._own_lock or not self._dropped.alive:
             raise self._refusal()
 
-    def _cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> list[NDArray[Any]]:
-        return list(self._schema.cast(part, value, leading).values())
+    def _cast(
+        self, part: str, value: Any, leading: tuple[int, ...] = (), rows: NDArray[np.int64] | None = None
+    ) -> list[NDArray[Any]]:
+        """Cast, and check what the store checks, of these rows alone where they are given."""
+        leaves = self._schema.cast(part, value, leading)
+        for path in self._checks.keys() & leaves.keys():
+            self._checks[path](leaves[path] if rows is None else leaves[path][rows])
+        return list(leaves.values())
 
     def _cast_rest(
-        self, action: Any, reward: Any, extra: dict[str, Any], leading: tuple[int, ...]
+        self,
+        action: Any,
+        reward: Any,
+        extra: dict[str, Any],
+        leading: tuple[int, ...],
+        rows: NDArray[np.int64] | None = None,
     ) -> list[NDArray[Any]]:
         """Cast what steps have beside their observations, in the order of the schema's leaves."""
-        values = [*self._cast("action", action, leading), self._schema.reward.cast(reward, "reward", leading)]
+        values = self._cast("action", action, leading, rows) + self._cast("reward", reward, leading, rows)
         if extra or self._schema.extra:
-            values += self._cast("extra", extra, leading)
+            values += self._cast("extra", extra, leading, rows)
         return values
 
     def _cast_episode(self, episode: dict[str, Any] | None) -> EpisodeItems | None:

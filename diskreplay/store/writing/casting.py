@@ -13,18 +13,30 @@ from numpy.typing import NDArray
 from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Field, Schema
 from diskreplay.format.segment_column import is_bytes
+from diskreplay.store.writing.validation import NO_CHECKS, Check
 
 Caster = Callable[[Any], Any]
 Items = list[Any]
 PartCaster = Callable[[Any], Items]
 
 
-def leaf_caster(field: Field, path: str) -> Caster:
+def leaf_caster(field: Field, path: str, check: Check | None = None) -> Caster:
     """Return what casts one step's value of a leaf: to the bytes of its row, or to a number that fits the dtype.
 
-    It raises as `Field.cast`.
+    It raises as `Field.cast`, and as the check of its values.
     """
+    if check is not None:
+        return _checked_caster(field, path, check)
     return _bytes_caster(field, path) if is_bytes(path, field.shape) else _number_caster(field, path)
+
+
+def _checked_caster(field: Field, path: str, check: Check) -> Caster:
+    def to_item(value: Any) -> Any:
+        array = field.cast(value, path)
+        check(array)
+        return array.tobytes() if is_bytes(path, field.shape) else array
+
+    return to_item
 
 
 def _bytes_caster(field: Field, path: str) -> Caster:
@@ -62,12 +74,13 @@ def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple
     return int, (bool,), (int(bounds.min), int(bounds.max))
 
 
-def part_caster(schema: Schema, part: str) -> PartCaster:
+def part_caster(schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> PartCaster:
     """Return what casts one step's value of "obs", "action", "reward" or "extra" to the items of its leaves, in order.
 
-    It raises as `Schema.flatten` and `Field.cast`.
+    It raises as `Schema.flatten`, `Field.cast` and the checks, by path.
     """
-    casters = {path: leaf_caster(leaf, path) for path, leaf in schema.leaves.items() if path.split("/")[0] == part}
+    leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] == part}
+    casters = {path: leaf_caster(leaf, path, checks.get(path)) for path, leaf in leaves.items()}
     if part in casters:
         caster = casters[part]
         return lambda value: [caster(value)]

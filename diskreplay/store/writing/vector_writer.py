@@ -70,10 +70,10 @@ class VectorWriter(BaseWriter):
         count = self.num_envs
         ends = as_flags(terminated, "terminated", count)
         cuts = np.zeros(count, np.bool_) if truncated is None else as_flags(truncated, "truncated", count)
-        values = self._cast("obs", obs, (count,)) + self._cast_rest(action, reward, extra, (count,))
-        next_values = None if next_obs is None else self._cast("obs", next_obs, (count,))
-        finals = self._cast_episodes(episode)
         lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
+        values = self._cast("obs", obs, (count,), lanes) + self._cast_rest(action, reward, extra, (count,), lanes)
+        next_values = None if next_obs is None else self._cast("obs", next_obs, (count,), lanes)
+        finals = self._cast_episodes(episode)
         if lanes is not None and len(lanes) == 0:
             return
         with self._recording():
@@ -107,9 +107,9 @@ class VectorWriter(BaseWriter):
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:
         """Cut the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.end_episode`."""
         count = self.num_envs
-        final = None if final_obs is None else self._cast("obs", final_obs, (count,))
-        values = self._cast_episodes(episode)
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
+        final = None if final_obs is None else self._cast("obs", final_obs, (count,), np.flatnonzero(chosen))
+        values = self._cast_episodes(episode)
         with self._recording(inserts=False):
             self._episode_writer.read_clock()
             for i in np.flatnonzero(chosen).tolist():

@@ -25,13 +25,15 @@ class Writer(BaseWriter):
         super().__init__(schema, episode_writer, *args)
         self._lane = episode_writer.lanes[0]
         self._obs_items, self._action_items, self._extra_items = (
-            part_caster(schema, part) for part in ("obs", "action", "extra")
+            part_caster(schema, part, self._checks) for part in ("obs", "action", "extra")
         )
-        self._reward_item = leaf_caster(schema.reward, "reward")
+        self._reward_item = leaf_caster(schema.reward, "reward", self._checks.get("reward"))
         # One array and one action, as most schemas have it: without the lists in between.
         self._is_flat = "obs" in schema.leaves and "action" in schema.leaves
         if self._is_flat:
-            self._obs_item, self._action_item = (leaf_caster(schema.leaves[x], x) for x in ("obs", "action"))
+            self._obs_item, self._action_item = (
+                leaf_caster(schema.leaves[path], path, self._checks.get(path)) for path in ("obs", "action")
+            )
 
     def append(
         self,

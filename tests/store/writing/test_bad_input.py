@@ -320,8 +320,17 @@ def test_create_refuses_a_folder_with_something_else_in_it(tmp_path):
 
 def test_exist_ok_refuses_another_schema(filled):
     before = digest(filled)
-    with pytest.raises((dr.SchemaError, dr.StoreExists), match="schema"):
+    with pytest.raises(dr.StoreExists, match="schema"):
         dr.create(filled, dr.Schema(obs=dr.Field((5,), "float32"), action=dr.Field((), "int64")), exist_ok=True)
+
+    assert digest(filled) == before
+
+
+@pytest.mark.parametrize("limit", [{"capacity": 7}, {"capacity_bytes": 1 << 30}, {"max_age_s": 3.0}])
+def test_exist_ok_refuses_another_limit_and_says_how_to_change_it(filled, limit):
+    before = digest(filled)
+    with pytest.raises(dr.StoreExists, match=rf"resize\({next(iter(limit))}="):
+        dr.create(filled, serial_schema(), exist_ok=True, **limit)
 
     assert digest(filled) == before
 
