@@ -84,6 +84,13 @@ def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
     return errors
 
 
+def kind_argument(kind: Any) -> tuple[Any, ...]:
+    """Return what ids are ids of, or raise ValueError."""
+    if not isinstance(kind, tuple):
+        raise ValueError(f'kind must be that of a batch or view, such as ("transitions",), not {kind!r}')
+    return kind
+
+
 def check_meaning(distribution: Distribution, view: View, batch_size: int | None, beta: float | None) -> None:
     """Refuse arguments of `Sampler.sample` that mean nothing to the distribution or the view."""
     if beta is not None and not distribution.weighted:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from diskreplay.sampling.number_arguments import int_argument
 
 Tree = Any  # a tensor, an array that has yet to become one, or a dict of trees
+Kind = tuple[Any, ...]
 
 
 class Batch:
@@ -18,15 +19,33 @@ class Batch:
 
     Nested spaces give nested dicts. A batch is valid as long as it, any tensor of it, or any view of one, is alive: its
     memory is not used again before. Immutable in its names; the tensors are yours to change.
+
+    Parameters
+    ----------
+    fields : dict
+        Tensors, or arrays on the CPU, by name; `index` is one of them.
+    kind : tuple or None
+        What the ids in `index` are ids of; see `kind`. None: nothing says.
     """
 
-    __slots__ = ("__weakref__", "_fields")
+    __slots__ = ("__weakref__", "_fields", "_kind")
     _fields: dict[str, Tree]
+    _kind: Kind | None
 
-    def __init__(self, fields: dict[str, Tree]) -> None:
+    def __init__(self, fields: dict[str, Tree], kind: Kind | None = None) -> None:
         # Kept as it is, arrays and all: an array becomes a tensor when somebody asks for it. Most training loops leave
         # some fields alone, and each costs nearly a microsecond to make and to drop.
         _set_fields(self, fields)
+        _set_kind(self, kind)
+
+    @property
+    def kind(self) -> Kind | None:
+        """What the ids in `index` are ids of, the `kind` of the view: ("transitions",), ("sequences", 80, 40, True).
+
+        `index` carries it, so that `Sampler.update_priorities` leaves alone what is of another kind than the sampler's
+        view. What is computed of `index` (`index[rows]`, `index.numpy()`, a copy from a device) does not carry it.
+        """
+        return self._kind
 
     def __getattr__(self, name: str) -> Tree:
         # `_fields` is missing only while a copy is being made.
@@ -46,6 +65,8 @@ class Batch:
             value = self._fields[name] = _tensor(value)
         elif type(value) is dict and _has_arrays(value):
             value = self._fields[name] = map_tree(torch.as_tensor, value)
+        if name == "index" and self._kind is not None:
+            value.__dict__["kind"] = self._kind
         return value
 
     def __contains__(self, name: object) -> bool:
@@ -62,7 +83,7 @@ class Batch:
         return [*super().__dir__(), *self._fields]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (self._tensors(),)
+        return Batch, (self._tensors(), self._kind)
 
     def __repr__(self) -> str:
         return f"Batch({', '.join(f'{name}={_describe(value)}' for name, value in self._tensors().items())})"
@@ -76,7 +97,8 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return the batch on a device; tensors that are there already are shared."""
-        return Batch(map_tree(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors()))
+        moved = map_tree(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors())
+        return Batch(moved, self._kind)
 
     def numpy(self) -> dict[str, Any]:
         """Return the fields as numpy arrays, nested as they are; on the CPU they share memory with the tensors."""
@@ -112,12 +134,18 @@ class Batch:
         for _ in range(epochs):
             order = torch.from_numpy(rng.permutation(len(index))).to(index.device)
             for start in range(0, len(order), size):
-                yield Batch(map_tree(operator.itemgetter(order[start : start + size]), flat))
+                yield Batch(map_tree(operator.itemgetter(order[start : start + size]), flat), self._kind)
 
 
 # Looked up once: a batch is made and read in a few microseconds.
 _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
+_set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor = torch.from_numpy
+
+
+def kind_of(index: Any) -> Kind | None:
+    """Return what a batch's `index` carries, see `Batch.kind`; None of anything else."""
+    return index.__dict__.get("kind") if isinstance(index, torch.Tensor) else None
 
 
 def _has_arrays(tree: Tree) -> bool:

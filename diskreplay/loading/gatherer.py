@@ -55,7 +55,7 @@ class Gatherer:
         *,
         helped: bool = False,
     ) -> None:
-        device = destination.device
+        device, self._kind = destination.device, view.kind
         self.reader: Reader = view.reader(schema, fields)
         if self.reader.evaluate is not None:
             self.reader.evaluate = torch_values(self.reader.evaluate, device)
@@ -109,7 +109,7 @@ class Gatherer:
                     fields["weight"] = weights
                 else:
                     ones[:] = weights
-            return Batch(fields)
+            return Batch(fields, self._kind)
         arrays = slot.block.arrays
         if weights is not None:
             arrays[self._weight][:] = weights
@@ -122,7 +122,8 @@ class Gatherer:
             # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
         values = self.reader.present(values)
-        return Batch(dict(zip(self._names, values)) if self._names else nested(self._paths, values))  # noqa: B905
+        named = dict(zip(self._names, values)) if self._names else nested(self._paths, values)  # noqa: B905
+        return Batch(named, self._kind)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         started = perf_counter()

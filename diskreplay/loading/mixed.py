@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.loading.arguments import errors_argument, ids_argument
-from diskreplay.loading.batch import Batch, Tree, map_tree
+from diskreplay.loading.arguments import errors_argument, ids_argument, kind_argument
+from diskreplay.loading.batch import Batch, Kind, Tree, kind_of, map_tree
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.saved_state import state_of
@@ -67,7 +67,12 @@ class MixedSampler:
                 sampler = self._samplers[source]
                 part = sampler.sample(count, beta if sampler.distribution.weighted else None)
                 parts.append((source, part))
-        return _joined(parts)
+        return _joined(parts, self._kind)
+
+    @property
+    def _kind(self) -> Kind:
+        """What the ids of its batches are ids of: those of each sampler's view."""
+        return ("mixed", *(sampler.view.kind for sampler in self._samplers))
 
     def _counts(self, size: int) -> list[int]:
         """Return how many items of a batch each sampler gives."""
@@ -93,20 +98,26 @@ class MixedSampler:
         for source in np.unique(sources).tolist():
             places.append(np.flatnonzero(sources == source))
             parts.append((source, self._samplers[source].gather(ids[places[-1]])))
-        joined = _joined(parts)
+        joined = _joined(parts, self._kind)
         order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
-        return Batch({name: map_tree(lambda tensor: tensor[order.to(tensor.device)], joined[name]) for name in joined})
+        fields = {name: map_tree(lambda tensor: tensor[order.to(tensor.device)], joined[name]) for name in joined}
+        return Batch(fields, self._kind)
 
-    def update_priorities(self, index: Any, td_error: Any) -> int:
+    def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
         """Give each sampler the errors of its own items; see `Sampler.update_priorities`.
 
-        Items of samplers whose distribution has no priorities are left out.
+        Items of samplers whose distribution has no priorities are left out. A batch's `kind` is ("mixed", ...), with
+        the kind of each sampler's view.
 
         Returns
         -------
         int
-            How many ids were skipped, evicted meanwhile or unknown to their view.
+            How many ids were skipped: evicted meanwhile, unknown to their view, or of another kind.
         """
+        kind = kind_of(index) if kind is None else kind_argument(kind)
+        kinds = self._kind[1:] if kind is None else kind[1:]
+        if kind is not None and (kind[:1] != ("mixed",) or len(kinds) != len(self._samplers)):
+            return len(ids_argument(index))
         ids, sources = self._routed(index)
         errors = errors_argument(td_error, len(ids))
         if not np.isfinite(errors).all():
@@ -116,7 +127,7 @@ class MixedSampler:
             sampler = self._samplers[source]
             if sampler.distribution.weighted:
                 mine = sources == source
-                skipped += sampler.update_priorities(ids[mine], errors[mine])
+                skipped += sampler.update_priorities(ids[mine], errors[mine], kinds[source])
         return skipped
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +180,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
     return [sampler for sampler, _ in samplers], shares
 
 
-def _joined(parts: Sequence[tuple[int, Batch]]) -> Batch:
+def _joined(parts: Sequence[tuple[int, Batch]], kind: Kind) -> Batch:
     """Return one batch of several, with indices that tell them apart."""
     first = parts[0][1]
     for _, other in parts[1:]:
@@ -181,7 +192,7 @@ def _joined(parts: Sequence[tuple[int, Batch]]) -> Batch:
         if name == "index":
             trees = [tree | (source << SOURCE_SHIFT) for tree, (source, _) in zip(trees, parts, strict=True)]
         fields[name] = map_tree(lambda *tensors: torch.cat(tensors), *trees)
-    return Batch(fields)
+    return Batch(fields, kind)
 
 
 def _form(batch: Batch) -> Any:

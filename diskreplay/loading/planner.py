@@ -206,6 +206,32 @@ class Planner:
         self.queue.clear()
         return True
 
+    def count(self, refresh: bool) -> int:
+        """Return how many ids can be drawn."""
+        self._follow_store(refresh)
+        left = self.active.left(self.population)
+        if left is not None:
+            return len(left)
+        return self.population.size if self._share.world_size == 1 else sum(map(len, self.population.ids()))
+
+    def ids(self, refresh: bool) -> Ints:
+        """Return the ids that can be drawn, in the order in which their steps were published."""
+        for _ in range(ATTEMPTS):
+            snapshot = self._follow_store(refresh)
+            left = self.active.left(self.population)
+            ids = np.concatenate([np.zeros(0, np.int64), *self.population.ids()]) if left is None else left
+            try:
+                return ids[np.lexsort((ids, snapshot.times(ids)))]
+            except SegmentGone:
+                refresh = True
+        raise SegmentGone(f"segments were evicted faster than their times could be read, {ATTEMPTS} times")
+
+    def _follow_store(self, refresh: bool) -> Snapshot:
+        """Bring the population up to the store's snapshot, a new one if that is wanted."""
+        if refresh:
+            self._store.refresh()
+        return self._refresh_population()
+
     @property
     def _kind(self) -> str:
         """What tells views apart whose samplers cannot take over each other's states."""
@@ -270,11 +296,16 @@ class Planner:
             queue.append(Plan(snapshot, draw, entropy))
         return queue
 
-    def update(self, ids: Ints, errors: NDArray[np.float64], schema: Schema) -> int:
-        """Set priorities from errors, (n,), or (n, length) of sequences; return how many ids were skipped."""
+    def update(self, ids: Ints, errors: NDArray[np.float64], schema: Schema, kind: tuple[Any, ...] | None) -> int:
+        """Set priorities from errors, (n,), or (n, length) of sequences; return how many ids were skipped.
+
+        All of them, where they are of another `kind` than the population's; None is the population's.
+        """
         priorities = self.distribution
         if not priorities.weighted and self._priorities is not None:
             priorities = self._priorities
+        if kind is not None and kind != self.population.kind and priorities.weighted:
+            return len(ids)
         if self.population.version == 0:
             self._refresh_population()
         if errors.ndim == 2:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from diskreplay.errors import Closed, RateLimited, ReplayError
 from diskreplay.loading.arguments import (
@@ -15,11 +17,12 @@ from diskreplay.loading.arguments import (
     distribution_argument,
     errors_argument,
     ids_argument,
+    kind_argument,
     share_argument,
     store_argument,
     view_argument,
 )
-from diskreplay.loading.batch import Batch
+from diskreplay.loading.batch import Batch, Kind, kind_of
 from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.prefetcher import Prefetcher, is_large
@@ -215,6 +218,23 @@ class Sampler:
             self._planner.set_target(self._view, distribution_argument(distribution))
             _logger.info("%s", self)
 
+    @property
+    def sampleable(self) -> int:
+        """How many ids can be drawn now: those that the view offers of this rank's share and the episodes of `where`.
+
+        Without those that were sampled `max_times_sampled` times; of rollouts, the steps that were not given yet. It
+        looks for new steps first, as `sample` does. Of a rank among several it counts all ids one by one.
+        """
+        with self._lock:
+            self._check_open()
+            return self._planner.count(self._refresh)
+
+    def ids(self) -> NDArray[np.int64]:
+        """Return the ids that `sampleable` counts, oldest first by when they were published, (n,) int64."""
+        with self._lock:
+            self._check_open()
+            return self._planner.ids(self._refresh)
+
     def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
         """Draw and gather one batch.
 
@@ -358,7 +378,7 @@ class Sampler:
             self._planner.put_back(plan, apart)
             raise
 
-    def update_priorities(self, index: Any, td_error: Any) -> int:
+    def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
         """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.
 
         Parameters
@@ -369,11 +389,14 @@ class Sampler:
             One error of either sign for each, (B,) or (B, 1); of sequences also (B, L), of which the steps in the loss
             mask count: eta · max |td| + (1 - eta) · mean |td|. A gradient is left alone. Where an id is named twice,
             its last value counts.
+        kind : tuple or None
+            What the ids are ids of, such as a batch's `kind`. None is what a batch's `index` carries; ids of which
+            nothing says it are taken for the view's.
 
         Returns
         -------
         int
-            How many ids were skipped: they were evicted meanwhile, or are unknown to the view.
+            How many ids were skipped: they were evicted meanwhile, are unknown to the view, or of another kind.
 
         Raises
         ------
@@ -382,9 +405,10 @@ class Sampler:
         """
         ids = ids_argument(index)
         errors = errors_argument(td_error, len(ids))
+        kind = kind_of(index) if kind is None else kind_argument(kind)
         with self._lock:
             self._check_open()
-            return self._planner.update(ids, errors, self._store.schema)
+            return self._planner.update(ids, errors, self._store.schema, kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch: tensors, numbers and texts, for `torch.save`.

@@ -112,6 +112,10 @@ class Distribution(ABC):
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         raise NotImplementedError(f"{self} does not tell the chances of its ids")
 
+    def left(self, population: Population) -> Ints | None:
+        """Return the ids of the population's share that can be drawn, if these are not all of them; None: they are."""
+        return None
+
     # --- what becomes of a draw --------------------------------------------------------------------------------------
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:

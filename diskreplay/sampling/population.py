@@ -12,7 +12,7 @@ outgrows what can be drawn of the first, both are merged into one. So what is at
 when; `order` tells, and a population that is given the order of another goes on as that one would.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -51,8 +51,8 @@ Floats = NDArray[np.float64]
 SMALL = 1024
 # Runs for which insertion is the quickest sort.
 FEW = 32
-# Ids that are searched together for one of a share.
-_AT_ONCE = 1 << 16
+# Ids that are listed together.
+_AT_ONCE = 1 << 18
 
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
@@ -356,10 +356,13 @@ class Population:
         self._find_random(key, self._hidden, self._end, self._block.array, self._scratch, out)
         return out
 
+    def ids(self) -> Iterator[Ints]:
+        """Yield the ids of the share, many at a time."""
+        return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
+
     def has_share(self) -> bool:
         """Search all ids for one of the share."""
-        blocks = (np.arange(at, min(at + _AT_ONCE, self.size)) for at in range(0, self.size, _AT_ONCE))
-        return any(self.share.contains(self.take(positions)).any() for positions in blocks)
+        return any(map(len, self.ids()))
 
     def nothing_in_share(self) -> NotEnoughData:
         """Return the error that none of the ids is in the share."""
@@ -507,6 +510,15 @@ class _Block:
         if end >= old.shape[1]:
             self._replace(np.zeros((BLOCK_ROWS, 2 * end + 1), np.int64))
             self.array[:, : old.shape[1]] = old
+
+
+def id_blocks(runs: IdRuns) -> Iterator[Ints]:
+    """Yield the ids of runs in their order, many at a time."""
+    ends = np.cumsum(runs.count)
+    for start in range(0, int(ends[-1]) if len(ends) else 0, _AT_ONCE):
+        numbers = np.arange(start, min(start + _AT_ONCE, int(ends[-1])))
+        run = np.searchsorted(ends, numbers, side="right")
+        yield runs.first[run] + (numbers - ends[run] + runs.count[run]) * runs.stride[run]
 
 
 def _is_large(second: int, first: int) -> bool:

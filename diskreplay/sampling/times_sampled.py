@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import NotEnoughData
 from diskreplay.kernels.runs import IdRuns, Visible
 from diskreplay.sampling.base import Distribution, Draw
-from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.population import Mark, Population, id_blocks
 from diskreplay.sampling.saved_state import columns, state_of
 from diskreplay.sampling.schedule import Schedule
 
@@ -22,8 +22,6 @@ Floats = NDArray[np.float64]
 _OVERDRAWS = (1, 8, 64)
 # Newer counts are merged into the older ones when there are more of them than this, and than an eighth of those.
 _FEW = 1024
-# Ids that are listed at a time.
-_BLOCK = 1 << 20
 _NONE: Ints = np.zeros(0, np.int64)
 
 
@@ -141,7 +139,7 @@ class AtMost(Distribution):
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
         """Draw what a batch lacks, where most ids may not be drawn; return ids and their chances."""
-        left, (rank, world_size) = self._list_left(population), population.share
+        left, (rank, world_size) = self.left(population), population.share
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]
         allowed = self._times.most - self._counts.of(left) - _named(left, drawn)
@@ -162,11 +160,11 @@ class AtMost(Distribution):
             chosen = np.append(chosen, at)
         return left[chosen], mass[chosen]
 
-    def _list_left(self, population: Population) -> Ints:
-        """List the ids that may be drawn, in order, at a cost of these and of what is new."""
+    def left(self, population: Population) -> Ints:
+        """Return the ids of the share that may be drawn, in order, at a cost of these and of what is new."""
         changes = population.changes(self._mark if self._left_of is population else None)
         found = [_NONE if changes.whole else self._left]
-        for ids in _blocks(IdRuns(*changes.runs)):
+        for ids in id_blocks(IdRuns(*changes.runs)):
             mine = ids[population.share.contains(ids)]
             found.append(mine[self._counts.of(mine) < self._times.most])
         left = np.unique(np.concatenate(found))
@@ -240,12 +238,3 @@ def _earlier(ids: Ints) -> Ints:
     earlier = np.empty(len(ids), np.int64)
     earlier[order] = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
     return earlier
-
-
-def _blocks(runs: IdRuns) -> Any:
-    """Give the ids of runs, many at a time."""
-    ends = np.cumsum(runs.count)
-    for start in range(0, int(ends[-1]) if len(ends) else 0, _BLOCK):
-        numbers = np.arange(start, min(start + _BLOCK, int(ends[-1])))
-        run = np.searchsorted(ends, numbers, side="right")
-        yield runs.first[run] + (numbers - ends[run] + runs.count[run]) * runs.stride[run]

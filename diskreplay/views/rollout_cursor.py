@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, EpisodeTable
+from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Draw, Owned, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import EVERY_ID, Population
+from diskreplay.sampling.population import EVERY_ID, Population, id_blocks
 from diskreplay.sampling.saved_state import columns, state_of
 from diskreplay.sampling.snapshot import Snapshot
 from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
@@ -102,14 +103,20 @@ class Grid(NamedTuple):
     counts: Ints
 
 
+def skipped_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least: Ints) -> Ints:
+    """Return how many of the usable steps of each episode lie before its lane's position, or below `least`."""
+    start = np.maximum(positions.of(lanes.key), least)
+    skipped: Ints = np.clip(-((lanes.episodes.first - start) // lanes.episodes.stride), 0, usable)
+    return skipped
+
+
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
     """Take the oldest `num_steps` steps of every lane that has so many, from its position on.
 
     `least` is the least id that is not hidden in the lane of each episode, in its segment.
     """
     key, first, stride = lanes.key, lanes.episodes.first, lanes.episodes.stride
-    start = np.maximum(positions.of(key), least)
-    skipped = np.clip(-((first - start) // stride), 0, usable)
+    skipped = skipped_steps(lanes, usable, positions, least)
     count = usable - skipped
     keys, begin = np.unique(key, return_index=True)
     ends = np.cumsum(count)
@@ -176,10 +183,7 @@ class RolloutCursor(Owned):
         not closed has too few steps, or no lane has enough. Raises RefreshNeeded where a lane seems to have ended: a
         writer that closed a segment may have begun the next just after this snapshot was made.
         """
-        if population.share != self._share:
-            self._share = population.share
-            self._forget()
-        current, grid = self._next(population.followed)
+        current, grid = self._next(self._follow(population))
         left = np.setdiff1d(current.lanes, grid.keys, assume_unique=True)
         if not np.isin(left, self._ended_lanes).all():
             self._ended_lanes = left
@@ -193,6 +197,14 @@ class RolloutCursor(Owned):
         self._ended_lanes = left
         self._planned = self._planned.advanced(grid.keys, grid.ids[-1] + 1)
         return Draw(grid.ids.ravel())
+
+    def left(self, population: Population) -> Ints:
+        """Return the ids of the steps of the share's lanes that were not drawn yet, of lanes with too few as well."""
+        lanes = self._follow(population).by_lane
+        usable, (first, stride, *_) = usable_steps(lanes, self._view), lanes.episodes.lines.T
+        skipped = skipped_steps(lanes, usable, self._planned, population.followed.least_ids(first))
+        found = id_blocks(IdRuns(first + skipped * stride, stride, usable - skipped))
+        return np.concatenate([_NO_LANES, *found])
 
     def delivered(self, draw: Draw) -> None:
         """Count the steps of a draw as seen."""
@@ -234,11 +246,17 @@ class RolloutCursor(Owned):
         self._planned = self._seen = Positions(keys, after)
         self._forget()
 
-    def _next(self, snapshot: Snapshot) -> tuple[_SnapshotLanes, Grid]:
-        """Follow a snapshot and return the oldest steps; a writer that died counts as closed."""
-        if self._current is None or snapshot is not self._current.snapshot:
-            self._current = self._lanes_of(snapshot)
-        current = self._current
+    def _follow(self, population: Population) -> _SnapshotLanes:
+        """Follow the lanes of a population's share."""
+        if population.share != self._share:
+            self._share = population.share
+            self._forget()
+        if self._current is None or population.followed is not self._current.snapshot:
+            self._current = self._lanes_of(population.followed)
+        return self._current
+
+    def _next(self, current: _SnapshotLanes) -> tuple[_SnapshotLanes, Grid]:
+        """Return the oldest steps, and what was followed; a writer that died counts as closed."""
         grid = self._oldest_grid(current)
         if len(grid.short):
             dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(current.snapshot, w)]

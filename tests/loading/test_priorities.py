@@ -1,5 +1,7 @@
 """Samplers with priorities, and samplers of samplers: what is drawn, updated, switched and mixed."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 import diskreplay as dr
+from diskreplay.loading.batch import kind_of
 
 SCHEMA = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
 
@@ -163,3 +166,60 @@ def test_mixed_samplers_refuse_what_does_not_fit(store: Any) -> None:
     mixed = dr.MixedSampler([(plain, 1), (dr.Sampler(store, dr.Transitions(frame_stack=2)), 1)])
     with pytest.raises(ValueError, match="different fields"):
         mixed.sample()
+
+
+def test_a_batch_knows_what_its_ids_are_ids_of(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(n_step=3), dr.Prioritized(), batch_size=8, seed=0)
+    batch = sampler.sample()
+    assert batch.kind == sampler.view.kind == ("transitions",)
+    copies = [batch, batch.to("cpu"), *batch.minibatches(3), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))]
+    assert [other.kind for other in copies] == [batch.kind] * 7
+    assert [kind_of(other.index) for other in copies] == [batch.kind] * 7
+    assert sampler.gather(batch.index.numpy()).kind == batch.kind
+    sampler.view = dr.Sequences(length=10, overlap=5)
+    assert sampler.sample().kind == ("sequences", 10, 5, True)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_late_update_of_another_kind_is_skipped_and_counted(store: Any, prefetch: int) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=64, seed=0, prefetch=prefetch)
+    late = sampler.sample()
+    sampler.view = dr.Sequences(length=10, overlap=5)
+    before = sampler.state_dict()["planner"]["state"]
+    starts = set(sampler.ids().tolist())
+    both = starts & set(late.index.tolist())
+    assert 4 < len(both) < len(starts) / 2
+
+    def share() -> float:
+        return sum(part for step_id, part in shares(sampler).items() if step_id in both)
+
+    td = np.full(64, 1e3)
+    assert sampler.update_priorities(late.index, td) == 64
+    assert sampler.update_priorities(late.to("cpu").index, td) == 64
+    assert sampler.update_priorities(late.index.numpy(), td, kind=late.kind) == 64
+    assert share() < 0.6
+    assert {kind: table["largest"] for kind, table in before.items()} == {'["transitions"]': 1.0}
+    # Ids of which nothing says what they are ids of are taken for those of the view.
+    assert sampler.update_priorities(late.index.numpy(), td) < 64
+    assert share() > 0.98
+    with pytest.raises(ValueError, match="kind must be that of a batch or view"):
+        sampler.update_priorities(late.index, td, kind="transitions")  # type: ignore[arg-type]
+    sampler.distribution = dr.Uniform()
+    sampler.view = dr.Transitions()
+    assert sampler.update_priorities(late.index, td) == 0
+
+
+def test_a_mixed_sampler_skips_what_is_of_another_kind(store: Any, tmp_path: Path) -> None:
+    with filled(tmp_path / "other", (50,), action=1) as other:
+        parts = [dr.Sampler(each, dr.Transitions(), dr.Prioritized(), seed=0) for each in (store, other)]
+        mixed = dr.MixedSampler([(parts[0], 1), (parts[1], 1)], batch_size=64, seed=0)
+        batch = mixed.sample()
+        assert batch.kind == ("mixed", ("transitions",), ("transitions",))
+        assert mixed.gather(batch.index).kind == batch.kind
+        assert mixed.update_priorities(batch.index, np.ones(64)) == 0
+        alone = parts[0].sample(64)
+        assert parts[0].update_priorities(batch.index, np.ones(64)) == 64
+        assert mixed.update_priorities(alone.index, np.ones(64)) == 64
+        parts[1].view = dr.Sequences(length=10, overlap=5)
+        assert mixed.update_priorities(batch.index, np.ones(64)) == 32
+        assert mixed.update_priorities(batch.index.numpy(), np.ones(64), kind=batch.kind) == 32
