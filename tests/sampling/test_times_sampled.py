@@ -80,9 +80,9 @@ def test_new_ids_can_be_drawn_and_what_is_left_of_old_ones(name: str, monkeypatc
             add_episodes(store, 0, [[6], []], [2, 2])
             population.refresh(store.snapshot())
             # What is listed at a cost of what is new is what a search of everything finds.
-            limited._list_left(population)
+            limited.left(population)
             fresh = AtMost(limited._distribution, limited._times, ("transitions",))
-            assert limited._left.tolist() == fresh._list_left(population).tolist()
+            assert limited._left.tolist() == fresh.left(population).tolist()
             assert len(limited._left)
     assert set(found.values()) <= {1, 2}
 
