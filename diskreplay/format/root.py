@@ -7,7 +7,7 @@ import sys
 import time
 import uuid as uuids
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFou
 from diskreplay.folders import OpenFolder, show_paths, shown_paths
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import sync_folder, sync_tree
+from diskreplay.format.durable import sync_folder, sync_tree, write_atomic
 from diskreplay.format.file_systems import file_system_type, has_stable_inodes
 from diskreplay.format.locks import make_lock
 from diskreplay.format.machine import check_platform
@@ -28,12 +28,28 @@ Error = TypeVar("Error", bound=BaseException)
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
+@dataclass
+class Limits:
+    """What a store keeps at most: of the arguments of `create`, those that `Store.resize` changes."""
+
+    capacity: int | None
+    capacity_bytes: int | None
+    max_age_s: float | None
+
+    @property
+    def are_set(self) -> bool:
+        """Whether there is any limit."""
+        return (self.capacity, self.capacity_bytes, self.max_age_s) != (None, None, None)
+
+
 @dataclass(frozen=True)
 class Root:
     """What every process needs to know of a store before it reads a segment.
 
     `path` is what the user gave, for people. All files are opened below `folder`, which is the same folder as long as
     anything refers to `home`, whatever becomes of the path: a store that takes this one's place is never touched.
+
+    All of it stays as it is but `limits`, which are those that `follow_limits` found last.
     """
 
     path: Path
@@ -42,9 +58,7 @@ class Root:
     document: tuple[int, int, int] = field(repr=False, compare=False)
     file_system: str
     schema: Schema
-    capacity: int | None
-    capacity_bytes: int | None
-    max_age_s: float | None
+    limits: Limits = field(compare=False)
     chunk_bytes: int
     segment_steps: int | str | None
     validate: str | None
@@ -55,6 +69,44 @@ class Root:
     def folder(self) -> Path:
         """The store's folder by its descriptor; keep `home` as long as any path below it."""
         return self.home.path
+
+    @property
+    def capacity(self) -> int | None:
+        """The most steps that the store keeps; None: all."""
+        return self.limits.capacity
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """The most bytes that its segments may take on disk; None: no limit."""
+        return self.limits.capacity_bytes
+
+    @property
+    def max_age_s(self) -> float | None:
+        """The age in seconds at which steps leave; None: they stay."""
+        return self.limits.max_age_s
+
+    def follow_limits(self) -> None:
+        """Read the limits again, which another process may have changed: it has counted a change.
+
+        They stay as they are where the document is damaged since: who opens the store is told.
+        """
+        with suppress(FormatError, OSError):
+            attributes = metadata.read_verified(self.folder / layout.METADATA)
+            vars(self.limits).update(vars(_parse_limits(self.path, attributes)))
+
+    def write_limits(self, limits: Limits) -> None:
+        """Change the limits, durably. The caller holds the store lock, and counts a change.
+
+        Raises StorageFull where there is no room; nothing is changed.
+        """
+        path = self.folder / layout.METADATA
+        attributes = metadata.read_verified(path) | vars(limits)
+        data = metadata.seal_document(metadata.read_object(path), attributes)
+        write_atomic(path, data, synced=True)
+        sync_folder(self.folder)
+        # A process that dies here leaves a copy that differs, which verify tells and repair makes anew.
+        write_atomic(self.folder / layout.ROOT_COPY, data, synced=True)
+        self.follow_limits()
 
     @property
     def counters_folder(self) -> Path:
@@ -167,11 +219,9 @@ def create_root(
     path: Path,
     schema: Schema,
     *,
-    capacity: int | None,
+    limits: Limits,
     chunk_bytes: int,
     segment_steps: int | str | None,
-    capacity_bytes: int | None = None,
-    max_age_s: float | None = None,
     validate: str | None = None,
 ) -> None:
     """Make an empty store at ``path``, complete at the moment its folder appears there.
@@ -186,9 +236,7 @@ def create_root(
         "requires": [],
         "uuid": str(uuids.uuid4()),
         "schema": schema.to_json(),
-        "capacity": capacity,
-        "capacity_bytes": capacity_bytes,
-        "max_age_s": max_age_s,
+        **vars(limits),
         "chunk_bytes": chunk_bytes,
         "segment_steps": segment_steps,
         "validate": validate,
@@ -304,14 +352,20 @@ def _parse_root(path: Path, home: OpenFolder, document: tuple[int, int, int], at
         document=document,
         file_system=file_system_type(home.path),
         schema=schema,
-        capacity=_count(path, "capacity", attributes.get("capacity")),
-        capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes")),
-        max_age_s=_seconds(path, attributes.get("max_age_s")),
+        limits=_parse_limits(path, attributes),
         chunk_bytes=_count(path, "chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES) or 0,
         segment_steps=segment_steps,
         validate=_validation(path, attributes.get("validate")),
         created=str(attributes.get("created", "")),
         blueprint=metadata.read_blueprint(attributes.get("segment_metadata"), schema),
+    )
+
+
+def _parse_limits(path: Path, attributes: dict[str, Any]) -> Limits:
+    return Limits(
+        capacity=_count(path, "capacity", attributes.get("capacity")),
+        capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes")),
+        max_age_s=_seconds(path, attributes.get("max_age_s")),
     )
 
 

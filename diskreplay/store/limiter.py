@@ -154,7 +154,6 @@ class AttachedLimiter:
     def __init__(self, limiter: RateLimiter, root: Root) -> None:
         self.limiter = limiter
         self._root = root
-        self._capacity = root.capacity
         self._lock_path = slots_lock(root, limiter.name)
         with root.still_there():
             self._slots = open_slots(root, limiter.name)
@@ -163,7 +162,8 @@ class AttachedLimiter:
     def counts(self) -> tuple[Inserted, int]:
         """Return the steps inserted, and the steps drawn."""
         inserted = self._steps.read()
-        held = inserted.held if self._capacity is None else min(inserted.held, self._capacity)
+        capacity = self._root.capacity
+        held = inserted.held if capacity is None else min(inserted.held, capacity)
         return Inserted(inserted.ever, held), int(self._slots.copy().sum())
 
     @contextmanager

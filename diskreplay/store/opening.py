@@ -1,13 +1,13 @@
 """Making stores and opening them."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from diskreplay.errors import SchemaError, StoreExists
 from diskreplay.format import layout
-from diskreplay.format.root import create_root, read_root
+from diskreplay.format.root import Limits, create_root, read_root
 from diskreplay.format.schema import Schema
-from diskreplay.store.arguments import as_int, check_count, check_seconds
+from diskreplay.store.arguments import as_int, check_count, checked_limits
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.validation import checks_of
 
@@ -62,9 +62,7 @@ def create(
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
-    check_count("capacity", capacity, 1, None)
-    check_count("capacity_bytes", capacity_bytes, 1, None)
-    check_seconds("max_age_s", max_age_s)
+    limits = checked_limits(capacity, capacity_bytes, max_age_s)
     check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
     if segment_steps != "episode":
         check_count("segment_steps", segment_steps, 1, layout.POSITION_MASK >> 4)
@@ -72,16 +70,13 @@ def create(
         raise ValueError(f'validate must be "finite", "space" or None, not {validate!r}')
     checks_of(schema, validate)
     target = Path(path).absolute()
-    limits = {"capacity": capacity, "capacity_bytes": capacity_bytes, "max_age_s": max_age_s}
     try:
         if exist_ok and (target / layout.METADATA).exists():
             raise StoreExists(str(target))
         create_root(
             target,
             schema,
-            capacity=as_int(capacity),
-            capacity_bytes=as_int(capacity_bytes),
-            max_age_s=None if max_age_s is None else float(max_age_s),
+            limits=limits,
             chunk_bytes=int(chunk_bytes),
             segment_steps=segment_steps if segment_steps == "episode" else as_int(segment_steps),
             validate=validate,
@@ -93,13 +88,13 @@ def create(
     return Store(target, "a")
 
 
-def _existing(target: Path, schema: Schema, limits: dict[str, Any]) -> Store:
+def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
     """Open the store at a path, or raise StoreExists where its schema or one of these limits is another."""
     root = read_root(target)
     if root.schema != schema:
         raise StoreExists(f"the store at {target} has another schema, {root.schema}: give a new path") from None
-    for name, wanted in limits.items():
-        if wanted is not None and (found := getattr(root, name)) != wanted:
+    for name, wanted in vars(limits).items():
+        if wanted is not None and (found := vars(root.limits)[name]) != wanted:
             raise StoreExists(
                 f"the store at {target} has {name}={found}, not {wanted}: leave it out, or change it with "
                 f'diskreplay.open(path, "a").resize({name}={wanted})'

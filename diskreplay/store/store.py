@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -20,6 +21,7 @@ from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.table import chosen
+from diskreplay.store.arguments import checked_limits
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
@@ -28,7 +30,7 @@ from diskreplay.store.reading.episodes import Episode, EpisodeList
 from diskreplay.store.reading.follower import Follower
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.store.repair.repair import Action, repair as repair_store
-from diskreplay.store.retention.eviction import evict
+from diskreplay.store.retention.eviction import evict, hidden_before
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.saved_states import remove_state
 from diskreplay.store.writing.dropped import seal_dropped
@@ -264,6 +266,45 @@ class Store:
         if not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         return evict(follower, self._retention, where)
+
+    @shown_paths()
+    def resize(
+        self,
+        *,
+        capacity: int | EllipsisType | None = ...,
+        capacity_bytes: int | EllipsisType | None = ...,
+        max_age_s: float | EllipsisType | None = ...,
+    ) -> None:
+        """Change what the store keeps at most, for every process that has it open.
+
+        What is more than a smaller limit allows is hidden at the next refresh, and deleted as whole segments.
+        What is hidden does not come back by a larger one. Writers aim at segments of the size that they began with.
+
+        Parameters
+        ----------
+        capacity, capacity_bytes, max_age_s : optional
+            As for `create`, None for no limit. Those that are left out stay as they are.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        ValueError
+            A number is out of its range, or none is given.
+        StorageFull
+            There is no room for the new metadata; nothing is changed.
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
+        """
+        follower = self._open_follower()
+        self._check_writable("resize")
+        given = {"capacity": capacity, "capacity_bytes": capacity_bytes, "max_age_s": max_age_s}
+        given = {name: value for name, value in given.items() if value is not ...}
+        if not given:
+            raise ValueError("resize changes capacity, capacity_bytes or max_age_s: give one of them")
+        limits = checked_limits(**{**vars(self._root.limits), **given})
+        self._retention.resize(limits, lambda: hidden_before(follower))
+        follower.refresh()
 
     def delete_sampler_state(self, name: str) -> None:
         """Delete the state that samplers have saved under a name (`Sampler.save`).

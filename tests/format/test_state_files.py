@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 import diskreplay as dr
 from diskreplay.format import state_files
-from diskreplay.format.root import Root, create_root, read_root
+from diskreplay.format.root import Limits, Root, create_root, read_root
 from diskreplay.format.state_files import read_state, state_names, write_state
 from tests.testing.support import REPOSITORY, serial_schema
 
@@ -39,7 +39,7 @@ PLAIN = {"weights": np.arange(6.0).reshape(2, 3), "counts": [np.arange(3), {"non
 
 
 def made(path: Path | str) -> Root:
-    create_root(Path(path), serial_schema(), capacity=None, chunk_bytes=1 << 16, segment_steps=None)
+    create_root(Path(path), serial_schema(), limits=Limits(None, None, None), chunk_bytes=1 << 16, segment_steps=None)
     return read_root(Path(path))
 
 

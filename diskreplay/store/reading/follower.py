@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,9 +57,8 @@ class Follower:
         self._root, self._counters = root, counters
         self._lock = threading.Lock()
         self._generation = 0
-        # What leaves one by one leaves in the order of time: without, nobody asks when a step was published.
-        self._is_timed = (root.capacity, root.capacity_bytes, root.max_age_s) != (None, None, None)
         self._freeze_with: Kernel = freeze_plain
+        self._kernel: Callable[[str], Kernel] | None = None  # which gives compiled ones
         self._kernels: dict[str, Kernel] = {
             "follow": rows.follow_plain,
             "hide_oldest": hide_oldest_plain,
@@ -69,12 +69,21 @@ class Follower:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
         self._kernels["follow"] = self._live.kernel = kernel("follow")
         self._freeze_with = kernel("freeze")
-        if self._is_timed:
-            self._kernels["hide_oldest"] = self._frontier.kernel = kernel("hide_oldest")
+        self._kernel = kernel
+        self._compile_hiding()
+
+    def _compile_hiding(self) -> None:
+        """Hide with compiled code, where anything is hidden and it is wanted."""
+        if self._is_timed and self._kernel is not None:
+            self._kernels["hide_oldest"] = self._frontier.kernel = self._kernel("hide_oldest")
 
     def _reset(self) -> None:
         """Start from nothing, and read the store."""
         self._words = self._counters.read()
+        # What leaves one by one leaves in the order of time: without, nobody asks when a step was published. What a
+        # limit of former times has hidden stays so.
+        self._limits = replace(self._root.limits)
+        self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
         self._broken = False
         self._known = KnownSegments(self._root, self._counters)
@@ -88,6 +97,7 @@ class Follower:
         self._segments: SegmentTable | None = None
         self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
         self._frontier = CapacityFrontier(self._root.capacity, self._kernels["hide_oldest"])
+        self._compile_hiding()
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
         self._sealed = np.zeros(0, np.bool_)
@@ -145,7 +155,9 @@ class Follower:
             self._raw = raw
             words = self._counters.read()
             is_rearranged = not force and bool(words[layout.CHANGES] != self._words[layout.CHANGES])
-            if is_rearranged and self._has_returned():
+            if is_rearranged:
+                self._root.follow_limits()
+            if is_rearranged and (self._limits != self._root.limits or self._has_returned()):
                 before, self._generation = len(self.snapshot), self._log.generation + 1
                 self._reset()
                 return max(0, len(self.snapshot) - before)

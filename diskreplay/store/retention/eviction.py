@@ -21,13 +21,14 @@ def evict(follower: Follower, retention: Retention, where: Callable[[Episode], b
     evicted = 0
     if chosen:
         episodes = [(first, steps) for first, (steps, _) in sorted(chosen.items())]
-        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: _hidden_before(follower)))
+        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: hidden_before(follower)))
     retention.enforce()
     follower.refresh()
     return evicted
 
 
-def _hidden_before(follower: Follower) -> int:
+def hidden_before(follower: Follower) -> int:
+    """Return the time before which limits hide everything now."""
     follower.refresh()
     return follower.snapshot.hidden_before
 

@@ -82,9 +82,9 @@ class RetentionPolicy:
     @property
     def is_idle(self) -> bool:
         """Whether no rule can remove anything."""
-        root = self._root
-        limits = (root.capacity, root.capacity_bytes, root.max_age_s)
-        return limits == (None, None, None) and not self._counters.peek(layout.HIDDEN_ENTRIES)
+        if self._counters.peek(layout.CHANGES) != self._changes:
+            self._root.follow_limits()
+        return not self._root.limits.are_set and not self._counters.peek(layout.HIDDEN_ENTRIES)
 
     def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
         """Yield number and steps of segments that are due; each is forgotten when the next one is asked for.

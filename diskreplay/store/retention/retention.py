@@ -9,7 +9,7 @@ from diskreplay.errors import FormatError, StorageFull, StoreLocked
 from diskreplay.folders import is_folder
 from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, reserve
+from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, keep_hidden, reserve
 from diskreplay.format.locks import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
@@ -24,7 +24,7 @@ from diskreplay.format.quarantine import (
     settle_records,
 )
 from diskreplay.format.rebuild import finish_replacements
-from diskreplay.format.root import Root
+from diskreplay.format.root import Limits, Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
     DRAFT,
@@ -142,6 +142,18 @@ class Retention:
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()
             self._counters.count(layout.SEALED)
+
+    def resize(self, limits: Limits, find_hidden: Callable[[], int]) -> None:
+        """Change what the store keeps at most, and remove what is due by then.
+
+        What is hidden stays so. ``find_hidden`` tells before which time the limits hide everything; it is called under
+        the lock.
+        """
+        with self._locked():
+            keep_hidden(self._counters, find_hidden())
+            self._root.write_limits(limits)
+            self._counters.count(layout.CHANGES)
+        self.enforce()
 
     def enforce(self) -> None:
         """Remove segments that are due; nothing else has to succeed first."""
