@@ -104,16 +104,20 @@ def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> 
 
 
 # How the samples of an ended episode end; see `Starts`.
-PADDED, MOVED_BACK, FIRST_ONLY, ALL_STEPS = range(4)
+PADDED, MOVED_BACK, FIRST_ONLY, ALL_STEPS, DROPPED = range(5)
 
 
 class Starts(NamedTuple):
     """At which steps of an episode the samples of a view start.
 
     Of an ended episode those at steps 0, `step`, 2 `step`, ..., up to the first whose `length` steps reach its end.
-    `last` says what becomes of that one: PADDED, it stays; MOVED_BACK, it starts `length` steps before the end instead
-    (an episode shorter than that has one sample); FIRST_ONLY: there is one sample, at the first step. Steps that have
-    nothing behind them to bootstrap from do not count, but with ALL_STEPS, where every step starts a sample.
+    `last` says what becomes of that one where they reach beyond the end: PADDED, it stays; MOVED_BACK, it starts
+    `length` steps before the end instead (an episode shorter than that has one sample); DROPPED, there is none.
+    FIRST_ONLY: there is one sample, at the first step. Steps that have nothing behind them to bootstrap from do not
+    count, but with ALL_STEPS, where every step starts a sample.
+
+    With `from_end` samples end at the episode's end, `step` steps before it, and so on, down to the first that does not
+    start behind step 0: if it would start before that, it starts at step 0 (MOVED_BACK), or is not there (DROPPED).
 
     Nor do the last `followed` steps of an episode that did not terminate and has a final observation: no step follows
     them so many steps later.
@@ -129,6 +133,7 @@ class Starts(NamedTuple):
     observed: bool = True
     since: int = 0
     followed: int = 0
+    from_end: bool = False
 
 
 def sort_runs_plain(block: NDArray[np.int64], start: int, end: int) -> None:
@@ -151,7 +156,7 @@ def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int6
 
 
 def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL_VISIBLE) -> TimedRuns:
-    """Return the ids at which samples of these episodes start: one run an episode, or two with MOVED_BACK."""
+    """Return the ids at which samples of these episodes start: one run an episode, or two where one is moved."""
     first, stride, steps, obs_rows, end, time = episodes.lines.T
     is_open = (end & OPEN) != 0
     beyond = np.where(starts.observed, obs_rows, steps) - starts.open_rows
@@ -160,20 +165,26 @@ def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL
     unfollowed = np.where((end & OBSERVATION_ONLY) != 0, starts.followed, 1)
     total = steps - np.where((end & TERMINATED) != 0, 0, unfollowed)
     missing = total - starts.length
-    whole = np.maximum(missing, 0) // starts.step + 1
+    whole, rest = np.divmod(np.maximum(missing, 0), starts.step)
+    whole = np.where(missing < 0, 0, whole + 1)
+    # One more sample has some of its steps in the episode.
+    partial = (rest > 0) & (starts.step < starts.length + rest)
     of_ended = {
-        PADDED: -(-np.maximum(missing, 0) // starts.step) + 1,
-        MOVED_BACK: whole,
+        PADDED: whole + (partial | (missing < 0)),
+        MOVED_BACK: whole + (missing < 0),
+        DROPPED: whole,
         FIRST_ONLY: np.ones_like(steps),
         ALL_STEPS: steps,
     }[starts.last]
     if starts.last != ALL_STEPS:
         of_ended = np.where(total > 0, of_ended, 0)
-    back = ~is_open & (missing > 0) & (missing % starts.step != 0) & (starts.last == MOVED_BACK)
-    regular = TimedRuns(first, stride * starts.step, np.where(is_open, of_open, of_ended), time)
-    moved = TimedRuns(first + missing * stride, stride, back.astype(np.int64), time)
+    moves = ~is_open & partial & (starts.last == MOVED_BACK)
+    begin = np.where(is_open, 0, rest) if starts.from_end else np.zeros_like(steps)
+    regular = TimedRuns(first + begin * stride, stride * starts.step, np.where(is_open, of_open, of_ended), time)
+    moved = TimedRuns(first + (0 if starts.from_end else missing) * stride, stride, moves.astype(np.int64), time)
     # The one behind the other, episode by episode.
-    both = TimedRuns(*(np.stack(columns, axis=1).reshape(-1) for columns in zip(regular, moved, strict=True)))
+    pairs = zip(*((moved, regular) if starts.from_end else (regular, moved)), strict=True)
+    both = TimedRuns(*(np.stack(columns, axis=1).reshape(-1) for columns in pairs))
     least = np.where(both.time < visible.reached, visible.least_ids(both.first), starts.since)
     runs = without_hidden(both, np.maximum(least, starts.since))
     return keep(runs, runs.count > 0)

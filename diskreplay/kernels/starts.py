@@ -37,8 +37,9 @@ def _starts_of(
 ) -> int:  # fmt: skip
     """Write the ids at which samples of an episode start."""
     length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
-    followed = rule[6]
-    count, back = 0, -1
+    followed, from_end = rule[6], rule[7]
+    # Steps at which the first sample and one that was moved start, -1 where none was.
+    first, count, moved = 0, 0, -1
     if end & ids.OPEN:
         beyond = (obs_rows if observed else steps) - open_rows
         if open_rows > 0 and beyond >= 0:
@@ -50,26 +51,32 @@ def _starts_of(
         if not end & ids.TERMINATED:
             total -= followed if end & ids.OBSERVATION_ONLY else 1
         missing = total - length
-        if total > 0:
-            count = 1
-            if missing > 0 and last != runs.FIRST_ONLY:
-                count += missing // step
-                if missing % step:
-                    if last == runs.MOVED_BACK:
-                        back = missing
-                    else:
-                        count += 1
+        if total > 0 and (missing <= 0 or last == runs.FIRST_ONLY):
+            count = 1 if missing >= 0 or last != runs.DROPPED else 0
+        elif total > 0:
+            count = missing // step + 1
+            rest = missing - (count - 1) * step
+            if from_end:
+                first = rest
+            if rest and step < length + rest:
+                if last == runs.PADDED:
+                    count += 1
+                elif last == runs.MOVED_BACK:
+                    moved = 0 if from_end else missing
     least = since
     if time < snapshot[frozen.REACHED]:
         least = max(least, _least_id(begin, snapshot))
-    moved, stride = begin + back * apart, apart * step
+    moved_id, stride = begin + moved * apart, apart * step
+    begin += first * apart
+    if moved == 0 and moved_id >= least:
+        at = _append(block, at, moved_id, apart, 1, time)
     if begin < least:
         hidden = min((least - begin + stride - 1) // stride, count)
         begin, count = begin + hidden * stride, count - hidden
     if count > 0:
         at = _append(block, at, begin, stride, count, time)
-    if back >= 0 and moved >= least:
-        at = _append(block, at, moved, apart, 1, time)
+    if moved > 0 and moved_id >= least:
+        at = _append(block, at, moved_id, apart, 1, time)
     return at
 
 

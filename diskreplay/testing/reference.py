@@ -45,20 +45,29 @@ def _stack(episode: ModelEpisode, t: int, depth: int) -> Flat:
     return {leaf: np.stack([row[leaf] for row in rows]) for leaf in rows[0]}
 
 
-def window_starts(episode: ModelEpisode, length: int, overlap: int, pad: bool = True) -> list[int]:
-    """List the steps at which the windows of `Sequences` start, those that a capacity has hidden left out."""
+def window_starts(
+    episode: ModelEpisode, length: int, stride: int, pad: bool | str = True, align: str = "start"
+) -> list[int]:
+    """List the steps at which the windows of `Sequences` start, those that a capacity has hidden left out.
+
+    `stride` is the distance of two starts, length - overlap where `Sequences` is given none.
+    """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     starts: list[int] = []
-    s = 0
-    while total > 0:
-        if not episode.ended and s + length > total:
-            break
-        starts.append(s)
-        if s + length >= total:
-            break
-        s += length - overlap
-    if episode.ended and not pad and total >= length:
-        starts[-1] = total - length
+    if align == "end":
+        for end in range(total if episode.ended else 0, 0, -stride):
+            if end >= length or pad != "drop":
+                starts.insert(0, max(end - length, 0))
+            if end <= length:
+                break
+    else:
+        for s in range(0, total, stride):
+            if s + length <= total or (episode.ended and pad is True):
+                starts.append(s)
+            elif episode.ended and pad is False:
+                starts.append(max(total - length, 0))
+            if s + length >= total:
+                break
     return [s for s in starts if s >= episode.hidden]
 
 

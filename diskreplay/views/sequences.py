@@ -12,11 +12,11 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels import gathering as rows
-from diskreplay.kernels.runs import FIRST_ONLY, MOVED_BACK, PADDED, Starts
+from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import check_fields, described, names, stack_depths, switch
+from diskreplay.views.arguments import check_fields, described, names, stack_depths
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.page_ranges import Pages
@@ -37,6 +37,9 @@ from diskreplay.views.windows import (
 
 FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
+# Steps that windows share where nothing else is said (Kapturowski et al. 2019, section 2.3).
+OVERLAP = 40
+
 # Layouts that are kept: batches of whole episodes have as many lengths as episodes have.
 KEPT_LAYOUTS = 64
 
@@ -45,8 +48,8 @@ KEPT_LAYOUTS = 64
 class Sequences(View):
     """Windows of `length` steps of one episode, for recurrent agents: an id is that of a window's first step.
 
-    Windows start at steps 0, stride, 2 stride, ... of each episode, stride = length - overlap, up to the first that
-    reaches the episode's end: every step is in some window, and with ``overlap=length - 1`` every full window is
+    Windows start at steps 0, stride, 2 stride, ... of each episode, up to the first that reaches the episode's end. The
+    stride is length - overlap: every step is in some window, and with ``overlap=length - 1`` every full window is
     there. A window of an open episode exists once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use length
     80, overlap 40 and a burn-in of up to 40.
 
@@ -63,19 +66,28 @@ class Sequences(View):
     ----------
     length : int
         Steps of a window.
-    overlap : int
-        Steps that a window shares with the next one, 0 to length - 1.
+    overlap : int or None
+        Steps that a window shares with the next one, 0 to length - 1. None is 40, or what follows from `stride`.
     burn_in : int
-        Steps at a window's start that only warm up a recurrent state, 0 to `overlap`.
-    pad : bool
-        How an episode's last window is made full: with padding, or (False) moved back to end at the episode's end. An
-        episode shorter than `length` is one padded window in both cases.
+        Steps at a window's start that only warm up a recurrent state, 0 to `overlap`, so that each step is in the loss
+        of some window. With a `stride` up to length - 1: then only up to length - stride is each step in some loss.
+    pad : bool or "drop"
+        What becomes of an episode's last window where it would reach beyond the end: True, it is padded; False, it is
+        moved back to end with the episode; "drop", it is not there. An episode shorter than `length` is one padded
+        window, or with "drop" has none.
     frame_stack : int or dict
         Frames of each observation, oldest first, (batch, length, frame_stack, *shape), as views of frames that are
         gathered once; stacks read earlier frames of the episode, and before its start the first frame repeats. Padding
         is by frame: stacks just behind the end still show the last frames. See `Transitions`.
     start_only : sequence of str
         Extra fields that are read at a window's first step only, (batch, ...): a stored recurrent state.
+    stride : int or None
+        Steps from one window's start to the next. Above `length` it leaves out steps between windows. None is length -
+        overlap.
+    align : {"start", "end"}
+        Where windows are counted from. With "end" they end at the episode's end, and stride, 2 stride, ... steps before
+        it. There are none of open episodes, whose end is not known. The first one, where it would begin before the
+        episode, begins with it, whether `pad` is True or False; with "drop" it is not there.
 
     Raises
     ------
@@ -84,14 +96,35 @@ class Sequences(View):
     """
 
     length: int = 80
-    overlap: int = 40
+    overlap: int | None = None
     burn_in: int = 0
-    pad: bool = True
+    pad: bool | str = True
     frame_stack: int | Mapping[str, int] = 1
     start_only: Sequence[str] = ()
+    stride: int | None = None
+    align: str = "start"
 
     def __post_init__(self) -> None:
-        check_fields(self, length=int_argument)
+        check_fields(self, length=int_argument, stride=partial(int_or_none, none="length - overlap"))
+        if self.stride is None:
+            self._check_overlap()
+        elif self.overlap is not None and self.overlap != self.length - self.stride:
+            raise ValueError(
+                f"windows of {self.length} steps, {self.stride} apart, share {self.length - self.stride}, and not "
+                f"overlap={self.overlap!r}: give overlap or stride alone"
+            )
+        most = self.length - 1 if self.overlap is None else self.overlap
+        check_fields(self, burn_in=partial(int_argument, least=0, most=most))
+        if not isinstance(self.pad, bool | np.bool_) and self.pad != "drop":
+            raise ValueError(f'pad must be True, False or "drop", not {self.pad!r}')
+        if self.align not in ("start", "end"):
+            raise ValueError(f'align must be "start" or "end", not {self.align!r}')
+        check_fields(self, frame_stack=stack_depths, start_only=names)
+
+    def _check_overlap(self) -> None:
+        if self.overlap is None:
+            object.__setattr__(self, "overlap", OVERLAP)
+        assert self.overlap is not None
         if isinstance(self.overlap, int) and self.overlap >= self.length:
             raise ValueError(f"overlap must be less than length, {self.length}, not {self.overlap}")
         check_fields(self, overlap=partial(int_argument, least=0, most=self.length - 1))
@@ -100,21 +133,17 @@ class Sequences(View):
                 f"burn_in must be at most overlap, {self.overlap}, not {self.burn_in}: "
                 "steps would be in no window's loss"
             )
-        check_fields(self, burn_in=partial(int_argument, least=0, most=self.overlap), pad=switch)
-        check_fields(self, frame_stack=stack_depths, start_only=names)
-
-    @property
-    def stride(self) -> int:
-        """Steps from one window's start to the next."""
-        return self.length - self.overlap
 
     def __repr__(self) -> str:
-        return described(self, ("length", "overlap"))
+        return described(self, ("length",))
 
     @property
-    def kind(self) -> tuple[str, int, int, bool]:
-        """Sequences of one length, overlap and pad share a table of priorities."""
-        return ("sequences", self.length, self.overlap, self.pad)
+    def kind(self) -> tuple[Any, ...]:
+        """Sequences whose windows are the same share a table of priorities."""
+        overlap = self.length - self.starts.step
+        if self.align == "end":
+            return ("sequences", self.length, overlap, self.pad == "drop", "end")
+        return ("sequences", self.length, overlap, self.pad)
 
     @property
     def item_steps(self) -> int:
@@ -124,7 +153,11 @@ class Sequences(View):
     @property
     def starts(self) -> Starts:
         """The windows' first steps; those of open episodes are full, with the observation behind them."""
-        return Starts(self.length, self.stride, PADDED if self.pad else MOVED_BACK, open_rows=self.length + 1)
+        step = self.length - (self.overlap or 0) if self.stride is None else self.stride
+        if self.align == "end":
+            return Starts(self.length, step, DROPPED if self.pad == "drop" else MOVED_BACK, from_end=True)
+        last = DROPPED if self.pad == "drop" else PADDED if self.pad else MOVED_BACK
+        return Starts(self.length, step, last, open_rows=self.length + 1)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""
@@ -323,27 +356,42 @@ class SequencesReader(_StepsReader):
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
-        view = self._view
-        windows = windows_of(snapshot, ids, Bounds(view.length), view)
+        view, from_end = self._view, self._view.starts.from_end
+        windows = windows_of(snapshot, ids, Bounds(TO_THE_END if from_end else view.length), view)
         refuse_evicted(snapshot, ids)
         before = _steps_before(snapshot, windows, ids, view)
-        # The first window that reaches the end is the last: the one before it must have stopped short of it.
-        whole = windows.k == view.length
-        regular = (before % view.stride == 0) & (whole | (before == 0) | (view.pad & (windows.k > view.overlap)))
-        odd = np.flatnonzero(~regular)
-        if len(odd) and not view.pad:
-            odd = odd[~self._moved_back(snapshot, ids, windows, odd)]
-        if len(odd):
+        good = self._from_end(windows, before) if from_end else self._from_start(snapshot, ids, windows, before)
+        if not good.all():
+            odd = good.argmin()
             raise InvalidIndex(
-                f"id {ids[odd[0]]} is step {before[odd[0]]} of its episode, and no window of {view} starts there"
+                f"id {ids[odd]} is step {before[odd]} of its episode, and no window of {view} starts there"
             )
+
+    def _from_start(self, snapshot: Snapshot, ids: Ints, windows: Windows, before: Ints) -> NDArray[np.bool_]:
+        """Tell at which ids a window starts, after so many steps of its episode."""
+        length, step, last = self._view.starts[:3]
+        whole = windows.k == length
+        # The first window that reaches the end is the last: the one before it must have stopped short of it.
+        partial_ones = (before == 0) | ((last == PADDED) & (windows.k > length - step))
+        good: NDArray[np.bool_] = (before % step == 0) & (whole | (partial_ones & (last != DROPPED)))
+        odd = np.flatnonzero(~good & whole & (step - before % step < length))
+        if len(odd) and last == MOVED_BACK:
+            good[odd] = self._moved_back(snapshot, ids, windows, odd)
+        return good
+
+    def _from_end(self, windows: Windows, before: Ints) -> NDArray[np.bool_]:
+        """Tell where a window starts, with so many steps of its episode before it, and from there to its end."""
+        length, step, last = self._view.starts[:3]
+        rest = (before + windows.k - length) % step
+        moved = (before == 0) & (last == MOVED_BACK) & ((windows.k < length) | (step < length + rest))
+        good: NDArray[np.bool_] = moved | ((windows.k >= length) & ((windows.k - length) % step == 0))
+        return good
 
     def _moved_back(self, snapshot: Snapshot, ids: Ints, windows: Windows, odd: Ints) -> NDArray[np.bool_]:
         """Tell which windows end with their episode: one step more cannot be had, and the episode is not open."""
         length = self._view.length
-        moved: NDArray[np.bool_] = windows.k[odd] == length
-        longer = Windows(1)
-        for i in np.flatnonzero(moved):
+        moved, longer = np.zeros(len(odd), np.bool_), Windows(1)
+        for i in range(len(odd)):
             step_id = ids[odd[i : i + 1]]
             moved[i] = longer.find(snapshot, step_id, length + 1, 1, False) < 0 and longer.k[0] == length
         return moved

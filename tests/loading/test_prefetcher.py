@@ -18,7 +18,12 @@ from tests.testing.support import resident_pages, run_python
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((40, 40), "uint8"), "number": dr.Field((), "int64")}, action=dr.Field((), "int64")
 )
-VIEWS = (dr.Transitions(3, frame_stack={"image": 4}), dr.Sequences(length=20, overlap=10), dr.Episodes())
+VIEWS = (
+    dr.Transitions(3, frame_stack={"image": 4}),
+    dr.Sequences(length=20, overlap=10),
+    dr.Sequences(length=9, stride=4, align="end"),
+    dr.Episodes(),
+)
 
 
 def append(writer: Any, first: int, steps: int) -> None:

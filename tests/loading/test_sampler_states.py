@@ -45,6 +45,7 @@ VIEWS: dict[str, Callable[[], Any]] = {
     "hindsight": lambda: dr.Transitions(n_step=2, relabel=dr.Hindsight(ratio=0.5, reward_fn=reached)),
     "sequences": lambda: dr.Sequences(length=8, overlap=4, burn_in=2),
     "moved back": lambda: dr.Sequences(length=7, overlap=3, pad=False),
+    "aligned to the end": lambda: dr.Sequences(length=7, stride=5, align="end"),
     "episodes": lambda: dr.Episodes(),
     "rollouts": lambda: rollouts(4),
 }

@@ -17,6 +17,8 @@ VIEWS = {
     "sequences": dr.Sequences(length=8, overlap=4),
     "every window": dr.Sequences(length=5, overlap=4),
     "moved back": dr.Sequences(length=7, overlap=0, pad=False),
+    "dropped": dr.Sequences(length=4, stride=6, pad="drop"),
+    "aligned to the end": dr.Sequences(length=7, overlap=2, align="end"),
     "episodes": dr.Episodes(),
 }
 

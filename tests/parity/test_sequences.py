@@ -1,6 +1,7 @@
 """Windows and whole episodes gathered in bytes equal the reference enumeration, every field of every step."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,17 @@ from tests.views.strategies import snapshots
 
 seeds = st.integers(0, 2**32 - 1)
 stacks = st.integers(1, 4) | st.dictionaries(st.sampled_from(("image", "state")), st.integers(1, 4))
+pads = st.sampled_from((True, False, "drop"))
 start_only = st.sampled_from(((), ("hidden",), ("bonus", "hidden")))
 
 
 @st.composite
 def views(draw: st.DrawFn) -> Sequences:
     length = draw(st.integers(1, 12))
-    overlap = draw(st.integers(0, length - 1))
-    burn_in = draw(st.integers(0, overlap))
-    return Sequences(length, overlap, burn_in, draw(st.booleans()), draw(stacks), draw(start_only))
+    overlap, stride = draw(st.integers(0, length - 1)), draw(st.none() | st.integers(1, 15))
+    burn_in = draw(st.integers(0, overlap if stride is None else length - 1))
+    how = draw(pads), draw(stacks), draw(start_only), stride, draw(st.sampled_from(("start", "end")))
+    return Sequences(length, overlap if stride is None else None, burn_in, *how)
 
 
 def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
@@ -55,11 +58,15 @@ def offered(view: Any, snapshot: Snapshot) -> list[int]:
     return [i + stride * j for run in runs for i, stride, count in zip(*run, strict=True) for j in range(count)]
 
 
+def starts_of(view: Sequences, of: ModelEpisode) -> list[int]:
+    return window_starts(of, view.length, view.stride or view.length - view.overlap, view.pad, view.align)
+
+
 def windows_of(view: Sequences, snapshot: Snapshot) -> dict[int, tuple[ModelEpisode, int]]:
     """Ask the reference for all windows: the id of each, its episode and the step it starts at."""
     found = {}
     for step_id, (of, t) in snapshot.model.items():
-        if t in window_starts(of, view.length, view.overlap, view.pad):
+        if t in starts_of(view, of):
             found[step_id] = of, t
     return found
 
@@ -114,6 +121,7 @@ def test_every_field_of_every_window_equals_the_reference(snapshot: Snapshot, vi
 
 @given(snapshots(), views())
 def test_windows_stay_in_their_episode_and_together_hold_every_step(snapshot: Snapshot, view: Sequences) -> None:
+    apart = view.stride or view.length - view.overlap
     ids = offered(view, snapshot)
     batch = gathered(view, snapshot, ids, ("mask", "loss_mask"))
     seen: dict[str, set[int]] = {"mask": set(), "loss_mask": set()}
@@ -126,9 +134,9 @@ def test_windows_stay_in_their_episode_and_together_hold_every_step(snapshot: Sn
             held |= set(steps[batch[name][item]].tolist())
     for step_id, (of, t) in snapshot.model.items():
         # What an open episode or the frontier has still cut off is in no window yet, or not any more.
-        if of.ended and not of.hidden and t < of.window_end:
-            assert step_id in seen["mask"]
-            assert step_id in seen["loss_mask"]
+        if of.ended and not of.hidden and t < of.window_end and view.pad != "drop":
+            assert step_id in seen["mask"] or apart > view.length
+            assert step_id in seen["loss_mask"] or apart > view.length - view.burn_in
 
 
 @given(snapshots(), st.integers(1, 12) | st.none(), seeds)
@@ -179,7 +187,7 @@ def test_windows_of_random_stores_equal_the_reference() -> None:
     )
     def check(schema: Any, plans: Any, chunk_bytes: int, segment_steps: Any, view: Sequences, seed: int) -> None:
         depth = view.frame_stack if isinstance(view.frame_stack, int) else 1
-        view = Sequences(view.length, view.overlap, view.burn_in, view.pad, depth, ("serial",))
+        view = replace(view, frame_stack=depth, start_only=("serial",))
         with scratch() as folder:
             store = dr.create(Path(folder) / "store", schema, chunk_bytes=chunk_bytes, segment_steps=segment_steps)
             model, serial = ModelStore(), 0
@@ -205,7 +213,7 @@ def compare_store(store: Any, model: ModelStore, ids: dict[int, int], view: Any,
     windows = {}
     for of in model.episodes:
         starts = [0] if of.ended and of.window_end else []
-        for t in starts if whole else window_starts(of, view.length, view.overlap, view.pad):
+        for t in starts if whole else starts_of(view, of):
             windows[ids[int(of.steps[t].extra["serial"])]] = of, t
     assert Counter(offered(view, store.snapshot)) == Counter(windows.keys())
     if not windows:

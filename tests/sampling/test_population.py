@@ -20,6 +20,8 @@ VIEWS = [
     Transitions(2),
     Sequences(length=3, overlap=1),
     Sequences(length=4, overlap=1, pad=False),
+    Sequences(length=3, stride=5, pad="drop"),
+    Sequences(length=4, overlap=1, align="end"),
     Episodes(),
 ]
 

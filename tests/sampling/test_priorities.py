@@ -144,7 +144,11 @@ class PrioritizingWindows(Prioritizing):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("view", [Transitions(3), Sequences(length=5, overlap=3, pad=False)], ids=repr)
+@pytest.mark.parametrize(
+    "view",
+    [Transitions(3), Sequences(length=5, overlap=3, pad=False), Sequences(length=5, overlap=3, align="end")],
+    ids=repr,
+)
 def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = Model(view)

@@ -21,6 +21,7 @@ VIEWS = (
     dr.Transitions(None),
     dr.Transitions(2, next_fields=("hidden",), next_missing="drop"),
     dr.Sequences(length=5, overlap=2, frame_stack={"image": 3}, start_only=("hidden",)),
+    dr.Sequences(length=5, stride=4, pad="drop", align="end"),
     dr.Episodes(max_length=6),
 )
 

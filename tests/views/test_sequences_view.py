@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,14 @@ def one_episode(steps: int, end: str = "terminated", final: bool = True, schema:
         ({"overlap": 1.5}, "overlap must be an int from 0 to 79, not 1.5"),
         ({"burn_in": 41}, "burn_in must be at most overlap, 40, not 41: steps would be in no window's loss"),
         ({"burn_in": -1}, "burn_in must be an int from 0 to 40, not -1"),
-        ({"pad": 0}, "pad must be True or False, not 0"),
+        ({"stride": 0}, "stride must be an int of at least 1, or None for length - overlap, not 0"),
+        ({"stride": 10, "burn_in": 80}, "burn_in must be an int from 0 to 79, not 80"),
+        (
+            {"overlap": 40, "stride": 10},
+            "windows of 80 steps, 10 apart, share 70, and not overlap=40: give overlap or stride alone",
+        ),
+        ({"pad": 0}, 'pad must be True, False or "drop", not 0'),
+        ({"align": "middle"}, 'align must be "start" or "end", not \'middle\''),
         ({"frame_stack": 0}, "frame_stack must be an int of at least 1, or a dict of them by observation leaf, not 0"),
         ({"start_only": "h"}, "start_only must be a sequence of field names, such as (\"action\",), not 'h'"),
     ],
@@ -172,11 +180,9 @@ def check_every_id(view: Any, snapshot: Snapshot, good: set[int]) -> None:
                 reader.check(snapshot, np.array([step_id]))
 
 
-@given(snapshots(FLAT_SCHEMA), st.integers(1, 9), st.booleans(), st.data())
-def test_every_id_at_which_no_window_starts_is_an_invalid_index(
-    snapshot: Snapshot, length: int, pad: bool, data: st.DataObject
-) -> None:
-    view = Sequences(length, data.draw(st.integers(0, length - 1)), pad=pad)
+@given(snapshots(FLAT_SCHEMA), views())
+def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapshot, view: Sequences) -> None:
+    view = replace(view, frame_stack=1, start_only=())
     check_every_id(view, snapshot, set(windows_of(view, snapshot)))
 
 
@@ -214,10 +220,10 @@ def starts(view: Any, steps: int, obs_rows: int, end: int) -> list[int]:
     return [(i - first - count) // stride for i in ids]
 
 
-@pytest.mark.parametrize("pad", [True, False])
+@pytest.mark.parametrize("pad", [True, False, "drop"])
 @pytest.mark.parametrize(("length", "overlap"), [(1, 0), (4, 0), (4, 2), (4, 3), (7, 3)])
 def test_a_window_of_an_open_episode_is_still_there_when_it_grows_and_ends(
-    length: int, overlap: int, pad: bool
+    length: int, overlap: int, pad: bool | str
 ) -> None:
     view = Sequences(length, overlap, pad=pad)
     known: set[int] = set()
@@ -234,7 +240,8 @@ def test_a_window_of_an_open_episode_is_still_there_when_it_grows_and_ends(
                 assert known <= set(ended)
                 assert len(set(ended)) == len(ended)
                 covered = {t for s in ended for t in range(s, min(s + length, steps))}
-                assert covered >= set(range(steps if end & 1 else sampleable))
+                total = steps if end & 1 else sampleable
+                assert covered >= set(range(total if pad != "drop" else max(total - view.length + 1, 0)))
 
 
 @pytest.mark.parametrize("pad", [True, False])
@@ -250,9 +257,39 @@ def test_the_window_that_reaches_the_end_is_the_last_or_is_moved_back_to_it() ->
         assert starts(Sequences(80, 40, pad=pad), 30, 31, 1 | 8) == [0]
 
 
+def test_partial_windows_are_padded_moved_back_or_dropped_and_strides_may_leave_gaps() -> None:
+    assert starts(Sequences(80, 40, pad="drop"), 201, 202, 1 | 8) == [0, 40, 80, 120]
+    assert starts(Sequences(80, 40, pad="drop"), 30, 31, 1 | 8) == []
+    assert starts(Sequences(80, stride=60), 201, 202, 1 | 8) == [0, 60, 120, 180]
+    assert starts(Sequences(10, stride=30), 70, 71, 1 | 8) == [0, 30, 60]
+    # The next window would start behind the end: there is none that could be padded, or moved back.
+    assert starts(Sequences(10, stride=30), 60, 61, 1 | 8) == [0, 30]
+    assert starts(Sequences(10, stride=30, pad=False), 60, 61, 1 | 8) == [0, 30]
+    assert starts(Sequences(10, stride=30, pad=False), 65, 66, 1 | 8) == [0, 30, 55]
+
+
+def test_windows_that_are_aligned_to_the_end_are_there_once_the_episode_has_ended() -> None:
+    view = Sequences(80, 40, align="end")
+    assert starts(view, 200, 201, 1 | 8) == [0, 40, 80, 120]
+    assert starts(view, 201, 202, 1 | 8) == [0, 1, 41, 81, 121]
+    assert starts(view, 201, 202, 128) == []
+    assert starts(view, 201, 201, 2) == [0, 40, 80, 120]
+    assert starts(view, 30, 31, 1 | 8) == [0]
+    assert starts(replace(view, pad="drop"), 201, 202, 1 | 8) == [1, 41, 81, 121]
+    assert starts(replace(view, pad="drop"), 30, 31, 1 | 8) == []
+    assert starts(Sequences(10, stride=30, align="end"), 65, 66, 1 | 8) == [0, 25, 55]
+    assert starts(Sequences(10, stride=30, align="end"), 60, 61, 1 | 8) == [20, 50]
+
+
 def test_kinds_tell_ids_apart_that_mean_different_things() -> None:
     assert Sequences(8, 4).kind == Sequences(8, 4, burn_in=2, frame_stack=4).kind == ("sequences", 8, 4, True)
-    assert len({Sequences(8, 4).kind, Sequences(8, 4, pad=False).kind, Sequences(8, 3).kind}) == 3
+    assert Sequences(8, 4).kind == Sequences(8, stride=4).kind == Sequences(8, 4, stride=4).kind
+    assert Sequences(8, 4, align="end").kind == Sequences(8, 4, pad=False, align="end").kind
+    others = (
+        Sequences(8, 4), Sequences(8, 4, pad=False), Sequences(8, 4, pad="drop"), Sequences(8, 3),
+        Sequences(8, stride=9), Sequences(8, 4, align="end"), Sequences(8, 4, pad="drop", align="end"),
+    )  # fmt: skip
+    assert len({view.kind for view in others}) == len(others)
     assert Episodes().kind == Episodes(5).kind == ("episodes",)
 
 
