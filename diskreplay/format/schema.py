@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SchemaError
 from diskreplay.format.spaces import DTYPE_NAMES, Field, dtype_map_argument, tree_from_example, tree_from_space
+from diskreplay.format.tuple_record import TupleRecord
 
-__all__ = ["Field", "Schema"]
+__all__ = ["Field", "Schema", "TupleRecord"]
 
 Tree = Any  # Field | dict[str, Tree] | tuple[Tree, ...]
 _Plan = Any  # a leaf's path, or a dict of key -> _Plan
@@ -223,7 +224,9 @@ class Schema:
         return flat
 
     def unflatten(self, part: str, values: Mapping[str, Any]) -> Any:
-        """Nest values by leaf path again, tuples as dicts; paths that are absent are left out.
+        """Nest values by leaf path again; paths that are absent are left out.
+
+        A tuple of which all items are there is a `TupleRecord`, one that lacks some a dict of the others.
 
         Raises
         ------
@@ -231,7 +234,7 @@ class Schema:
             If the part is a single field and its value is absent.
         """
         plan = self._plans[part]
-        return values[plan] if type(plan) is str else _unflatten(plan, values)
+        return values[plan] if type(plan) is str else with_tuples(getattr(self, part), _unflatten(plan, values))
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as plain JSON values."""
@@ -340,6 +343,17 @@ def _unflatten(plan: dict[str, _Plan], values: Mapping[str, Any]) -> dict[str, A
         elif inner in values:
             nested[key] = values[inner]
     return nested
+
+
+def with_tuples(tree: Tree, values: Any) -> Any:
+    """Return nested dicts with a `TupleRecord` wherever `tree`, a schema's, has a tuple and all its items are there."""
+    if not isinstance(tree, (dict, tuple)) or not isinstance(values, dict):
+        return values
+    below = tree if isinstance(tree, dict) else {str(i): inner for i, inner in enumerate(tree)}
+    shaped = {key: with_tuples(below.get(key), inner) for key, inner in values.items()}
+    if isinstance(tree, dict) or shaped.keys() != below.keys():
+        return shaped
+    return TupleRecord(shaped[key] for key in below)
 
 
 def _node(tree: Tree) -> dict[str, Any]:

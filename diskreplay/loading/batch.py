@@ -1,24 +1,27 @@
 """A batch: torch tensors by name."""
 
 import operator
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
 
+from diskreplay.format.schema import TupleRecord
 from diskreplay.sampling.number_arguments import int_argument
 
-Tree = Any  # a tensor, an array that has yet to become one, or a dict of trees
+Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleRecord of trees
 Kind = tuple[Any, ...]
 
 
 class Batch:
     """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
 
-    Nested spaces give nested dicts. A batch is valid as long as it, any tensor of it, or any view of one, is alive: its
-    memory is not used again before. Immutable in its names; the tensors are yours to change.
+    Dict spaces give nested dicts, and Tuple spaces tuples that also answer to the keys "0", "1", ...: `batch.action[0]`
+    and `batch.action["0"]` are the same. A batch is valid as long as it, any tensor of it, or any view of one, is
+    alive: its memory is not used again before. Immutable in its names; the tensors are yours to change.
 
     Parameters
     ----------
@@ -63,7 +66,7 @@ class Batch:
         value = self._fields[name]
         if type(value) is np.ndarray:
             value = self._fields[name] = _tensor(value)
-        elif type(value) is dict and _has_arrays(value):
+        elif type(value) in _NODES and _has_arrays(value):
             value = self._fields[name] = map_tree(torch.as_tensor, value)
         if name == "index" and self._kind is not None:
             value.__dict__["kind"] = self._kind
@@ -141,6 +144,7 @@ class Batch:
 _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor = torch.from_numpy
+_NODES = frozenset([dict, TupleRecord])
 
 
 def kind_of(index: Any) -> Kind | None:
@@ -149,13 +153,15 @@ def kind_of(index: Any) -> Kind | None:
 
 
 def _has_arrays(tree: Tree) -> bool:
-    return any(map(_has_arrays, tree.values())) if isinstance(tree, dict) else not isinstance(tree, torch.Tensor)
+    return any(map(_has_arrays, tree.values())) if type(tree) in _NODES else not isinstance(tree, torch.Tensor)
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
     """Return a tree of what a function returns for each leaf, or for the leaves of several trees of one form."""
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
+    if isinstance(trees[0], TupleRecord):
+        return TupleRecord(map_tree(function, *below) for below in zip(*trees, strict=True))
     return function(*trees)
 
 
@@ -173,6 +179,21 @@ def torch_values(value_fn: Callable[[Tree], Any], device: torch.device) -> Calla
 
 
 def _describe(tree: Tree) -> str:
+    if isinstance(tree, TupleRecord):
+        return f"({', '.join(map(_describe, tree))})"
     if isinstance(tree, dict):
         return f"{{{', '.join(f'{name}: {_describe(below)}' for name, below in tree.items())}}}"
     return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
+
+
+def _parts(batch: Batch) -> tuple[list[Tree], tuple[list[str], Kind | None]]:
+    return [batch[name] for name in batch], (list(batch), batch.kind)
+
+
+def _of_parts(values: Iterable[Tree], context: tuple[list[str], Kind | None]) -> Batch:
+    names, kind = context
+    return Batch(dict(zip(names, values, strict=True)), kind)
+
+
+pytree.register_pytree_node(Batch, _parts, _of_parts)
+pytree.register_pytree_node(TupleRecord, lambda node: (list(node), None), lambda items, _: TupleRecord(items))

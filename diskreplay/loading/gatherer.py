@@ -14,7 +14,7 @@ from diskreplay.loading.buffer_pool import BufferPool, Fields, Slot, ordinary_me
 from diskreplay.loading.cuda import DeviceCopy, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Reader, View, nested
+from diskreplay.views.base import Reader, View, nested, tuple_fields
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.parallel_copy import helping_thread
 
@@ -65,6 +65,7 @@ class Gatherer:
         leaves = [leaf.path for leaf in self.reader.leaves]
         self._paths = self.reader.paths
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
+        self._tuples = tuple_fields([path[0] for path in self._paths], schema)
         # Nearly always: a batch's arrays become tensors when they are asked for.
         self._gives_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
@@ -122,8 +123,9 @@ class Gatherer:
             # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
         values = self.reader.present(values)
-        named = dict(zip(self._names, values)) if self._names else nested(self._paths, values)  # noqa: B905
-        return Batch(named, self._kind)
+        if self._names:
+            return Batch(dict(zip(self._names, values)), self._kind)  # noqa: B905
+        return Batch(nested(self._paths, values, self._tuples), self._kind)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         started = perf_counter()

@@ -1,7 +1,7 @@
 """What every view has: where its samples start, and a reader that gathers them."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.schema import Schema
+from diskreplay.format.schema import Schema, Tree, with_tuples
 from diskreplay.kernels.runs import Starts as Starts
 from diskreplay.store.reading.snapshot import Snapshot
 
@@ -190,12 +190,25 @@ def select(
     return [leaf for leaf in leaves if any(leaf.path[: len(path)] == path for path in chosen)]
 
 
-def nested(paths: Sequence[Path], values: Sequence[Any]) -> dict[str, Any]:
-    """Return the values as nested dicts by path."""
+def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
+    """Return the schema's trees of those of a batch's fields that have a tuple somewhere."""
+    parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
+    trees = {name: parts.get(name.removeprefix("next_")) for name in names}
+    return {name: tree for name, tree in trees.items() if _has_tuple(tree)}
+
+
+def _has_tuple(tree: Tree) -> bool:
+    return isinstance(tree, tuple) or (isinstance(tree, dict) and any(map(_has_tuple, tree.values())))
+
+
+def nested(paths: Sequence[Path], values: Sequence[Any], tuples: Mapping[str, Tree]) -> dict[str, Any]:
+    """Return the values of a batch's fields as nested dicts by path, and as `TupleRecord` where `tuple_fields` say."""
     tree: dict[str, Any] = {}
     for path, value in zip(paths, values, strict=True):
         below = tree
         for key in path[:-1]:
             below = below.setdefault(key, {})
         below[path[-1]] = value
+    for name, fields in tuples.items():
+        tree[name] = with_tuples(fields, tree[name])
     return tree

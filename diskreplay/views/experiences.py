@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from diskreplay.format.schema import TupleRecord
 from diskreplay.sampling.number_arguments import fraction, int_argument
 from diskreplay.store.reading.episodes import Episode
 
@@ -130,7 +131,7 @@ def _of_episode(episode: Episode) -> Iterator[tuple[Any, ...]]:
 
 
 def _rows(tree: Any) -> int:
-    while isinstance(tree, dict):
+    while isinstance(tree, (dict, TupleRecord)):
         tree = next(iter(tree.values()))
     return len(tree)
 
@@ -138,4 +139,6 @@ def _rows(tree: Any) -> int:
 def _at(tree: Any, t: int) -> Any:
     if isinstance(tree, dict):
         return {name: _at(below, t) for name, below in tree.items()}
+    if isinstance(tree, TupleRecord):
+        return TupleRecord(_at(below, t) for below in tree)
     return tree[t]

@@ -39,6 +39,7 @@ from diskreplay.views.base import (
     View,
     nested,
     select,
+    tuple_fields,
 )
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages, wide_pages
@@ -155,7 +156,7 @@ class RolloutsReader(Reader):
     shows_leaves = False
 
     def __init__(self, view: Rollouts, schema: Schema, fields: Sequence[str] | None) -> None:
-        self._view = view
+        self._view, self._tuples = view, tuple_fields(["obs"], schema)
         self._rewards = reward_leaves(schema, view.reward)
         value = scalar_leaf(schema, "value", view.value)
         numbers = [*(leaf for leaf, *_ in self._rewards), value]
@@ -272,7 +273,8 @@ class RolloutsReader(Reader):
         # Copies: a function of the user's may keep them.
         arrays = [array.reshape(size, *field.leaf.shape).copy() for field, array in zip(self._obs, found, strict=True)]
         assert self.evaluate is not None
-        values = np.asarray(self.evaluate(nested([field.path for field in self._obs], arrays)["obs"]))
+        observations = nested([field.path for field in self._obs], arrays, self._tuples)["obs"]
+        values = np.asarray(self.evaluate(observations))
         if values.shape not in ((size,), (size, 1)):
             raise ValueError(
                 f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from hypothesis import given, settings, strategies as st
 
 from diskreplay.errors import FormatError, SchemaError
-from diskreplay.format.schema import Field, Schema
+from diskreplay.format.schema import Field, Schema, TupleRecord
 
 F32 = Field((), "float32")
 
@@ -204,6 +204,16 @@ def test_leaves_come_in_one_order_with_slashed_paths():
     assert list(Schema(F32, F32).leaves) == ["obs", "action", "reward"]
 
 
+def test_unflatten_gives_whole_tuples_as_records_and_others_as_dicts():
+    schema = nested_schema()
+    whole = schema.unflatten("action", {"action/0": 1, "action/1": 2})
+    assert type(whole) is TupleRecord
+    assert (whole, whole["1"]) == ((1, 2), 2)
+    assert schema.unflatten("action", {"action/1": 2}) == {"1": 2}
+    dicts = Schema({"0": F32, "1": F32}, F32)
+    assert type(dicts.unflatten("obs", {"obs/0": 1, "obs/1": 2})) is dict
+
+
 def test_flatten_pairs_paths_with_values_and_unflatten_nests_them_again():
     schema = nested_schema()
     value = {"state": ("s", {"deep": "d"}), "image": "i"}
@@ -211,7 +221,7 @@ def test_flatten_pairs_paths_with_values_and_unflatten_nests_them_again():
     assert flat == [("obs/image", "i"), ("obs/state/0", "s"), ("obs/state/1/deep", "d")]
     as_dicts = {"image": "i", "state": {"0": "s", "1": {"deep": "d"}}}
     assert schema.flatten("obs", as_dicts) == flat
-    assert schema.unflatten("obs", dict(flat)) == as_dicts
+    assert schema.unflatten("obs", dict(flat)) == value
     assert schema.unflatten("obs", {"obs/image": 1}) == {"image": 1}
     assert schema.flatten("action", [1, 2]) == [("action/0", 1), ("action/1", 2)]
     assert schema.flatten("extra", {"hidden": {"h": 1, "c": 2}, "log_prob": 0})[0] == ("extra/log_prob", 0)

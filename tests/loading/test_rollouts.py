@@ -84,7 +84,7 @@ class Source:
 def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> Batch:
     slot = BufferPool(debug=True).acquire(reader.leaves, len(ids))[0]
     reader.fill(snapshot, ids, slot.block)
-    return Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays])))
+    return Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays]), {}))
 
 
 # --- a collector whose every step is remembered ----------------------------------------------------------------------

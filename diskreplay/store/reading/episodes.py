@@ -76,12 +76,12 @@ class Episode:
 
     @property
     def obs(self) -> Any:
-        """Observations, ``(T + 1, ...)`` with a final observation, else ``(T, ...)``; nested spaces give dicts."""
+        """Observations, ``(T + 1, ...)`` with a final observation, else ``(T, ...)``; nested as the space is."""
         return self._read("obs", self._obs_rows)
 
     @property
     def action(self) -> Any:
-        """Actions, ``(T, ...)``; nested spaces give dicts."""
+        """Actions, ``(T, ...)``; nested as the space is: dicts, and tuples that also have the keys "0", "1"."""
         return self._read("action", self._steps)
 
     @property
