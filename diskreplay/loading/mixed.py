@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.loading.arguments import errors_argument, ids_argument, kind_argument
@@ -19,7 +20,7 @@ SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 
 
-class MixedSampler:
+class MixedSampler(IterableDataset[Batch]):
     """Draws from several samplers at once, a fixed share of each batch from each.
 
     A batch holds the items of the first sampler, then those of the second, and so on. Its `index` tells the samplers

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,6 +25,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 
 Ints = NDArray[np.int64]
+
+_NONE: Ints = np.zeros(0, np.int64)
 
 # Each failed attempt means that a segment was evicted in the few microseconds since a refresh.
 ATTEMPTS = 100
@@ -74,6 +76,7 @@ class Planner:
         self._share = share
         self.queue: deque[Plan] = deque()
         self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
+        self._returned = _NONE  # what was drawn, not delivered and does not come again by itself
         self._priorities: Prioritized | None = None
         self._own: Distribution | None = None  # the view's
         self._cursors: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
@@ -88,14 +91,23 @@ class Planner:
         self._check_times(view, distribution)
         claimed = self._claim(distribution)
         self.active.rewind()
-        for plan in (*self.queue, *self._refused.values()):
+        plans = [*self.queue, *self._refused.values()]
+        for plan in plans:
             self.active.forget(self.population, plan.draw)
+        goes_on = distribution is self.distribution and view.kind == self._view.kind
+        returned = self._once(plan.draw for plan in plans) if goes_on else _NONE
         if view is not self._view:
             self._follow(view)
         self.distribution = claimed
         self.active = self._choose()
         self.queue.clear()
         self._refused.clear()
+        self._returned = returned
+
+    def _once(self, draws: Iterable[Draw]) -> Ints:
+        """Return what has to be drawn again of these and of what was returned before, where it comes but once."""
+        once = self.active.gives_once and self._own is None
+        return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
     def _check_times(self, view: View, distribution: Distribution) -> None:
         """Refuse a view or distribution that gives ids a number of times of its own, where the sampler has one."""
@@ -162,6 +174,10 @@ class Planner:
             raise NotEnoughData(
                 f"the store has {len(snapshot)} steps, 0 of them sampleable as {self._view}; {needed} needed"
             )
+        returned = self._returned
+        if len(returned) and lost is None:
+            returned = returned[population.contains(returned)]
+            lost, returned = Draw(returned[:size]), returned[size:]
         try:
             if lost is not None:
                 draw = active.redraw(lost, population, size, self.rng)
@@ -171,7 +187,16 @@ class Planner:
                 draw = active.draw_share(population, size, self.rng)
         except RefreshNeeded:
             return self.draw(size, refresh, lost)
+        self._returned = returned
         return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._random else None)
+
+    def batches_left(self, size: int, refresh: bool) -> int | None:
+        """Return how many batches of this size `next` has until the end, None where there is none."""
+        if not self.active.ends:
+            return None
+        self._follow_store(refresh)
+        returned = int(np.count_nonzero(self.population.contains(self._returned)))
+        return len(self.queue) + -(-(returned + self.active.count_left(self.population)) // size)
 
     def draw_apart(self, size: int, refresh: bool) -> Plan:
         """Draw one batch of another size than those that are drawn ahead, or return the one that was refused."""
@@ -210,9 +235,7 @@ class Planner:
         """Return how many ids can be drawn."""
         self._follow_store(refresh)
         left = self.active.left(self.population)
-        if left is not None:
-            return len(left)
-        return self.population.size if self._share.world_size == 1 else sum(map(len, self.population.ids()))
+        return self.population.share_size() if left is None else len(left)
 
     def ids(self, refresh: bool) -> Ints:
         """Return the ids that can be drawn, in the order in which their steps were published."""
@@ -251,6 +274,7 @@ class Planner:
             "priorities": None if kept is None else {"arguments": kept.arguments, "state": kept.state_dict()},
             "cursors": cursors,
             "times": None if self._times is None else self.active.state_dict(),
+            "returned": self._returned,
             "plans": [plan.state_dict() for plan in self.queue],
             "refused": [{"asked": asked, **plan.state_dict()} for asked, plan in self._refused.items()],
         }
@@ -283,15 +307,17 @@ class Planner:
         self._own, self._cursors, self._times = own, saved.cursors, times
         self.population = population
         self.active = self._choose()
+        self._returned = saved.returned
         self.queue = self._accepted(saved.plans, snapshot)
         refused = {asked: self._accepted([plan], snapshot) for asked, plan in saved.refused.items()}
         self._refused = {asked: plans[0] for asked, plans in refused.items() if plans}
 
     def _accepted(self, plans: Sequence[tuple[Draw, int | None]], snapshot: Snapshot) -> deque[Plan]:
-        """Return batches drawn ahead, up to the first that has lost an id since."""
+        """Return batches drawn ahead, up to the first that has lost an id since; what is left of others is returned."""
         queue = deque[Plan]()
         for draw, entropy in plans:
             if (entropy is None) == self._random or not self.active.accept(self.population, draw):
+                self._returned = self._once(other for other, _ in plans[len(queue) :])
                 break
             queue.append(Plan(snapshot, draw, entropy))
         return queue

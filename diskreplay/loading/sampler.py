@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
 
 from diskreplay.errors import Closed, RateLimited, ReplayError
 from diskreplay.loading.arguments import (
@@ -42,8 +43,12 @@ from diskreplay.views.base import View
 _logger = logging.getLogger("diskreplay")
 
 
-class Sampler:
+class Sampler(IterableDataset[Batch]):
     """Draws ids of a store with a distribution and gathers what a view says they mean.
+
+    `for batch in sampler` calls `sample` until a `Sweep` ends, and for ever with other distributions. Where it ends,
+    `len(sampler)` is the number of batches until then. `torch.utils.data.DataLoader(sampler, batch_size=None)` gives
+    the same batches, in the process that made the sampler (``num_workers=0``).
 
     Any thread may call any method; calls of one sampler run one after the other. Several samplers may share a store. A
     sampler belongs to the process that made it: in a forked child it is a ReplayError, as both would draw the same.
@@ -492,6 +497,22 @@ class Sampler:
 
     def __next__(self) -> Batch:
         return self.sample()
+
+    def __len__(self) -> int:
+        """Return how many batches come until the end, if no step comes or goes; TypeError where there is no end.
+
+        In the middle of a pass it costs as much as drawing the rest of it.
+        """
+        with self._lock:
+            self._check_open()
+            left = self._planner.batches_left(self._batch_size, self._refresh)
+        if left is None:
+            raise TypeError(f"{self} never ends, and so has no len(): one with dr.Sweep() has")
+        return left
+
+    def __bool__(self) -> bool:
+        """Return True, also where no batch is left."""
+        return True
 
     def stats(self) -> dict[str, float]:
         """Return what the sampler has done so far.

@@ -19,9 +19,9 @@ VERSION = 1
 class PlannerState(NamedTuple):
     """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy.
 
-    `refused` are those of other sizes than the sampler's that a limiter refused, by the size that was asked for;
-    `cursors` the states of views' own distributions, by their keys; `times` how often ids were sampled, nothing where
-    that was not counted.
+    `returned` are ids to be drawn again; `refused` draws of other sizes than the sampler's that a limiter refused, by
+    the size that was asked for; `cursors` the states of views' own distributions, by their keys; `times` how often ids
+    were sampled, nothing where that was not counted.
     """
 
     generator: np.random.PCG64
@@ -33,6 +33,7 @@ class PlannerState(NamedTuple):
     priorities: Prioritized | None
     cursors: dict[str, dict[str, NDArray[np.int64]]]
     times: Mapping[str, Any]
+    returned: NDArray[np.int64]
     plans: list[tuple[Draw, int | None]]
     refused: dict[int, tuple[Draw, int | None]]
 
@@ -61,6 +62,7 @@ class PlannerState(NamedTuple):
                 priorities=priorities,
                 cursors=cursors,
                 times=state.get("times") or {},
+                returned=np.concatenate(columns({"returned": (), **state}, ["returned"])),
                 plans=[_plan(plan) for plan in state["plans"]],
                 refused={int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])},
             )

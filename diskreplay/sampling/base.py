@@ -56,6 +56,8 @@ class Distribution(ABC):
     # Whether what was drawn does not come again by itself. Then what is left of a draw that lost ids stays in its
     # batch, and `delivered` is called.
     gives_once: bool = False
+    # Whether there is an end, behind which draws have no ids; then `count_left` is defined.
+    ends: bool = False
     # Whether `draw` itself draws of the population's share alone.
     keeps_share: bool = False
     # Of a view's own distribution: tells apart those that draw different ids. One goes on from the state of another
@@ -102,6 +104,10 @@ class Distribution(ABC):
         more = self.draw_share(population, size - len(left), rng)
         ids = np.concatenate([left, more.ids])
         return more._replace(ids=ids, chances=self.chances(population, ids) if self.weighted else None)
+
+    def count_left(self, population: Population) -> int:
+        """Return how many ids of the population's share later draws have in all, if nothing comes or goes meanwhile."""
+        raise NotImplementedError(f"{self} has no end")
 
     def mixing_error(self) -> str | None:
         """Say why a `Mixture` cannot hold it; None: it can, since it tells the `chances` of its ids."""

@@ -360,6 +360,10 @@ class Population:
         """Yield the ids of the share, many at a time."""
         return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
 
+    def share_size(self) -> int:
+        """Count the ids of the share; among several ranks, one by one."""
+        return self.size if self.share.world_size == 1 else sum(map(len, self.ids()))
+
     def has_share(self) -> bool:
         """Search all ids for one of the share."""
         return any(map(len, self.ids()))

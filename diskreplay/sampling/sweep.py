@@ -1,62 +1,77 @@
-"""Every id once, then again."""
+"""Every id once, and again where there are more passes."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import mixed
-from diskreplay.kernels.runs import IdRuns
+from diskreplay.kernels.runs import NEVER, IdRuns
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import int_or_none
-from diskreplay.sampling.population import Population
+from diskreplay.sampling.population import Population, id_blocks
 from diskreplay.sampling.saved_state import columns, state_of
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 
 ROUNDS = 6
+# Ids that are put in the order of their times together, and of a run that are looked up together for it.
+_SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
 class Sweep(Owned):
-    """Draw each id once in a pass, in random order, and go on with the next pass.
+    """Draw each id once in a pass, in random order or oldest first; then comes the next pass, or the end.
 
     A pass goes over the ids that can be drawn when it begins; those that are evicted meanwhile are passed over, and new
     ones wait for the next. Batches stay full across passes. After the last pass a batch is short, and then a draw
-    without ids is the end. When the view changes to another kind of id, the pass begins again.
+    without ids is the end: `for batch in sampler` ends there, and `len(sampler)` is the number of batches until then.
+    When the view changes to another kind of id, the pass begins again.
 
     It holds its place, and so belongs to one sampler, under whose lock it is called; its state brings it back there.
-    Its memory grows with the number of episodes, not of ids: the order is computed, by a small Feistel network over
-    the numbers of the ids.
+    Its memory grows with the number of episodes, not of ids: a random order is computed, by a small Feistel network
+    over the numbers of the ids, and the order of times is made some thousands of ids at a time.
 
     Parameters
     ----------
     passes : int or None
         How many; None goes on for ever.
+    order : {"random", "time"}
+        In what order a pass goes over the ids: at random, another one each pass, or by when their steps were
+        published, oldest first; of steps of one time that with the least id.
 
     Raises
     ------
     ValueError
-        `passes` is invalid.
+        An argument is invalid.
     """
 
     gives_once = True
     keeps_share = True
 
-    def __init__(self, passes: int | None = None) -> None:
+    def __init__(self, passes: int | None = 1, order: str = "random") -> None:
         self._passes = int_or_none("passes", passes, "no end")
+        if order not in _PASSES:
+            raise ValueError(f'order must be "random" or "time", not {order!r}')
+        self._order, self.ends = order, self._passes is not None
         self._finished = 0
         self._pass: _Pass | None = None
 
     def __repr__(self) -> str:
-        return f"Sweep(passes={self._passes})"
+        return f"Sweep(passes={self._passes}{'' if self._order == 'random' else f', order={self._order!r}'})"
 
     @property
     def passes(self) -> int | None:
         """How many passes; None goes on for ever."""
         return self._passes
+
+    @property
+    def order(self) -> str:
+        """In what order a pass goes over the ids: "random" or "time"."""
+        return self._order
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw the next `size` ids of the population's share, fewer at the end of the last pass, none after it.
@@ -65,25 +80,40 @@ class Sweep(Owned):
         """
         found, missing = [np.zeros(0, np.int64)], size
         fruitless = False
-        if self._pass is not None and self._pass.kind != population.kind:
-            self._pass = None
         while missing:
-            if self._pass is None:
+            current = self._current(population)
+            if current is None:
                 if self._passes is not None and self._finished >= self._passes:
                     break
                 if fruitless:
                     raise population.nothing_in_share()
-                self._pass, fruitless = _Pass.begun(population, rng), self._passes is None
-            ids = self._pass.peek(missing * population.share.world_size)
-            good = np.flatnonzero(population.share.contains(ids) & population.contains(ids))[:missing]
+                current = self._pass = _PASSES[self._order].begun(population, rng)
+                fruitless = self._passes is None
+            ids = current.peek(population, missing * population.share.world_size)
+            good = np.flatnonzero(_drawable(population, ids))[:missing]
             missing -= len(good)
             fruitless = fruitless and not len(good)
             found.append(ids[good])
-            # What was permuted behind the last one that is needed comes again.
-            self._pass.cursor += len(ids) if missing else int(good[-1]) + 1
-            if self._pass.cursor == self._pass.size:
+            # What was looked at behind the last one that is needed comes again.
+            current.advance(len(ids) if missing else int(good[-1]) + 1)
+            if current.is_over(population):
                 self._pass, self._finished = None, self._finished + 1
         return Draw(np.concatenate(found), None, population.size)
+
+    def _current(self, population: Population) -> "_Pass | None":
+        """Return the pass that has begun over this kind of id."""
+        if self._pass is not None and self._pass.kind != population.kind:
+            self._pass = None
+        return self._pass
+
+    def count_left(self, population: Population) -> int:
+        """Return how many ids of the share come until the end; costs as much as a pass where one has begun."""
+        assert self._passes is not None, "it has no end"
+        passes, current, found = self._passes - self._finished, self._current(population), 0
+        if current is not None:
+            found = sum(int(_drawable(population, ids).sum()) for ids in current.left(population))
+            passes -= 1
+        return found + (passes and passes * population.share_size())
 
     def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, over all places in a pass; 0 where it cannot be."""
@@ -96,45 +126,206 @@ class Sweep(Owned):
     def state_dict(self) -> dict[str, Any]:
         """Return where it is: numbers, and the arrays of the pass."""
         state: dict[str, Any] = {"finished": self._finished}
-        if self._pass is not None:
-            state |= self._pass.runs._asdict()
-            state |= {"cursor": self._pass.cursor, "key": self._pass.key, "kind": json.dumps(self._pass.kind)}
-        return state
+        return state if self._pass is None else {**state, **self._pass.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned; ValueError, and no change, where this is no such state."""
         with state_of("a sweep"):
-            finished, loaded = int(state["finished"]), None
-            if "first" in state:
-                runs = IdRuns(*columns(state, IdRuns._fields))
-                loaded = _Pass(runs, tuple(json.loads(state["kind"])), int(state["key"]), int(state["cursor"]))
-                good = (runs.count > 0).all() and 0 <= loaded.key < 1 << 63
-                if not good or not 0 <= loaded.cursor < loaded.size:
-                    raise ValueError("it contradicts itself")
+            finished = int(state["finished"])
+            loaded = _PASSES[self._order].loaded(state) if "first" in state else None
         self._finished, self._pass = finished, loaded
 
 
-class _Pass:
-    """Ids in a random order of their own, and how far it has come."""
+def _drawable(population: Population, ids: Ints) -> NDArray[np.bool_]:
+    return population.share.contains(ids) & population.contains(ids)
 
-    def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, cursor: int = 0) -> None:
-        self.runs, self.kind, self.key, self.cursor = runs, kind, key, cursor
-        self._before: Ints = np.cumsum(runs.count) - runs.count
-        self.size = int(runs.count.sum())
+
+class _Pass(ABC):
+    """Ids in an order of their own, and how far it has come."""
+
+    def __init__(self, runs: IdRuns, kind: tuple[Any, ...]) -> None:
+        self.runs, self.kind = runs, kind
 
     @classmethod
-    def begun(cls, population: Population, rng: np.random.Generator) -> "_Pass":
+    @abstractmethod
+    def begun(cls, population: Population, rng: np.random.Generator) -> Self:
+        """Take the population's ids."""
+
+    @abstractmethod
+    def peek(self, population: Population, count: int) -> Ints:
+        """Return the next ids, at most `count`; some where it is not over."""
+
+    @abstractmethod
+    def advance(self, count: int) -> None:
+        """Go on behind so many of the ids that `peek` returned."""
+
+    @abstractmethod
+    def is_over(self, population: Population) -> bool:
+        """Tell whether no id is left."""
+
+    @abstractmethod
+    def left(self, population: Population) -> Iterator[Ints]:
+        """Yield the ids that are left, in any order."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arrays and numbers."""
+        return {**self.runs._asdict(), "kind": json.dumps(self.kind)}
+
+    @classmethod
+    @abstractmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state_dict` was of; one of `saved_state.INVALID` where it is of none."""
+
+
+class _RandomPass(_Pass):
+    """In the order of a random key of 63 bits."""
+
+    def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, cursor: int = 0) -> None:
+        super().__init__(runs, kind)
+        self._key, self._cursor = key, cursor
+        self._before: Ints = np.cumsum(runs.count) - runs.count
+        self._size = int(runs.count.sum())
+
+    @classmethod
+    def begun(cls, population: Population, rng: np.random.Generator) -> Self:
         """Take the population's ids, in an order that does not depend on when they were found."""
         runs = population.runs()
         order = np.argsort(runs.first, kind="stable")
         return cls(IdRuns(*(column[order] for column in runs)), population.kind, int(rng.integers(1 << 63)))
 
-    def peek(self, count: int) -> Ints:
-        """Return the next ids, at most `count`."""
-        numbers = permuted(np.arange(self.cursor, min(self.cursor + count, self.size)), self.size, self.key)
+    def _slice(self, start: int, count: int) -> Ints:
+        numbers = permuted(np.arange(start, min(start + count, self._size)), self._size, self._key)
         run = np.searchsorted(self._before, numbers, side="right") - 1
         ids = self.runs.first[run] + (numbers - self._before[run]) * self.runs.stride[run]
         return np.asarray(ids, np.int64)
+
+    def peek(self, population: Population, count: int) -> Ints:
+        """Return the next ids, at most `count`."""
+        return self._slice(self._cursor, count)
+
+    def advance(self, count: int) -> None:
+        """Go on behind so many ids."""
+        self._cursor += count
+
+    def is_over(self, population: Population) -> bool:
+        """Tell whether no id is left."""
+        return self._cursor == self._size
+
+    def left(self, population: Population) -> Iterator[Ints]:
+        """Yield the ids that are left."""
+        return (self._slice(at, _SORTED_AT_ONCE) for at in range(self._cursor, self._size, _SORTED_AT_ONCE))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arrays and numbers."""
+        return {**super().state_dict(), "cursor": self._cursor, "key": self._key}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state_dict` was of."""
+        loaded = cls(*_runs_and_kind(state), int(state["key"]), int(state["cursor"]))
+        if not 0 <= loaded._key < 1 << 63 or not 0 <= loaded._cursor < loaded._size:
+            raise ValueError("it contradicts itself")
+        return loaded
+
+
+class _TimePass(_Pass):
+    """In the order of when steps were published, and then of their ids.
+
+    Runs are cut into pieces, which are merged as they begin: `_ids` are in their places already, of `_carried` some may
+    come behind ids of pieces that begin later. Where it is, is told by the time and the id of the last one that was
+    drawn: places would depend on what was evicted.
+    """
+
+    def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
+        super().__init__(runs, kind)
+        self._last = last
+        self._pieces: IdRuns | None = None  # from the next one on, in the order in which they begin
+        self._begins: Ints = np.zeros(0, np.int64)
+        self._ids = self._carried = np.zeros((2, 0), np.int64)  # times and ids
+
+    @classmethod
+    def begun(cls, population: Population, rng: np.random.Generator) -> Self:
+        """Take the population's ids."""
+        return cls(IdRuns(*(column.copy() for column in population.runs())), population.kind)
+
+    def peek(self, population: Population, count: int) -> Ints:
+        """Return the next ids, at most `count`."""
+        while self._ids.shape[1] < count and self._load(population):
+            pass
+        return self._ids[1, :count]
+
+    def advance(self, count: int) -> None:
+        """Go on behind so many ids."""
+        if count:
+            self._last = int(self._ids[0, count - 1]), int(self._ids[1, count - 1])
+            self._ids = self._ids[:, count:]
+
+    def is_over(self, population: Population) -> bool:
+        """Tell whether no id is left."""
+        return not len(self.peek(population, 1))
+
+    def left(self, population: Population) -> Iterator[Ints]:
+        """Yield the ids that are left."""
+        return (self._timed(population, ids)[1] for ids in id_blocks(self.runs))
+
+    def _timed(self, population: Population, ids: Ints) -> Ints:
+        """Return the times of ids and these, (2, n), of those that can be drawn and are behind the last one."""
+        ids = ids[population.contains(ids)]
+        times = population.followed.times(ids)
+        time, last = self._last
+        behind = (times > time) | ((times == time) & (ids > last))
+        return np.stack([times[behind], ids[behind]])
+
+    def _load(self, population: Population) -> bool:
+        """Put some more ids in their places; tell whether there may be more."""
+        if self._pieces is None:
+            self._cut(population)
+        assert self._pieces is not None
+        if not len(self._begins) and not self._carried.shape[1]:
+            return False
+        # As many as are carried at least: then each of these is not sorted again and again.
+        ends = np.cumsum(self._pieces.count)
+        taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
+        next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER
+        pieces = IdRuns(*(column[:taken] for column in self._pieces))
+        ids = np.concatenate([np.zeros(0, np.int64), *id_blocks(pieces)])
+        found = np.concatenate([self._carried, self._timed(population, ids)], axis=1)
+        found = found[:, np.lexsort(found[::-1])]
+        safe = int(np.searchsorted(found[0], next_begins))
+        ids, rest = np.concatenate([self._ids, found[:, :safe]], axis=1), IdRuns(*(x[taken:] for x in self._pieces))
+        # Last and at once: an interrupt must not lose ids.
+        self._ids, self._carried, self._pieces, self._begins = ids, found[:, safe:], rest, self._begins[taken:]
+        return True
+
+    def _cut(self, population: Population) -> None:
+        runs = self.runs
+        many = -(-runs.count // _PIECE)
+        of = np.repeat(np.arange(len(many)), many)
+        at = (np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)) * _PIECE
+        pieces = IdRuns(runs.first[of] + at * runs.stride[of], runs.stride[of], np.minimum(runs.count[of] - at, _PIECE))
+        begins = population.followed.times(pieces.first)
+        order = np.argsort(begins, kind="stable")
+        self._pieces, self._begins = IdRuns(*(column[order] for column in pieces)), begins[order]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arrays and numbers."""
+        return {**super().state_dict(), "last": np.array(self._last)}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state_dict` was of."""
+        time, last = map(int, state["last"])
+        return cls(*_runs_and_kind(state), (time, last))
+
+
+_PASSES: dict[str, type[_Pass]] = {"random": _RandomPass, "time": _TimePass}
+
+
+def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
+    runs = IdRuns(*columns(state, IdRuns._fields))
+    if not ((runs.count > 0) & (runs.stride > 0) & (runs.first >= 0)).all():
+        raise ValueError("it contradicts itself")
+    return runs, tuple(json.loads(state["kind"]))
 
 
 def permuted(numbers: Ints, size: int, key: int) -> Ints:

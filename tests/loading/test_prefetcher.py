@@ -83,7 +83,8 @@ def threads_make_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 DISTRIBUTIONS = (
     dr.Uniform, dr.Prioritized, lambda: dr.Prioritized(normalize="store", stratified=False), lambda: dr.Recency(100),
-    dr.Sweep, lambda: dr.Mixture([(dr.Sweep(), 0.5), (dr.Prioritized(), 0.5)]),
+    lambda: dr.Sweep(passes=None), lambda: dr.Sweep(passes=None, order="time"),
+    lambda: dr.Mixture([(dr.Sweep(None), 0.5), (dr.Prioritized(), 0.5)]),
 )  # fmt: skip
 
 

@@ -54,8 +54,9 @@ DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
     "prioritized": lambda: dr.Prioritized(beta=dr.Linear(0.4, 1.0, 40)),
     "by the store": lambda: dr.Prioritized(alpha=0.8, beta=0.7, normalize="store", stratified=False),
     "recency": lambda: dr.Recency(60),
-    "sweep": dr.Sweep,
-    "mixture": lambda: dr.Mixture([(dr.Sweep(), 0.3), (dr.Uniform(), 0.3), (dr.Prioritized(alpha=0.9), 0.4)]),
+    "sweep": lambda: dr.Sweep(passes=None),
+    "by time": lambda: dr.Sweep(passes=None, order="time"),
+    "mixture": lambda: dr.Mixture([(dr.Sweep(None), 0.3), (dr.Uniform(), 0.3), (dr.Prioritized(alpha=0.9), 0.4)]),
 }
 
 

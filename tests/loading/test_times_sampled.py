@@ -116,7 +116,11 @@ def test_counts_stay_when_view_and_distribution_are_set(tmp_store: Path) -> None
 
 @pytest.mark.parametrize(
     ("view", "distribution"),
-    [("rollouts", None), ("transitions", dr.Sweep()), ("episodes", dr.Mixture([(dr.Sweep(), 1), (dr.Uniform(), 1)]))],
+    [
+        ("rollouts", None),
+        ("transitions", dr.Sweep()),
+        ("episodes", dr.Mixture([(dr.Sweep(None), 1), (dr.Uniform(), 1)])),
+    ],
 )
 def test_what_has_a_number_of_times_of_its_own_takes_no_other(tmp_store: Path, view: str, distribution: Any) -> None:
     with collected(tmp_store, 10) as (store, _):

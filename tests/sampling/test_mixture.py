@@ -22,7 +22,7 @@ def test_an_id_is_drawn_with_the_mixed_probability_and_weighed_by_it() -> None:
     ids, rng = everything(population), np.random.default_rng(0)
     n = len(ids)
     prioritized = Prioritized(alpha=1.0, beta=Linear(0.5, 1.0, 10), eps=0.01, stratified=False)
-    mixture = Mixture([(prioritized, 3), (Recency(20), 1.5), (Uniform(), 0.5), (Sweep(), 1.0)])
+    mixture = Mixture([(prioritized, 3), (Recency(20), 1.5), (Uniform(), 0.5), (Sweep(passes=None), 1.0)])
     errors = rng.exponential(1.0, n)
     assert mixture.update(population, np.append(ids, -1), np.append(errors, 1.0)) == 1
     recent = 2.0 ** (-np.arange(n)[::-1] / 20)
@@ -62,7 +62,7 @@ def test_a_sweep_inside_a_mixture_misses_no_id_of_a_rank() -> None:
     ids = everything(population)
     mine = ids[Share(1, 2).contains(ids)]
     population.share = Share(1, 2)
-    mixture, rng = Mixture([(Sweep(), 0.5), (Recency(0.001), 0.5)]), np.random.default_rng(0)
+    mixture, rng = Mixture([(Sweep(passes=None), 0.5), (Recency(0.001), 0.5)]), np.random.default_rng(0)
     drawn = np.concatenate([mixture.draw(population, 10, rng).ids for _ in range(12)])
     assert set(drawn.tolist()) == set(mine.tolist())
 
@@ -71,7 +71,7 @@ def test_its_state_is_that_of_its_parts() -> None:
     population = population_of(grown(1, [[30]]))
 
     def make() -> Mixture:
-        return Mixture([(Uniform(), 1), (Prioritized(), 1), (Sweep(), 1)])
+        return Mixture([(Uniform(), 1), (Prioritized(), 1), (Sweep(passes=None), 1)])
 
     mixture, loaded = make(), make()
     mixture.update(population, everything(population), np.arange(30.0))
@@ -110,7 +110,7 @@ def test_bad_parts_are_refused(parts: Any, message: str) -> None:
 def test_a_batch_that_lost_ids_keeps_what_is_left_of_it_where_a_sweep_is_a_part() -> None:
     store = grown(1, [[20]], [30])
     population, rng = population_of(store), np.random.default_rng(0)
-    mixture = Mixture([(Sweep(), 0.8), (Prioritized(), 0.2)])
+    mixture = Mixture([(Sweep(passes=None), 0.8), (Prioritized(), 0.2)])
     ids = everything(population)
     lost = mixture.draw(population, 40, rng)
     store.frontier = int(ids[10])

@@ -38,7 +38,7 @@ def test_neighbours_and_places_are_independent_of_the_order() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 50, 300])
 def test_each_pass_gives_each_id_once_and_batches_stay_full(size: int) -> None:
-    population, sweep, rng = population_of(grown(2, [[30, 11], [9]])), Sweep(), np.random.default_rng(0)
+    population, sweep, rng = population_of(grown(2, [[30, 11], [9]])), Sweep(passes=None), np.random.default_rng(0)
     ids = everything(population).tolist()
     drawn: list[int] = []
     while len(drawn) < 6 * len(ids):
@@ -58,7 +58,7 @@ def test_the_last_pass_ends_in_a_short_batch_and_then_nothing() -> None:
 
 def test_a_pass_is_over_what_was_there_when_it_began_less_what_was_evicted() -> None:
     store = grown(1, [[20]], [10])
-    population, sweep, rng = population_of(store), Sweep(), np.random.default_rng(0)
+    population, sweep, rng = population_of(store), Sweep(passes=None), np.random.default_rng(0)
     before = everything(population).tolist()
     drawn = sweep.draw(population, 10, rng).ids.tolist()
     add_episodes(store, 0, [[]], [25])
@@ -77,7 +77,7 @@ def test_ranks_sweep_their_own_ids_once_a_pass(world_size: int) -> None:
     population = population_of(grown(2, [[30], [9, 14]]))
     ids = everything(population)
     for rank in range(world_size):
-        sweep, rng = Sweep(), np.random.default_rng(rank)
+        sweep, rng = Sweep(passes=None), np.random.default_rng(rank)
         mine = ids[Share(rank, world_size).contains(ids)].tolist()
         population.share = Share(rank, world_size)
         drawn = [sweep.draw(population, 1, rng).ids[0] for _ in range(3 * len(mine))]
@@ -90,7 +90,7 @@ def test_a_rank_without_any_id_is_not_enough_data_or_the_end() -> None:
     population.share = Share(5, 6)
     message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        Sweep().draw(population, 4, np.random.default_rng(0))
+        Sweep(passes=None).draw(population, 4, np.random.default_rng(0))
     assert len(Sweep(passes=3).draw(population, 4, np.random.default_rng(0)).ids) == 0
 
 
@@ -136,3 +136,126 @@ def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
     sweep.draw(population_of(grown(1, [[40]])), 3, np.random.default_rng(0))
     with pytest.raises(ValueError, match="^this is no state of a sweep: "):
         Sweep().load_state_dict({**sweep.state_dict(), **change})
+
+
+# --- oldest first ----------------------------------------------------------------------------------------------------
+
+
+def timed_population(store: Any, times: dict[int, int], view: Any = None) -> Any:
+    """A population of a store whose steps were published when `times` says, by id; of others by their ids."""
+    population = population_of(store, view)
+    set_times(population, times)
+    return population
+
+
+def set_times(population: Any, times: dict[int, int]) -> None:
+    population.snapshot.times = lambda ids: np.array([times.get(i, i) for i in ids.tolist()], np.int64)
+
+
+def in_order(ids: np.ndarray, times: dict[int, int]) -> list[int]:
+    return sorted(ids.tolist(), key=lambda i: (times.get(i, i), i))
+
+
+def random_times(store: Any, rng: np.random.Generator) -> dict[int, int]:
+    """Times that never fall along a lane, with many that are equal; lanes are ahead of each other at random."""
+    found = {}
+    for segment, lanes in enumerate(store.lanes):
+        for lane in range(lanes):
+            rows = 2 + store.next_row[segment][lane] + store.open[segment][lane]
+            steps = np.cumsum(rng.integers(0, 3, rows) * rng.integers(0, 9))
+            found |= {store.id(segment, lane, row): int(time) for row, time in enumerate(steps)}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("block", "piece"), [(1 << 16, 1 << 12), (7, 3), (1, 1)])
+@pytest.mark.parametrize("view", [Transitions(), Sequences(4, 1), Sequences(4, 1, pad=False)], ids=str)
+def test_a_pass_in_order_of_time_goes_oldest_first_over_all_lanes(
+    monkeypatch: pytest.MonkeyPatch, view: Any, block: int, piece: int, seed: int
+) -> None:
+    monkeypatch.setattr("diskreplay.sampling.sweep._SORTED_AT_ONCE", block)
+    monkeypatch.setattr("diskreplay.sampling.sweep._PIECE", piece)
+    rng = np.random.default_rng(seed)
+    store = grown(3, [[30, 11], [9, 9, 9], [1, 40]], [4, 0, 7])
+    store.add_segment(2)
+    add_episodes(store, 1, [[12], [3, 25]], [0, 6])
+    times = random_times(store, rng)
+    population = timed_population(store, times, view)
+    want = in_order(everything(population), times)
+    sweep = Sweep(passes=2, order="time")
+    drawn = [sweep.draw(population, int(size), rng).ids.tolist() for size in rng.integers(1, 30, 200)]
+    assert [i for ids in drawn for i in ids] == want + want
+    assert drawn[-1] == []
+
+
+def test_a_pass_in_order_of_time_passes_over_what_was_evicted_and_leaves_new_ids_to_the_next() -> None:
+    rng = np.random.default_rng(0)
+    store = grown(2, [[20, 15], [30]], [10, 0])
+    times = random_times(store, rng)
+    population, sweep = timed_population(store, times), Sweep(passes=2, order="time")
+    before = in_order(everything(population), times)
+    assert sweep.draw(population, 9, rng).ids.tolist() == before[:9]
+    add_episodes(store, 0, [[], [7]], [25, 0])
+    store.frontier = sorted(before)[30]
+    population.refresh(store.snapshot())
+    set_times(population, times)
+    left = [i for i in before[9:] if i >= store.frontier]
+    assert sweep.count_left(population) == len(left) + population.size
+    now = in_order(everything(population), times)
+    assert sweep.draw(population, 500, rng).ids.tolist() == left + now
+    assert len(now) > len(left)
+
+
+@pytest.mark.parametrize("done", [0, 1, 17, 75, 76, 100])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_saved_sweep_in_order_of_time_goes_on_where_it_was_also_if_ids_left(done: int, world_size: int) -> None:
+    rng = np.random.default_rng(1)
+    store = grown(2, [[20, 15], [40]])
+    times = random_times(store, rng)
+    population = timed_population(store, times)
+    population.share = Share(world_size - 1, world_size)
+    sweep, loaded = Sweep(passes=3, order="time"), Sweep(passes=3, order="time")
+    sweep.draw(population, done, rng)
+    loaded.load_state_dict(sweep.state_dict())
+    left, state = sweep.count_left(population), sweep.state_dict()
+    assert loaded.count_left(population) == left
+    want = sweep.draw(population, 500, rng).ids.tolist()
+    assert len(want) == left
+    assert loaded.draw(population, 500, rng).ids.tolist() == want
+    store.frontier = sorted(times)[12]
+    population.refresh(store.snapshot())
+    set_times(population, times)
+    loaded.load_state_dict(state)
+    assert loaded.draw(population, 500, rng).ids.tolist() == [i for i in want if i >= store.frontier]
+
+
+@pytest.mark.parametrize("state", [{}, {"last": [1]}, {"last": [1, 2], "stride": np.zeros(1)}])
+def test_a_state_of_another_order_is_refused(state: dict[str, Any]) -> None:
+    population, sweep = population_of(grown(1, [[40]])), Sweep()
+    sweep.draw(population, 3, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="^this is no state of a sweep: "):
+        Sweep(order="time").load_state_dict({**sweep.state_dict(), **state})
+
+
+@pytest.mark.parametrize("order", ["oldest", None, 1])
+def test_a_bad_order_is_refused(order: Any) -> None:
+    with pytest.raises(ValueError, match=f'^order must be "random" or "time", not {re.escape(repr(order))}$'):
+        Sweep(order=order)
+
+
+# --- how many are left -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["random", "time"])
+@pytest.mark.parametrize("share", [Share(), Share(1, 3)])
+def test_what_is_left_is_what_is_drawn_until_the_end(share: Share, order: str) -> None:
+    population, sweep = population_of(grown(2, [[30], [9, 14]])), Sweep(passes=3, order=order)
+    population.share = share
+    rng, left = np.random.default_rng(0), []
+    sizes = []
+    while not sizes or sizes[-1]:
+        left.append(sweep.count_left(population))
+        sizes.append(len(sweep.draw(population, 10, rng).ids))
+    assert left == [sum(sizes[i:]) for i in range(len(sizes))]
+    assert left[0] == 3 * share.contains(everything(population)).sum()
+    assert left[-1] == 0
