@@ -1,7 +1,8 @@
 """Generalized advantage estimation: float64 from the last step to the first, rounded once to float32.
 
 Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation (2016), equation 16:
-A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t + gamma * V(s_{t+1}) - V(s_t).
+A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t + gamma * V(s_{t+1}) - V(s_t). Where the
+environment gives a discount d_t with each step, gamma d_t takes the place of gamma, step by step.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 @jit.kernel(
-    "none", "floats2", "floats2", "floats2", "bytes2", "float", "float", "out_floats", "out_floats32_2",
+    "none", "floats2", "floats2", "floats2", "bytes2", "floats2", "float", "float", "out_floats", "out_floats32_2",
     "out_floats32_2",
 )  # fmt: skip
 def gae(
@@ -22,6 +23,7 @@ def gae(
     value: Floats,
     next_value: Floats,
     ends: NDArray[np.uint8],
+    discounts: Floats,
     gamma: float,
     gae_lambda: float,
     carry: Floats,
@@ -32,15 +34,17 @@ def gae(
 
     `ends` has bits: nothing follows a step that is TERMINATED; behind one that is TRUNCATED, as behind the last of a
     column, comes a value, but no further delta. `next_value` is V of what each step led to; that of a terminated step
-    is not read. `carry` is scratch, (columns,).
+    is not read. `discounts` are the environment's, or an empty array. `carry` is scratch, (columns,).
     """
     steps, columns = r.shape
+    discounted = discounts.size > 0
     carry[:] = 0.0
     for t in range(steps - 1, -1, -1):
         for n in range(columns):
             following = 0.0 if ends[t, n] & TERMINATED else next_value[t, n]
             behind = 0.0 if ends[t, n] & (TERMINATED | TRUNCATED) else carry[n]
-            delta = r[t, n] + gamma * following - value[t, n]
-            carry[n] = delta + gamma * gae_lambda * behind
+            discount = gamma * discounts[t, n] if discounted else gamma
+            delta = r[t, n] + discount * following - value[t, n]
+            carry[n] = delta + discount * gae_lambda * behind
             advantage[t, n] = carry[n]
             ret[t, n] = carry[n] + value[t, n]

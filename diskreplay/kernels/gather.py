@@ -8,7 +8,7 @@ arrays, which whoever writes the record keeps alive. Behind its head it has a li
 that are copied: `LENGTH` rows from row `BEGIN` + `OFFSET` of a window on, to the array of the batch that `TARGET`
 names. `BEGIN` and `STOP` name rows of the table of windows; see `gathering`. A row below the window's floor is
 replaced by the one at the floor (the first frame of a stack repeats); a row at or above `STOP` comes out as zeros. The
-other lines are summands of the return.
+other lines are summands of the return, and perhaps one that holds the discount of each step.
 
 Every row is checked against the table of chunks before its address is formed.
 """
@@ -270,7 +270,7 @@ def _sum(
     sources: Ints,
 ) -> int:
     """Sum as `nstep` does, and say how windows end; return the first item with an unmapped row, or -1."""
-    copied, gamma = record[cols.COPIED], jit.number_of(record[cols.GAMMA])
+    copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], jit.number_of(record[cols.GAMMA])
     rewards = _target(cols.REWARD, 4, begin, record, addresses)
     discounts = _target(cols.DISCOUNT, 4, begin, record, addresses)
     terminals = _target(cols.TERMINATED, 1, begin, record, addresses)
@@ -289,7 +289,11 @@ def _sum(
                 for leaf in range(copied, plan.shape[0]):
                     width = plan[leaf, cols.ROW_BYTES]
                     x = _number(sources[_at(leaf), _at(i)] + j * width, plan[leaf, cols.KIND], width)
-                    r += x * jit.number_of(plan[leaf, cols.FACTOR])
+                    x *= jit.number_of(plan[leaf, cols.FACTOR])
+                    if leaf < summed:
+                        r += x
+                    else:
+                        gamma = x
                 total += power * r
                 power *= gamma
             done += run

@@ -12,25 +12,34 @@ from diskreplay.testing.nested import Flat
 
 
 def transition(
-    episode: ModelEpisode, t: int, n_step: int | None = 1, gamma: float = 0.99, frame_stack: int = 1
+    episode: ModelEpisode,
+    t: int,
+    n_step: int | None = 1,
+    gamma: float = 0.99,
+    frame_stack: int = 1,
+    discount: str | None = None,
 ) -> dict[str, Any]:
     """Compute the transition that starts at step `t`; leaves are keyed by path ("obs/image", "next_obs/image").
 
-    `t` must be one of `episode.sampleable(n_step)`. Sums are float64 and not rounded to the float32 of a batch.
+    `t` must be one of `episode.sampleable(n_step)`; `discount` names the field of the environment's discounts. Sums
+    are float64 and not rounded to the float32 of a batch.
     """
     steps = episode.steps
     k = episode.window_end - t if n_step is None else min(n_step, episode.window_end - t)
     at_end = episode.ended and t + k == len(steps)
     terminated = at_end and episode.terminated
     known = t + k < episode.num_frames
+    scale = [1.0]  # of what follows i steps
+    for step in steps[t : t + k]:
+        scale.append(scale[-1] * gamma * (1.0 if discount is None else float(step.extra[discount])))
     following = _stack(episode, t + k if known else t, frame_stack)
     return {
         **_stack(episode, t, frame_stack),
         **{f"next_{leaf}": x if known else np.zeros_like(x) for leaf, x in following.items()},
         **steps[t].action,
         **steps[t].extra,
-        "reward": sum(gamma**i * steps[t + i].reward for i in range(k)),
-        "discount": 0.0 if terminated else gamma**k,
+        "reward": sum(scale[i] * steps[t + i].reward for i in range(k)),
+        "discount": 0.0 if terminated else scale[k],
         "terminated": terminated,
         "truncated": at_end and episode.truncated,
         "n_steps": k,

@@ -42,6 +42,13 @@ def weights_or_none(name: str, value: Any) -> dict[str, float] | None:
     return {str(field): number(f"{name}[{field!r}]", weight) for field, weight in value.items()}
 
 
+def name_or_none(name: str, value: Any) -> str | None:
+    """Return the name of a field, or None."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be None or the name of an extra field, not {value!r}")
+    return value
+
+
 def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
     """Put fields of a frozen view in their plain form, each by a function of its name and value."""
     for name, check in checks.items():
@@ -85,6 +92,14 @@ def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any]
         # A numpy scalar: beside a Python float, numpy would multiply in the field's own precision.
         found.append((path, schema.leaves[path].dtype, np.float64(weight)))
     return found
+
+
+def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]] | None:
+    """Return path and dtype of the field that holds the environment's discounts, None where none is named."""
+    if name is None:
+        return None
+    path = scalar_leaf(schema, "discount", name)
+    return path, schema.leaves[path].dtype
 
 
 def described(view: Any, always: Sequence[str]) -> str:

@@ -39,8 +39,8 @@ class GatherPlan:
 
     `view`, for messages, is that whose windows these are, and `bounds` says which of them `gather` finds: None for a
     plan that only copies rows of windows that are given. `summands` are path, dtype and weight of scalar fields, whose
-    sum is discounted by `gamma`. `computed` has the arrays of a block for what `gathering.COMPUTED` names; -1 or absent
-    where it has none.
+    sum is discounted by `gamma` a step, times the scalar field `discount` where it is given. `computed` has the arrays
+    of a block for what `gathering.COMPUTED` names; -1 or absent where it has none.
     """
 
     def __init__(
@@ -50,20 +50,23 @@ class GatherPlan:
         bounds: Bounds | None = None,
         summands: Sequence[tuple[str, np.dtype[Any], Any]] = (),
         gamma: float = 1.0,
+        discount: tuple[str, np.dtype[Any]] | None = None,
         computed: Mapping[str, int] | None = None,
     ) -> None:
         self._view, self._bounds, self._given = view, bounds, copies
-        self._copies = [*copies, *(Copy(leaf, kernel.ROW, kernel.AFTER, 0, LONGEST, -1) for leaf, _, _ in summands)]
+        read = [*summands, (*discount, gamma)] if discount and summands else summands
+        self._copies = [*copies, *(Copy(leaf, kernel.ROW, kernel.AFTER, 0, LONGEST, -1) for leaf, _, _ in read)]
         self._leaves = list(dict.fromkeys([*(["done"] if bounds else []), *(copy.leaf for copy in self._copies)]))
         self._record = np.zeros(kernel.HEAD + len(self._copies) * kernel.COLUMNS, np.int64)
         lines = self._record[kernel.HEAD :].reshape(-1, kernel.COLUMNS)
         for line, copy in zip(lines, self._copies, strict=True):
             line[kernel.BEGIN : kernel.TARGET + 1] = copy[1:]
-        for line, (_, dtype, weight) in zip(lines[len(copies) :], summands, strict=True):
+        for line, (_, dtype, weight) in zip(lines[len(copies) :], read, strict=True):
             line[kernel.KIND] = kernel.KINDS.index(dtype.kind.replace("b", "u"))
             line[kernel.FACTOR] = np.float64(weight).view(np.int64)
         self._record[[kernel.FINDS, kernel.N, kernel.STACK, kernel.WHOLE]] = bounds is not None, *(bounds or Bounds(0))
-        self._record[[kernel.LINES, kernel.COPIED]] = len(lines), len(copies)
+        counts = len(lines), len(copies), len(copies) + len(summands)
+        self._record[[kernel.LINES, kernel.COPIED, kernel.SUMMED]] = counts
         self._record[kernel.GAMMA] = np.float64(gamma).view(np.int64)
         wanted = computed or {}
         self._record[kernel.REWARD : kernel.WEIGHT + 1] = [wanted.get(name, -1) for name in kernel.COMPUTED]

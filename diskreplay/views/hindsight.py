@@ -146,6 +146,8 @@ class HindsightReader(Reader):
         recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)
         self._reward = place.get(("reward",), -1) if recomputed else -1
         others = [leaf for leaf, *_ in self._plain.weights if leaf != "reward"]
+        if self._plain.discount is not None:
+            others.append(self._plain.discount[0])
         self._goals = GatherPlan([Copy(ACHIEVED, rows.OWN, rows.OWN_STOP, 0, 1, 0)])
         self._steps = GatherPlan(
             [
@@ -233,6 +235,8 @@ class HindsightReader(Reader):
                 r[inside] += rewards * weight
             else:
                 r += others.pop(0) * weight
+        if self._plain.discount is not None:
+            r[:, 1:] *= np.cumprod(others.pop(0)[:, :-1], axis=1, dtype=np.float64)
         found = np.empty(size, np.float32)
         chosen("nstep")(r, k, self._view.gamma, found)
         return found

@@ -23,6 +23,7 @@ from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import (
     check_fields,
     described,
+    name_or_none,
     reward_leaves,
     scalar_leaf,
     stack_depths,
@@ -51,6 +52,7 @@ Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 
 ESTIMATES = ("advantage", "ret")
+NO_DISCOUNTS: Floats = np.zeros((0, 0))
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +91,9 @@ class Rollouts(View):
         Frames of each observation; see `Transitions`.
     reward : dict or None
         What is summed: weights by name, over "reward" and scalar extra fields. None is {"reward": 1.0}.
+    discount : str or None
+        A scalar extra field that holds the discount which the environment gave with each step: gamma times it takes the
+        place of gamma, step by step.
 
     Raises
     ------
@@ -104,14 +109,14 @@ class Rollouts(View):
     next_value: str | None = None
     frame_stack: int | Mapping[str, int] = 1
     reward: Mapping[str, float] | None = None
+    discount: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, num_steps=int_argument, gamma=fraction, gae_lambda=fraction)
-        check_fields(self, frame_stack=stack_depths, reward=weights_or_none)
+        check_fields(self, frame_stack=stack_depths, reward=weights_or_none, next_value=name_or_none)
+        check_fields(self, discount=name_or_none)
         if not isinstance(self.value, str):
             raise ValueError(f"value must be the name of an extra field, not {self.value!r}")
-        if self.next_value is not None and not isinstance(self.next_value, str):
-            raise ValueError(f"next_value must be None or the name of an extra field, not {self.next_value!r}")
         if self.value_fn is not None and not callable(self.value_fn):
             raise ValueError(f"value_fn must be None or a function of observations, not {self.value_fn!r}")
 
@@ -162,6 +167,8 @@ class RolloutsReader(Reader):
         numbers = [*(leaf for leaf, *_ in self._rewards), value]
         if view.next_value is not None:
             numbers.append(scalar_leaf(schema, "next_value", view.next_value))
+        if view.discount is not None:
+            numbers.append(scalar_leaf(schema, "discount", view.discount))
         self._numbers, self._values = _scalars(numbers), _scalars([value])
         steps = step_fields(schema, view.frame_stack)
         del steps["reward"]  # which is summed
@@ -208,9 +215,11 @@ class RolloutsReader(Reader):
         if any((name,) in self._place for name in ESTIMATES):
             ends = np.where(following.terminated, TERMINATED, 0) | np.where(chained.ravel(), 0, TRUNCATED)
             known = [array[:, 0].astype(np.float64) for array in numbers[len(self._rewards) :]]
+            discounts = [] if self._view.discount is None else [known.pop()]
             values = known[0]
             bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)
-            inputs: Any = (array.reshape(grid.shape) for array in (rewards, values, bootstraps, ends.astype(np.uint8)))
+            columns: Any = (rewards, values, bootstraps, ends.astype(np.uint8), *discounts)
+            inputs: Any = (array.reshape(grid.shape) for array in columns)
             found = estimates(self._view.gamma, self._view.gae_lambda, *inputs)
             made |= dict(zip(ESTIMATES, found, strict=True))
         self._plan.copy(snapshot, steps, block, self.helper)
@@ -325,9 +334,16 @@ def advantages(
 
 
 def estimates(
-    gamma: float, gae_lambda: float, rewards: Floats, values: Floats, following: Floats, ends: NDArray[np.uint8]
+    gamma: float,
+    gae_lambda: float,
+    rewards: Floats,
+    values: Floats,
+    following: Floats,
+    ends: NDArray[np.uint8],
+    discounts: Floats = NO_DISCOUNTS,
 ) -> tuple[Floats32, Floats32]:
     """Return advantages and returns of columns of steps, given what follows each: see `kernels.gae`."""
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
-    chosen("gae")(rewards, values, following, ends, gamma, gae_lambda, np.empty(rewards.shape[1]), advantage, ret)
+    carry = np.empty(rewards.shape[1])
+    chosen("gae")(rewards, values, following, ends, discounts, gamma, gae_lambda, carry, advantage, ret)
     return advantage, ret

@@ -14,7 +14,16 @@ from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import Starts
 from diskreplay.sampling.number_arguments import fraction, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, weights_or_none
+from diskreplay.views.arguments import (
+    check_fields,
+    described,
+    discount_leaf,
+    name_or_none,
+    names,
+    reward_leaves,
+    stack_depths,
+    weights_or_none,
+)
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.hindsight import Hindsight, HindsightReader
@@ -62,6 +71,11 @@ class Transitions(View):
     next_missing : {"mask", "drop"}
         What becomes of windows that end with an episode which did not terminate: their discount is not 0, but they have
         no next fields to bootstrap from. "mask": they are sampled, and `next_mask` tells. "drop": they are not sampled.
+    discount : str or None
+        A scalar extra field that holds the discount which the environment gave with each step, such as that of a
+        dm_env.TimeStep. `gamma` is multiplied by it, step by step: a batch's `reward` is the sum over i < k of
+        r_{t+i} times the product over j < i of gamma d_{t+j}, its `discount` the product over j < k, 0 where the
+        episode terminated.
 
     Raises
     ------
@@ -76,10 +90,11 @@ class Transitions(View):
     next_fields: Sequence[str] = ()
     relabel: Hindsight | None = None
     next_missing: str = "mask"
+    discount: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, n_step=partial(int_or_none, none="the return to the end"), gamma=fraction)
-        check_fields(self, frame_stack=stack_depths, reward=weights_or_none, next_fields=names)
+        check_fields(self, frame_stack=stack_depths, reward=weights_or_none, next_fields=names, discount=name_or_none)
         if "obs" in self.next_fields:
             raise ValueError("next_fields must not name 'obs': a batch always has next_obs")
         if self.relabel is not None and not isinstance(self.relabel, Hindsight):
@@ -131,7 +146,8 @@ class Transitions(View):
 class TransitionsReader(Reader):
     """Gathers `Transitions`. Not thread-safe: it owns scratch memory.
 
-    `weights` are the fields that are summed: path, dtype and weight of each.
+    `weights` are the fields that are summed: path, dtype and weight of each. `discount` is path and dtype of the
+    environment's discounts, where the view names them.
     """
 
     def __init__(self, view: Transitions, schema: Schema, fields: Sequence[str] | None) -> None:
@@ -144,6 +160,7 @@ class TransitionsReader(Reader):
         self.copies = [copy._replace(target=place[path]) for path, copy in sources.items() if path in place]
         self._computed = {path[0]: i for path, i in place.items()}
         self._next_mask = self._computed.get("next_mask", -1)
+        self.discount = discount_leaf(schema, view.discount)
         self._summands = self.weights if place.keys() & {(name,) for name in SCALARS} else []
         self.plan()
 
@@ -152,7 +169,7 @@ class TransitionsReader(Reader):
         view, copies = self.view, [*self.copies, *more]
         stack = max((1 - copy.offset for copy in copies), default=1)
         self._bounds = Bounds(TO_THE_END if view.n_step is None else view.n_step, stack, bool(view.next_fields))
-        self._plan = GatherPlan(copies, view, self._bounds, self._summands, view.gamma, self._computed)
+        self._plan = GatherPlan(copies, view, self._bounds, self._summands, view.gamma, self.discount, self._computed)
 
     def for_device(self) -> Reader:
         """Return what gathers frames once that several stacks show, if there are such."""

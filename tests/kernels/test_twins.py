@@ -183,6 +183,8 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
     lanes, memory = np.array([1]), np.zeros((rows.WINDOW_ROWS + 1, size), np.int64)
     memory[rows.K], memory[rows.ROW] = k, rng.integers(0, 20, size)
     memory[rows.FLOOR], memory[rows.AFTER] = memory[rows.ROW], memory[rows.ROW] + k
+    # Perhaps one of discounts, behind at least one that is summed.
+    summed = len(dtypes) - int(len(dtypes) > 1 and rng.random() < 0.5)
     values = [np.frombuffer(rng.bytes(8 * 40), dtype)[:40].copy() for dtype in dtypes]
     with np.errstate(all="ignore"):
         values = [
@@ -195,7 +197,7 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
         none, segments = np.zeros(1, np.int64), segments_of(lanes)
         sources = np.empty((len(dtypes), size), np.int64)
         record[[rows.WINDOWS, rows.ITEMS, rows.SOURCES]] = memory.ctypes.data, size, sources.ctypes.data
-        record[[rows.LINES, rows.GAMMA]] = len(dtypes), np.float64(0.9).view(np.int64)
+        record[[rows.LINES, rows.SUMMED, rows.GAMMA]] = len(dtypes), summed, np.float64(0.9).view(np.int64)
         record[rows.REWARD : rows.WEIGHT + 1] = 0, 1, 2, 3, -1, -1, -1
         keep = []
         for at, array in zip(range(rows.HEAD, len(record), rows.COLUMNS), values, strict=True):

@@ -237,8 +237,9 @@ def check(batch: Batch, collectors: list[Collector], view: Rollouts) -> None:
                 following = step.following
             else:
                 following = step.next.value
-            delta = step.reward + GAMMA * following - step.value
-            behind = delta + (GAMMA * LAMBDA * behind if chained else 0.0)
+            gamma = GAMMA if view.discount is None else GAMMA * np.sin(step.serial)
+            delta = step.reward + gamma * following - step.value
+            behind = delta + (gamma * LAMBDA * behind if chained else 0.0)
             assert fields["advantage"][t, n] == pytest.approx(behind, rel=1e-5, abs=1e-6)
             assert fields["ret"][t, n] == pytest.approx(behind + step.value, rel=1e-5, abs=1e-6)
             assert fields["value"][t, n] == np.float32(step.value)
@@ -257,6 +258,7 @@ VIEWS = {
     "field": Rollouts(3, GAMMA, LAMBDA, next_value="following"),
     "function": Rollouts(3, GAMMA, LAMBDA, value_fn=value_of),
     "both": Rollouts(3, GAMMA, LAMBDA, value_fn=value_of, next_value="following"),
+    "discounted": Rollouts(3, GAMMA, LAMBDA, value_fn=value_of, next_value="following", discount="bonus"),
 }
 
 

@@ -16,6 +16,7 @@ from tests.views.fakes import SCHEMA, Snapshot, runs_of
 from tests.views.strategies import snapshots
 
 REWARDS = (None, {"reward": 2.0, "bonus": -0.3}, {"bonus": 1.0})
+DISCOUNTS = (None, "bonus")
 NEXT_FIELDS = ((), ("action",), ("bonus", "hidden", "reward"))
 
 
@@ -30,7 +31,7 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: Any, fields: Any = None
 def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str, ...], Any]:
     """Ask the reference loop; weighted rewards and next fields are added to what it knows."""
     deepest = view.frame_stack if isinstance(view.frame_stack, int) else max(view.frame_stack.values(), default=1)
-    found = transition(episode, t, view.n_step, view.gamma, deepest)
+    found = transition(episode, t, view.n_step, view.gamma, deepest, view.discount)
     if not isinstance(view.frame_stack, int):
         for leaf in ("image", "state"):
             depth = view.frame_stack.get(leaf, 1)
@@ -39,11 +40,11 @@ def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str
                 found[name] = frames[-depth:] if depth > 1 else frames[-1]
     k = found["n_steps"]
     weights = {"reward": 1.0} if view.reward is None else view.reward
-    found["reward"] = sum(
-        view.gamma**i * weight * (step.reward if name == "reward" else float(step.extra[name]))
-        for i, step in enumerate(episode.steps[t : t + k])
-        for name, weight in weights.items()
-    )
+    found["reward"], power = 0.0, 1.0
+    for step in episode.steps[t : t + k]:
+        for name, weight in weights.items():
+            found["reward"] += power * weight * (step.reward if name == "reward" else float(step.extra[name]))
+        power *= view.gamma * (float(step.extra[view.discount]) if view.discount else 1.0)
     for name in view.next_fields:
         step = episode.steps[t + k] if t + k < len(episode.steps) else None
         like = episode.steps[t]
@@ -65,11 +66,12 @@ def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str
     st.integers(1, 5) | st.dictionaries(st.sampled_from(("image", "state")), st.integers(1, 5)),
     st.sampled_from(REWARDS),
     st.sampled_from(NEXT_FIELDS),
+    st.sampled_from(DISCOUNTS),
 )
 def test_every_field_of_every_step_equals_the_reference_loop(
-    snapshot: Snapshot, n: Any, gamma: float, stack: Any, reward: Any, next_fields: Any
+    snapshot: Snapshot, n: Any, gamma: float, stack: Any, reward: Any, next_fields: Any, discount: Any
 ) -> None:
-    view = Transitions(n, gamma, stack, reward, next_fields)
+    view = Transitions(n, gamma, stack, reward, next_fields, discount=discount)
     ids = sorted(snapshot.sampleable(n, bool(next_fields)))
     batch = gathered(view, snapshot, ids)
     assert batch.pop(("index",)).tolist() == ids
@@ -124,3 +126,25 @@ def test_a_return_over_an_episode_longer_than_one_tile_is_summed_whole() -> None
     np.testing.assert_allclose(batch[("reward",)], want, rtol=1e-5, atol=1e-5)
     assert batch[("n_steps",)].tolist() == list(range(700, 0, -1))
     assert not batch[("discount",)].any()
+
+
+def test_5424_returns_with_the_discounts_of_the_environment_equal_the_loop() -> None:
+    from tests.views.fakes import Segment, episode
+
+    rng = np.random.default_rng(1)
+    lanes = [
+        [episode(SCHEMA, int(rng.integers(1, 60)), end, True, rng) for _ in range(20)]
+        for end in ("terminated", "truncated")
+    ]
+    for each in (step for lane in lanes for one in lane for step in one.steps):
+        each.extra["bonus"] = np.float64(rng.choice((0.0, 0.5, 1.0, 1.0, 1.0)))
+    snapshot, compared = Snapshot(SCHEMA, [Segment(lanes, chunk_rows=16)]), 0
+    for n in (1, 3, 7, None):
+        view = Transitions(n, 0.97, discount="bonus")
+        ids = sorted(snapshot.sampleable(n))
+        batch = gathered(view, snapshot, ids, ("reward", "discount"))
+        want = [expected(view, *snapshot.model[i]) for i in ids]
+        for name in ("reward", "discount"):
+            np.testing.assert_array_equal(batch[(name,)], np.float32([w[(name,)] for w in want]))
+        compared += len(ids)
+    assert compared == 5_424

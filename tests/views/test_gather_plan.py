@@ -48,12 +48,13 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
     st.integers(1, 4),
     st.sampled_from(REWARDS),
     st.sampled_from(FIELDS),
+    st.sampled_from((None, "bonus")),
     st.integers(0, 2**32 - 1),
 )
 def test_all_ways_gather_the_same_bytes(
-    snapshot: Snapshot, n_step: int | None, gamma: float, stack: int, reward: Any, fields: Any, seed: int
+    snapshot: Snapshot, n_step: int | None, gamma: float, stack: int, reward: Any, fields: Any, discount: Any, seed: int
 ) -> None:
-    view = Transitions(n_step=n_step, gamma=gamma, frame_stack=stack, reward=reward)
+    view = Transitions(n_step=n_step, gamma=gamma, frame_stack=stack, reward=reward, discount=discount)
     there = sorted(snapshot.sampleable(n_step))
     if not there:
         return

@@ -74,11 +74,12 @@ def plain(view: Transitions, snapshot: Snapshot, ids: Any) -> dict[tuple[str, ..
 
 def return_of(view: Transitions, model: ModelEpisode, t: int, k: int, goal: np.ndarray) -> float:
     """Sum the rewards of k steps under a goal, one after the other."""
-    total = 0.0
+    total, power = 0.0, 1.0
     for i in range(k):
         step = model.steps[t + i]
         values = {**step.extra, "reward": distance(achieved(model, t + i + 1), goal)}
-        total += view.gamma**i * sum(weight * values[name] for name, weight in (view.reward or {"reward": 1.0}).items())
+        total += power * sum(weight * values[name] for name, weight in (view.reward or {"reward": 1.0}).items())
+        power *= view.gamma * (step.extra[view.discount] if view.discount else 1.0)
     return total
 
 
@@ -90,12 +91,13 @@ def return_of(view: Transitions, model: ModelEpisode, t: int, k: int, goal: np.n
     st.sampled_from((1, 3, {"desired_goal": 2}, {"observation": 4, "achieved_goal": 2})),
     st.sampled_from(REWARDS),
     st.sampled_from((0.0, 0.9, 1.0)),
+    st.sampled_from((None, "bonus")),
     st.integers(0, 2**63 - 1),
 )
 def test_goals_and_returns_equal_the_rule_and_nothing_else_changes(
-    snapshot: Snapshot, strategy: str, n: Any, stack: Any, reward: Any, gamma: float, entropy: int
+    snapshot: Snapshot, strategy: str, n: Any, stack: Any, reward: Any, gamma: float, discount: Any, entropy: int
 ) -> None:
-    view = Transitions(n, gamma, stack, reward, relabel=Hindsight(strategy, 1.0, distance))
+    view = Transitions(n, gamma, stack, reward, relabel=Hindsight(strategy, 1.0, distance), discount=discount)
     ids = sorted(snapshot.sampleable(None))
     batch, want = filled(view, snapshot, ids, entropy), plain(view, snapshot, ids)
     for i, step_id in enumerate(ids):

@@ -30,6 +30,7 @@ SCHEMA = dr.Schema(
         ({"gae_lambda": True}, "gae_lambda must be a number from 0 to 1, not True"),
         ({"value": None}, "value must be the name of an extra field, not None"),
         ({"next_value": 3}, "next_value must be None or the name of an extra field, not 3"),
+        ({"discount": 0.9}, "discount must be None or the name of an extra field, not 0.9"),
         ({"value_fn": "v"}, "value_fn must be None or a function of observations, not 'v'"),
         ({"frame_stack": 0}, "frame_stack must be an int of at least 1, or a dict of them by observation leaf, not 0"),
         ({"reward": 1}, 'reward must be None or weights by field, such as {"reward": 1.0}, not 1'),
@@ -50,6 +51,10 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], m
         (
             {"next_value": "hidden"},
             "next_value names 'hidden', which is not scalar; the scalar extra fields of this store are value, v/one",
+        ),
+        (
+            {"discount": "hidden"},
+            "discount names 'hidden', which is not scalar; the scalar extra fields of this store are value, v/one",
         ),
         (
             {"frame_stack": {"images": 2}},

@@ -51,6 +51,7 @@ def fill(view: Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Bloc
         ({"next_fields": ("obs",)}, "next_fields must not name 'obs': a batch always has next_obs"),
         ({"next_missing": "zeros"}, 'next_missing must be "mask" or "drop", not \'zeros\''),
         ({"next_missing": "drop"}, 'next_missing="drop" needs next_fields: without them nothing can be missing'),
+        ({"discount": 0.9}, "discount must be None or the name of an extra field, not 0.9"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str) -> None:
@@ -90,6 +91,12 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str
             {"next_fields": ("value",)},
             None,
             "next_fields names 'value'; the step fields of this store are action, reward, bonus, hidden",
+        ),
+        (
+            SCHEMA,
+            {"discount": "reward"},
+            None,
+            "discount names 'reward', which is no extra field; the scalar extra fields of this store are bonus",
         ),
         (
             FLAT_SCHEMA,

@@ -12,6 +12,7 @@ def gae_plain(
     value: Floats,
     next_value: Floats,
     ends: NDArray[np.uint8],
+    discounts: Floats,
     gamma: float,
     gae_lambda: float,
     carry: Floats,
@@ -24,6 +25,7 @@ def gae_plain(
         for t in reversed(range(len(r))):
             following = np.where(ends[t] & TERMINATED, 0.0, next_value[t])
             behind = np.where(ends[t] & (TERMINATED | TRUNCATED), 0.0, carry)
-            carry[:] = r[t] + gamma * following - value[t] + gamma * gae_lambda * behind
+            discount = gamma * discounts[t] if discounts.size else gamma
+            carry[:] = r[t] + discount * following - value[t] + discount * gae_lambda * behind
             advantage[t] = carry
             ret[t] = carry + value[t]

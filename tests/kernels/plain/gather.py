@@ -37,6 +37,7 @@ from diskreplay.kernels.gathering import (
     SLOTS,
     STACK,
     STOP,
+    SUMMED,
     TARGET,
     WEIGHT,
     WHOLE,
@@ -83,6 +84,7 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
     if bad >= 0:
         return begin + bad
     r: Any = 0.0
+    gammas: Any = float(np.int64(head[GAMMA]).view(np.float64))
     for number in range(head[LINES]):
         line = head[HEAD + number * COLUMNS :][:COLUMNS]
         is_copied = number < head[COPIED]
@@ -97,7 +99,11 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
             return bad
         if not is_copied:
             dtype = np.dtype(f"{KINDS[line[KIND]]}{line[ROW_BYTES]}")
-            r = r + out[some].view(dtype).astype(np.float64) * np.int64(line[FACTOR]).view(np.float64)
+            weighed = out[some].view(dtype).astype(np.float64) * np.int64(line[FACTOR]).view(np.float64)
+            if number < head[SUMMED]:
+                r = r + weighed
+            else:
+                gammas = weighed
     size = until - begin
     dtypes = (np.float32, np.float32, np.bool_, np.bool_, np.int64, np.int64, np.float32)
     outs = [
@@ -105,8 +111,7 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
         for place, dtype in zip(head[REWARD : WEIGHT + 1], dtypes, strict=True)
     ]
     if head[COPIED] < head[LINES]:
-        gamma = float(np.int64(head[GAMMA]).view(np.float64))
-        sum_windows(r, windows[K, some], ends[some], gamma, *outs[:4])
+        sum_windows(r, windows[K, some], ends[some], np.broadcast_to(gammas, r.shape), *outs[:4])
     for out, place, values in zip(outs[4:], head[INDEX:], (ids[some], windows[K, some], 1.0), strict=False):
         if place >= 0:
             out[:] = values

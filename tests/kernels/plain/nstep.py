@@ -8,26 +8,27 @@ from diskreplay.kernels.nstep import Floats, Ints
 
 def nstep_plain(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None:
     """Do what `nstep` does."""
-    sum_windows(r, k, np.zeros(len(k), np.uint8), gamma, reward, *(np.empty(len(k), t) for t in ("f4", "?", "?")))
+    unused = (np.empty(len(k), dtype) for dtype in ("f4", "?", "?"))
+    sum_windows(r, k, np.zeros(len(k), np.uint8), np.full(r.shape, gamma), reward, *unused)
 
 
 def sum_windows(
     r: Floats,
     k: Ints,
     ends: NDArray[np.uint8],
-    gamma: float,
+    gamma: Floats,
     reward: NDArray[np.float32],
     discount: NDArray[np.float32],
     terminated: NDArray[np.bool_],
     truncated: NDArray[np.bool_],
 ) -> None:
-    """Write the returns of the first `k` rewards of each line of `r`, and how the windows end."""
+    """Write the returns of the first `k` rewards of each line of `r`, discounted step by step, and how windows end."""
     total, scale = np.zeros(len(k)), np.ones(len(k))
-    for j in range(r.shape[1]):
-        inside = j < k
-        total[inside] += scale[inside] * r[inside, j]
-        scale[inside] *= gamma
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        for j in range(r.shape[1]):
+            inside = j < k
+            total[inside] += scale[inside] * r[inside, j]
+            scale[inside] *= gamma[inside, j]
         reward[:] = total
         discount[:] = np.where(ends & 1, 0.0, scale)
     terminated[:] = ends & 1 != 0
