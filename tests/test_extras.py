@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+import diskreplay as dr
 from tests.test_architecture import MODULES, imports_of
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+USER_EXTRAS = EXTRAS.keys() - {"bench", "fuzz", "test"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 # What the test environment has and an installation without extras lacks.
-NOT_CORE = *TORCH, *GYM, "matplotlib", "scipy", "pandas", "hypothesis", "sympy"
+NOT_CORE = *TORCH, *GYM, "matplotlib", "scipy", "pandas", "xarray", "hypothesis", "sympy"
 
 HOOK = """
 import sys
@@ -135,9 +138,10 @@ def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path)
     for name, text in said.items():
         if text is not None:
             missing.setdefault(text.partition("pip install ")[2], set()).add(name)
-    buffers = {"DistillationBuffer", "Experience", "ReplayBuffer", "RolloutBuffer"}
+    torch = {name for name, module in dr._MODULES.items() if module.split(".")[1] in ("loading", "buffers")}
+    assert torch >= {"Batch", "MixedSampler", "Sampler", "nstep_targets", "warmup", "ReplayBuffer", "RolloutBuffer"}
     assert missing == {
-        "diskreplay[torch]": {"Batch", "MixedSampler", "Sampler", "nstep_targets", "warmup"} | buffers,
+        "diskreplay[torch]": torch,
         "diskreplay[gym]": {"RecordEpisodes", "RecordVectorEpisodes"},
     }
 
@@ -170,8 +174,7 @@ def required(lines: Iterable[str]) -> set[str]:
 
 
 def test_the_package_depends_on_what_it_imports_and_on_nothing_else() -> None:
-    extras = PROJECT["optional-dependencies"]
-    declared = required(PROJECT["dependencies"]) | required(extras["torch"]) | required(extras["gym"])
+    declared = required(PROJECT["dependencies"]).union(*(required(EXTRAS[name]) for name in USER_EXTRAS))
     imported = {
         item.module.split(".")[0] for name in MODULES for item in imports_of(name) if not name.startswith("testing")
     }
@@ -179,9 +182,8 @@ def test_the_package_depends_on_what_it_imports_and_on_nothing_else() -> None:
 
 
 def test_the_tests_install_all_that_the_package_can_use() -> None:
-    extras = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
-    (own,) = [requirement for requirement in extras["test"] if requirement.name == "diskreplay"]
-    assert own.extras == {"torch", "gym"}
+    (own,) = [each for each in map(Requirement, EXTRAS["test"]) if each.name == "diskreplay"]
+    assert own.extras == USER_EXTRAS
 
 
 def test_numba_has_the_minor_version_after_the_one_that_is_tested_as_its_bound() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
 from diskreplay.kernels.table import chosen
+from diskreplay.store import tables
 from diskreplay.store.arguments import checked_limits
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.info import episode_table, store_info
@@ -41,6 +42,10 @@ from diskreplay.store.writing.validation import checks_of
 from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.store.writing.writer import Writer
 from diskreplay.verify.verify import Problem, verify
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
 
 PathLike = str | os.PathLike[str]
 
@@ -323,6 +328,60 @@ class Store:
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ..."""
         return episode_table(self.snapshot, progress)
+
+    @shown_paths()
+    def to_numpy(self) -> dict[str, Any]:
+        """Return everything in the current snapshot as arrays in memory, the oldest episode first.
+
+        Returns
+        -------
+        dict
+            Of N steps: the fields, nested as the schema is, (N, ...); `terminated` and `truncated`, (N,) bool; `id`,
+            (N,) int64; `time`, (N,) float64, seconds since the epoch; `episode` and `step`, (N,) int64, the place of
+            the episode in `Store.episodes`, and that of the step in it. The observation that a step led to is that of
+            the next one, or behind the last one of an episode its final observation. Below `episodes`, of E episodes:
+            `id`, `length`, `return`, `ended`, (E,), `final_obs`, nested (E, ...), and the episode fields. The last two
+            are masked arrays: an episode may lack them.
+
+        Raises
+        ------
+        SegmentGone
+            A segment was evicted since the snapshot: refresh, and call it again.
+        """
+        return tables.to_numpy(self.snapshot)
+
+    @shown_paths()
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the steps of the current snapshot as a data frame, indexed by `episode` and `step`.
+
+        It has the columns of `to_numpy` but those of episodes. Elements of vectors of up to 64 are columns of their
+        own, `obs[0]`; what is larger is a column of arrays. Nested fields are `obs.image`. Of the episodes,
+        ``pandas.DataFrame(store.episode_table())`` makes one.
+
+        Raises
+        ------
+        MissingExtra
+            pandas is not installed.
+        SegmentGone
+            As for `to_numpy`.
+        """
+        return tables.to_pandas(self.snapshot)
+
+    @shown_paths()
+    def to_xarray(self) -> "xarray.Dataset":
+        """Return everything in the current snapshot as a data set with the dimensions `step` and `episode`.
+
+        Further dimensions are named as in the arrays on disk, `obs_0`. Values that an episode may lack, `final_obs` and
+        `episode_seed`, have a variable beside them that says which are there, `has_final_obs`. See `to_numpy`.
+
+        Raises
+        ------
+        MissingExtra
+            xarray is not installed.
+        SegmentGone
+            As for `to_numpy`.
+        """
+        return tables.to_xarray(self.snapshot)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

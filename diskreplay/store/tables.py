@@ -1,0 +1,178 @@
+"""All steps and episodes of a snapshot in memory: as arrays, a data frame or a data set."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import MissingExtra
+from diskreplay.format.schema import Field
+from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.store.reading.episodes import Episode, EpisodeList
+from diskreplay.store.reading.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+Column = NDArray[Any]
+
+# Elements of a vector that are columns of a data frame; what is wider, or has more axes, is a column of arrays.
+WIDEST = 64
+
+
+def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
+    """Return all steps, and below "episodes" all episodes; see `Store.to_numpy`."""
+    schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
+    nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
+    extra = schema.unflatten("extra", leaves) if schema.extra else {}
+    known, values = episode_columns(snapshot)
+    final = schema.unflatten("obs", {path: column for path, column in values.items() if path in leaves})
+    fields = schema.unflatten("episode", values) if schema.episode else {}
+    return {**nested, **extra, **properties, "episodes": {**known, "final_obs": final, **fields}}
+
+
+def to_pandas(snapshot: Snapshot) -> "pandas.DataFrame":
+    """Return all steps as a data frame; see `Store.to_pandas`."""
+    with MissingExtra.raised_for("a data frame", "pandas"):
+        import pandas
+
+    properties, leaves = step_columns(snapshot)
+    index = pandas.MultiIndex.from_arrays(
+        [properties.pop(name) for name in ("episode", "step")], names=["episode", "step"]
+    )
+    columns = dict(properties)
+    for path, column in leaves.items():
+        columns |= _scalars(_name(path), column)
+    return pandas.DataFrame(columns, index=index)
+
+
+def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
+    """Return all steps and episodes as a data set; see `Store.to_xarray`."""
+    with MissingExtra.raised_for("a data set", "xarray"):
+        import xarray
+
+    properties, leaves = step_columns(snapshot)
+    known, values = episode_columns(snapshot)
+    variables = {_name(path): _variable("step", path, column) for path, column in leaves.items()}
+    variables |= {name: _variable("step", name, properties.pop(name)) for name in ("terminated", "truncated")}
+    variables |= {f"episode_{name}": _variable("episode", name, column) for name, column in known.items()}
+    for path, column in values.items():
+        name = f"final_{_name(path)}" if path in leaves else f"episode_{_name(path)}"
+        variables[name] = _variable("episode", path, np.ma.getdata(column))
+        variables[f"has_{name}"] = _variable("episode", name, ~_missing(column))
+    times = (properties.pop("time") * 1e9).astype("datetime64[ns]")
+    renamed = {"episode": "episode_of_step", "step": "step_of_episode", "id": "id"}
+    coordinates = {name: ("step", properties[old]) for old, name in renamed.items()}
+    return xarray.Dataset(variables, {**coordinates, "time": ("step", times)})
+
+
+def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
+    """Return properties of the steps by name, (steps,), and their leaves by path, (steps, *shape).
+
+    The oldest episode is the first.
+    """
+    episodes = snapshot.episodes
+    count, last = int(episodes.steps.sum()), np.cumsum(episodes.steps) - 1
+    episode = np.repeat(np.arange(len(episodes)), episodes.steps)
+    step = np.arange(count) - (last - episodes.steps + 1)[episode]
+    ends = np.zeros((2, count), np.bool_)
+    ends[:, last] = (episodes.end & TERMINATED) != 0, (episodes.end & TRUNCATED) != 0
+    properties = {
+        "episode": episode,
+        "step": step,
+        "id": episodes.first[episode] + step * episodes.stride[episode],
+        "time": _joined((count,), np.dtype(np.float64), (each.times for each in EpisodeList(snapshot))),
+        "terminated": ends[0],
+        "truncated": ends[1],
+    }
+    leaves = snapshot.schema.step_leaves.items()
+    return properties, {path: _joined((count, *leaf.shape), leaf.dtype, _rows(snapshot, path)) for path, leaf in leaves}
+
+
+def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
+    episodes = snapshot.episodes
+    for first, steps in zip(episodes.first.tolist(), episodes.steps.tolist(), strict=True):
+        yield snapshot.rows(path, first, steps)
+
+
+def _joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]) -> Column:
+    """Return an array of parts, one behind the other."""
+    out, at = np.empty(shape, dtype), 0
+    for part in parts:
+        out[at : at + len(part)] = part
+        at += len(part)
+    return out
+
+
+def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
+    """Return properties of the episodes by name, (episodes,), and their values by path, (episodes, *shape), masked.
+
+    These are the final observations, by the paths of observations, and the episode fields. Masked are those that an
+    episode has not.
+    """
+    episodes, every = snapshot.episodes, list(EpisodeList(snapshot))
+    properties = {
+        "id": episodes.first,
+        "length": episodes.steps,
+        "return": np.array([each.total_reward for each in every], np.float64),
+        "ended": np.array([each.ended for each in every], "<U10"),
+    }
+    values: dict[str, Column] = {}
+    for path, leaf in snapshot.schema.leaves.items():
+        part, *keys = path.split("/")
+        if part == "obs":
+            values[path] = _masked(every, leaf, partial(_final_obs, keys=keys))
+        elif part == "episode":
+            values[path] = _masked(every, leaf, partial(_value, keys=keys))
+    return properties, values
+
+
+def _masked(episodes: list[Episode], leaf: Field, read: Callable[[Episode], Any]) -> Column:
+    out: Column = np.ma.masked_array(np.zeros((len(episodes), *leaf.shape), leaf.dtype), mask=True)
+    for at, episode in enumerate(episodes):
+        if (value := read(episode)) is not None:
+            out[at] = value
+    return out
+
+
+def _final_obs(episode: Episode, keys: list[str]) -> Any:
+    rows = _below(episode.obs, keys)
+    return rows[len(episode)] if len(rows) > len(episode) else None
+
+
+def _value(episode: Episode, keys: list[str]) -> Any:
+    return _below(episode[keys[0]], keys[1:])
+
+
+def _below(tree: Any, keys: list[str]) -> Any:
+    """Return what is below the keys of a tree; None where there is no tree."""
+    for key in keys if tree is not None else ():
+        tree = tree[key]
+    return tree
+
+
+def _missing(column: Column) -> NDArray[np.bool_]:
+    """Return which of the values of an array with a mask are missing, (n,)."""
+    return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
+
+
+def _name(path: str) -> str:
+    """Return the name of a leaf in tables, where a slash would be a folder."""
+    return path.removeprefix("extra/").removeprefix("episode/").replace("/", ".")
+
+
+def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Column]:
+    # As the arrays on disk have them.
+    return [dimension, *(f"{path.replace('/', '_')}_{i}" for i in range(column.ndim - 1))], column
+
+
+def _scalars(name: str, column: Column) -> dict[str, Any]:
+    """Return the elements of small vectors as columns of their own, others as one column of arrays."""
+    if column.ndim == 1:
+        return {name: column}
+    if column.ndim == 2 and column.shape[1] <= WIDEST:
+        return {f"{name}[{i}]": column[:, i] for i in range(column.shape[1])}
+    return {name: list(column)}
