@@ -1,7 +1,7 @@
 """`diskreplay inspect`: what a store holds, from its `info()`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Group, RenderableType
@@ -124,11 +124,11 @@ def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
 
 def schema_table(schema: Mapping[str, Any]) -> Table:
     """Build the table of a schema's fields."""
-    table = _table("schema", "field", "shape", "dtype", "space")
+    rows = []
     for name, node in leaves(schema):
         shape = "x".join(str(length) for length in node["shape"]) or "scalar"
-        table.add_row(*_cells(text.clean(name), shape, text.clean(node["dtype"]), text.space(node.get("space"))))
-    return table
+        rows.append((text.clean(name), shape, text.clean(node["dtype"]), text.space(node.get("space"))))
+    return _table("schema", ("field", "shape", "dtype", "space"), rows)
 
 
 def leaves(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -154,12 +154,13 @@ def _leaves_of(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Mappin
 
 def statistics_table(info: Mapping[str, Any]) -> Table:
     """Build the table of the returns and lengths of ended episodes."""
-    table = _table("ended episodes", "", ">count", ">mean", ">std", ">min", ">median", ">max")
+    headers = ("", ">count", ">mean", ">std", ">min", ">median", ">max")
+    rows = []
     for name, values in (("return", info["returns"]), ("length", info["lengths"])):
         if values:
-            numbers = (text.number(values[key]) for key in ("mean", "std", "min", "median", "max"))
-            table.add_row(*_cells(name, text.count(values["count"]), *numbers))
-    return table
+            numbers = (text.number(values[header.lstrip(">")]) for header in headers[2:])
+            rows.append((name, text.count(values["count"]), *numbers))
+    return _table("ended episodes", headers, rows)
 
 
 def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
@@ -167,72 +168,49 @@ def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> 
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
     if any(row["steps_unproven"] for row in segments):
         counted["steps_unproven"] = "unproven"
-    headers = (f">{header}" for header in counted.values())
-    table = _table("segments", ">number", ">writer", *headers, "state", ">bytes")
     newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))
+    rows = []
     for row in newest[:limit]:
-        counts = (text.count(row[key]) for key in counted)
         writer = text.NOTHING if row["writer"] is None else str(row["writer"])
-        table.add_row(*_cells(str(row["number"]), writer, *counts, row["state"], text.size(row["bytes"])))
-    _note_hidden(table, newest, limit)
-    return table
+        counts = (text.count(row[key]) for key in counted)
+        rows.append((str(row["number"]), writer, *counts, row["state"], text.size(row["bytes"])))
+    headers = (">number", ">writer", *(f">{header}" for header in counted.values()), "state", ">bytes")
+    return _table("segments", headers, rows, len(newest))
 
 
 def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
     """Build the table of what was set aside, the latest first."""
-    table = _table("quarantine", ">segment", ">steps", "reason", "since", ">bytes")
     newest = sorted(entries, key=lambda row: -row["since"])
+    rows = []
     for row in newest[:limit]:
         name = text.clean(row["path"]) if row["segment"] is None else str(row["segment"])
-        table.add_row(
-            *_cells(
-                name,
-                text.count(row["steps"]),
-                text.clean(row["reason"]),
-                text.moment(row["since"]),
-                text.size(row["bytes"]),
-            )
-        )
-    _note_hidden(table, newest, limit)
-    return table
+        reason, since = text.clean(row["reason"]), text.moment(row["since"])
+        rows.append((name, text.count(row["steps"]), reason, since, text.size(row["bytes"])))
+    return _table("quarantine", (">segment", ">steps", "reason", "since", ">bytes"), rows, len(newest))
 
 
 def writers_table(writers: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
     """Build the table of writers, those alive first, then the newest."""
-    table = _table("writers", ">writer", "state", ">segments", ">lanes", ">steps")
     newest = sorted(writers, key=lambda row: (_rank(row, WRITER_STATES), -row["writer"]))
+    rows = []
     for row in newest[:limit]:
-        counts = (text.count(_amount(row[key])) for key in ("segments", "lanes", "steps"))
-        table.add_row(*_cells(str(row["writer"]), row["state"], *counts))
-    _note_hidden(table, newest, limit)
-    return table
-
-
-def _amount(value: int | Sequence[object]) -> int:
-    return value if isinstance(value, int) else len(value)
+        counts = (text.count(row[key]) for key in ("segments", "lanes", "steps"))
+        rows.append((str(row["writer"]), row["state"], *counts))
+    return _table("writers", (">writer", "state", ">segments", ">lanes", ">steps"), rows, len(newest))
 
 
 def _rank(row: Mapping[str, Any], states: Sequence[str]) -> int:
     return states.index(row["state"]) if row["state"] in states else len(states)
 
 
-def _note_hidden(table: Table, rows: Sequence[object], limit: int | None) -> None:
-    if limit is not None and len(rows) > limit:
-        table.caption = f"{text.count(len(rows) - limit)} more; --all lists every one"
-
-
-def _table(title: str, *headers: str) -> Table:
+def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> Table:
+    """Build a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
     table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", box=None)
     for header in headers:
-        table.add_column(
-            header.lstrip(">"),
-            justify="right" if header.startswith(">") else "left",
-            header_style="dim",
-            overflow="fold",
-        )
+        side: Literal["left", "right"] = "right" if header.startswith(">") else "left"
+        table.add_column(header.lstrip(">"), justify=side, header_style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # and not str: rich would take [red] in a name for markup
+    if total > len(rows):
+        table.caption = f"{text.count(total - len(rows))} more; --all lists every one"
     return table
-
-
-def _cells(*values: str) -> list[Text]:
-    # Text and not str: rich would take [red] in a name for markup.
-    return [Text(value) for value in values]

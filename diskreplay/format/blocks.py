@@ -21,8 +21,7 @@ from diskreplay.format import layout
 from diskreplay.format.durable import write_sparse
 from diskreplay.format.mapping import data_ranges, opened, read_part, read_regular
 from diskreplay.format.metadata import RowArray
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes
+from diskreplay.format.segment import SegmentInfo
 
 Sums = NDArray[np.uint32]
 
@@ -47,7 +46,7 @@ class BlockSums:
     def add(self, array: RowArray, chunk: int, fd: int) -> int:
         """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
         size, block = os.fstat(fd).st_size, block_bytes(array.row_bytes)
-        sums, crc = read_both(fd, size, block)
+        sums, crc = read_sums(fd, size, block)
         self.chunks[array.path, chunk] = stored(sums, size, block)
         return crc
 
@@ -62,16 +61,12 @@ class BlockSums:
         return int(crc32c(data))
 
 
-def read_sums(fd: int, size: int, block: int) -> Sums:
-    """Return the checksums of the blocks of a file's first ``size`` bytes; a block inside of a hole is not read.
+def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
+    """Return the checksums of the blocks of a file's first ``size`` bytes, and that of all of them.
 
-    Raises FormatError where the file became shorter, OSError where the disk refuses to read it.
+    A block inside of a hole is not read. Raises FormatError where the file became shorter, OSError where the disk
+    refuses to read it.
     """
-    return read_both(fd, size, block)[0]
-
-
-def read_both(fd: int, size: int, block: int) -> tuple[Sums, int]:
-    """Return the checksums of a file's blocks, and that of all of it; errors as for `read_sums`."""
     if size <= block:  # many segments are small
         data = os.pread(fd, size, 0)
         if len(data) != size:
@@ -183,23 +178,23 @@ class Chunk(NamedTuple):
         return block_bytes(self.array.row_bytes)
 
 
-def sealed_chunks(root: Root, info: SegmentInfo) -> Iterator[Chunk]:
+def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
     """Yield the chunk files that a sealed segment has a checksum of, in the order of their blocks."""
     numbers: dict[str, list[int]] = {}
     for name in info.checksums:
         leaf, _, file = name.rpartition("/")
-        array = root.blueprint.arrays.get(leaf)
+        array = info.arrays.get(leaf)
         if array is not None and (number := array.chunk_number(file)) is not None:
             numbers.setdefault(leaf, []).append(number)
     for leaf in sorted(numbers):
-        array = root.blueprint.arrays[leaf]
+        array = info.arrays[leaf]
         for number in sorted(numbers[leaf]):
-            yield Chunk(array, number, f"{leaf}/{array.chunk_key(number)}", chunk_nbytes(root, info, leaf))
+            yield Chunk(array, number, f"{leaf}/{array.chunk_key(number)}", info.chunk_nbytes(leaf))
 
 
-def known_sums(root: Root, info: SegmentInfo) -> dict[str, Sums]:
+def known_sums(info: SegmentInfo) -> dict[str, Sums]:
     """Return the checksums of the blocks of each chunk file, by its name, where they fit that of the whole file."""
-    chunks = list(sealed_chunks(root, info))
+    chunks = list(sealed_chunks(info))
     counts = [-(-chunk.nbytes // chunk.block) for chunk in chunks]
     try:
         data = read_regular(f"{info.path}/{layout.BLOCKS}", None, 4 * sum(counts))
@@ -215,10 +210,10 @@ def known_sums(root: Root, info: SegmentInfo) -> dict[str, Sums]:
     return known
 
 
-def derive_blocks(root: Root, info: SegmentInfo) -> bytes:
+def derive_blocks(info: SegmentInfo) -> bytes:
     """Return what ``durable/blocks`` has to hold, from the chunk files as they are; nothing where one is damaged."""
     blocks = BlockSums()
-    for chunk in sealed_chunks(root, info):
+    for chunk in sealed_chunks(info):
         try:
             with opened(f"{info.path}/{chunk.name}", chunk.nbytes) as fd:
                 crc = blocks.add(chunk.array, chunk.number, fd)

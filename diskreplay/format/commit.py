@@ -83,7 +83,7 @@ class CountersByPosition:
         else:
             self._owed = None
 
-    def settle(self, *, late: bool) -> None:
+    def store_owed(self, *, late: bool) -> None:
         """Store what is owed, if anything is; errors as for `store`. A forked child's copy owes nothing."""
         if self._owed is not None and os.getpid() == self._pid:
             self.store([], [], late=late)

@@ -11,16 +11,15 @@ began while a segment was written and ended after it was sealed would claim rows
 import os
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from functools import lru_cache
 
 from crc32c import crc32c
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
+from diskreplay.format.durable import descriptor
 from diskreplay.format.mapping import opened
-from diskreplay.format.root import Root
 
 WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _BLOCK_BYTES = 1 << 20
@@ -45,28 +44,21 @@ def protect(fd: int) -> None:
     os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITE_BITS)
 
 
-@contextmanager
-def open_protected(path: str) -> Iterator[int]:
+def open_protected(path: str) -> descriptor:
     """Have a chunk open to read and write it, also one that sealing had protected before it was interrupted."""
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(path, flags)
+        return descriptor(path, os.O_RDWR | os.O_NOFOLLOW)
     except PermissionError:
         os.chmod(path, stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode) | stat.S_IWUSR)
-        fd = os.open(path, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+        return descriptor(path, os.O_RDWR | os.O_NOFOLLOW)
 
 
-def is_whole_copy(root: Root, folder: str, checksums: dict[str, int]) -> bool:
+def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
     """Whether the chunks of a sealed segment, which is a copy, are those that were sealed.
 
     What is damaged in a copy of which every chunk was sealed is damage, and not told here. So is what is missing where
     there are no marks to go by; else it may have been made after the names of the files had been listed.
     """
-    arrays = root.blueprint.arrays
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = [], False
     for name in chunks:

@@ -18,7 +18,6 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.blocks import Chunk, combine, known_sums, read_sums, sealed_chunks
 from diskreplay.format.mapping import opened
-from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import NO_STEP
 
@@ -51,22 +50,22 @@ class Damage:
     resized: bool = False
 
 
-def find_damage(root: Root, info: SegmentInfo, rows: NDArray[np.int64], hidden: Sequence[tuple[int, int]]) -> Damage:
+def find_damage(info: SegmentInfo, rows: NDArray[np.int64], hidden: Sequence[tuple[int, int]]) -> Damage:
     """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
 
     ``hidden`` are position and steps of its episodes that were evicted by hand. Raises FormatError where a chunk that
     its rows need has no checksum.
     """
-    return _Search(root, info, rows).find(hidden)
+    return _Search(info, rows).find(hidden)
 
 
 class _Search:
-    def __init__(self, root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> None:
+    def __init__(self, info: SegmentInfo, rows: NDArray[np.int64]) -> None:
         self._info, self._rows = info, rows.tolist()
-        self._known = known_sums(root, info)
-        self._chunks = list(sealed_chunks(root, info))
+        self._known = known_sums(info)
+        self._chunks = list(sealed_chunks(info))
         there = {(chunk.array.path, chunk.number) for chunk in self._chunks}
-        for leaf in root.blueprint.arrays:
+        for leaf in info.arrays:
             for number in range(-(-max(self._rows) // info.chunk_rows[leaf])):
                 if (leaf, number) not in there:
                     raise FormatError(f"{info.path}: chunk {number} of {leaf} has no checksum")
@@ -143,7 +142,7 @@ class _Search:
             self._resized |= size > chunk.nbytes
             whole = chunk.nbytes if size >= chunk.nbytes else size - size % block
             try:
-                sums = read_sums(fd, whole, block)
+                sums, _ = read_sums(fd, whole, block)
                 found[: len(sums)] = sums
             except (OSError, FormatError):
                 for at in range(0, whole, block):
@@ -166,13 +165,9 @@ class _Search:
 
     def _pieces(self, lane: int, count: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield the first row and the flags of pieces of a lane; zeros where nothing can be read."""
-        row = 0
-        while row < count:
-            inside = row % self._per_chunk
-            width = min(count - row, self._per_chunk - inside, _PIECE)
-            data = self._read(row // self._per_chunk, lane * self._per_chunk + inside, width)
-            yield row, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
-            row += width
+        for chunk, inside, width in layout.split_rows(0, count, self._per_chunk, _PIECE):
+            data = self._read(chunk, lane * self._per_chunk + inside, width)
+            yield chunk * self._per_chunk + inside, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
 
     def _read(self, chunk: int, at: int, nbytes: int) -> bytes:
         try:

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,19 +20,33 @@ _pwrite_held = ctypes.PyDLL(None).pwrite
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
+class descriptor:
+    """Have a file or folder open for a block, ``with descriptor(path, flags) as fd``; it is opened at once."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: os.PathLike[str] | str, flags: int) -> None:
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+    def __enter__(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        os.close(self._fd)
+
+
 def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> None:
     """Write a file that nobody else looks at yet: ``data``, or ``nbytes`` zeros that have no blocks.
 
     Raises the system's OSError, ENOSPC also where only a part of ``data`` fits; what was begun is left.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
+    with descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as fd:
         if nbytes is not None:
             os.ftruncate(fd, nbytes)
         elif os.write(fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-    finally:
-        os.close(fd)
 
 
 def write_sparse(path: str, data: bytes) -> None:
@@ -40,14 +55,11 @@ def write_sparse(path: str, data: bytes) -> None:
     Raises the system's OSError; what was begun is left.
     """
     write_file(path, nbytes=len(data))
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
         for at in range(0, len(data), _PAGE_BYTES):
             page = data[at : at + _PAGE_BYTES]
             if page.count(0) != len(page):
                 write_at(fd, page, at)
-    finally:
-        os.close(fd)
 
 
 def write_at(fd: int, data: Any, offset: int) -> None:
@@ -73,11 +85,8 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 def read_file(path: str) -> bytes:
     """Return the bytes of a small file: a third of the time that Python's file objects take."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         return os.read(fd, min(os.fstat(fd).st_size, _SMALL))
-    finally:
-        os.close(fd)
 
 
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
@@ -105,55 +114,64 @@ def overwrite(path: Path, data: bytes) -> bool:
     where the file system copies on write and there is no room; nothing was written.
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        opening = descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
-    try:
+    with storage_errors(path), opening as fd:
         if os.fstat(fd).st_size != len(data):
             return False
         write_at(fd, data, 0)
-    except OSError as error:
-        raise storage_error(error, path) from error
-    finally:
-        os.close(fd)
     return True
 
 
-def storage_error(error: OSError, path: os.PathLike[str] | str) -> Exception:
-    """Return StorageFull for the errors that mean "no space", the error itself for all others; both name the path."""
+def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | None = None) -> Exception:
+    """Return StorageFull for the errors that mean "no space", the error itself for all others; both name the path.
+
+    ``message`` is what StorageFull says, in place of the usual words.
+    """
     show_paths(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageFull(error.errno, f"no space for {os.fspath(path)}; free some and append again, nothing was lost")
+        usual = f"no space for {os.fspath(path)}; free some and append again, nothing was lost"
+        return StorageFull(error.errno, message or usual)
     return error
 
 
 @contextmanager
-def storage_errors(path: os.PathLike[str] | str) -> Iterator[None]:
-    """Raise StorageFull, naming a path, where a block meets an error that means "no space"; others as they are."""
+def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> Iterator[None]:
+    """Raise StorageFull where a block meets an error that means "no space", others as they are; see `storage_error`."""
     try:
         yield
     except OSError as error:
-        if (full := storage_error(error, path)) is error:
+        if (full := storage_error(error, path, message)) is error:
             raise
         raise full from error
 
 
+@contextmanager
+def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
+    """Have a block make a folder, from nothing; where the block fails, nothing is left of it.
+
+    Raises StorageFull where there is no room.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that died here
+    try:
+        with storage_errors(folder):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def sync_file(path: os.PathLike[str] | str) -> None:
     """Wait until the data of a file, mapped writes included, is durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with descriptor(path, os.O_RDONLY) as fd:
         os.fdatasync(fd)
-    finally:
-        os.close(fd)
 
 
 def sync_folder(path: os.PathLike[str] | str) -> None:
     """Wait until the names in a folder are durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def sync_tree(path: os.PathLike[str] | str) -> None:
@@ -166,25 +184,19 @@ def sync_tree(path: os.PathLike[str] | str) -> None:
 
 def sync_file_system(path: os.PathLike[str] | str) -> None:
     """Sync the whole file system that holds ``path``: one wait for any number of files."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with descriptor(path, os.O_RDONLY) as fd:
         if _libc.syncfs(fd) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), os.fspath(path))
-    finally:
-        os.close(fd)
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
     """Raise the error that writing this file back met, if any: `sync_file_system` tells only its first caller."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
             if code not in (errno.ESPIPE, errno.EINVAL, errno.ENOSYS):
                 raise OSError(code, os.strerror(code), os.fspath(path))
-    finally:
-        os.close(fd)
 
 
 def punch_hole(fd: int, start: int, stop: int) -> None:

@@ -41,12 +41,8 @@ class HiddenEntries:
         Raises FormatError where a file of them is missing or damaged.
         """
         parts = [np.zeros((0, 2), np.int64)]
-        start = self.count
-        while start < count:
-            chunk, inside = divmod(start, ROWS)
-            stop = min(count, (chunk + 1) * ROWS)
-            parts.append(self._read(f"{self._folder}/c.{chunk}.0", inside, stop - start))
-            start = stop
+        for chunk, inside, rows in layout.split_rows(self.count, count, ROWS):
+            parts.append(self._read(f"{self._folder}/c.{chunk}.0", inside, rows))
         self.count = max(self.count, count)
         return np.concatenate(parts)
 
@@ -81,14 +77,12 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
     folder = str(root.folder / layout.HIDDEN)
     with storage_errors(folder):
         _make_room(root, folder, start, stop)
-        data, at = np.array(episodes, "<i8").reshape(-1, 2).tobytes(), start
-        while at < stop:
-            chunk, inside = divmod(at, ROWS)
-            count = min(stop - at, ROWS - inside)
+        entries = np.array(episodes, "<i8").reshape(-1, 2)
+        for chunk, inside, count in layout.split_rows(start, stop, ROWS):
             with opened(f"{folder}/c.{chunk}.0", _NBYTES, os.O_RDWR) as fd:
-                write_at(fd, data[16 * (at - start) :][: 16 * count], 16 * inside)
+                write_at(fd, entries[:count].tobytes(), 16 * inside)
                 os.fdatasync(fd)
-            at += count
+            entries = entries[count:]
         sync_folder(folder)
     # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
     keep_hidden(counters, hidden_before)

@@ -3,7 +3,7 @@
 The whole layout in words is in docs/format.md; this module is where its numbers live.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from diskreplay.ids import (
     CUT as CUT,
@@ -115,6 +115,15 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         elif first < stop:
             merged.append((first, stop))
     return merged
+
+
+def split_rows(first: int, stop: int, per_chunk: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
+    """Yield parts of rows that lie in one chunk each: its number, the place in it, and how many, ``most`` at most."""
+    while first < stop:
+        chunk, inside = divmod(first, per_chunk)
+        count = min(stop - first, per_chunk - inside, most)
+        yield chunk, inside, count
+        first += count
 
 
 def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:

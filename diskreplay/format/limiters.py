@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import time
 from contextlib import suppress
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import Counters, open_counters
-from diskreplay.format.durable import storage_errors, sync_folder, sync_tree
+from diskreplay.format.durable import drafted, sync_folder, sync_tree
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.marks import map_trusted
@@ -21,7 +20,7 @@ from diskreplay.format.metadata import dump, shaped
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, map_numbers, read_segment
+from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.ids import NO_STEP
 
 SLOTS = layout.LIMITER_SLOTS
@@ -64,20 +63,18 @@ def _create(root: Root, name: str) -> None:
     """Make a limiter's array; it appears whole."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
-    with held_lock(root.lock_path), storage_errors(target):  # under which leftovers are removed
-        try:
-            shutil.rmtree(building, ignore_errors=True)
+    with held_lock(root.lock_path):  # under which leftovers are removed
+        if target.exists():
+            return
+        with drafted(building):
             building.mkdir()
             (building / layout.METADATA).write_bytes(dump(document))
             (building / "c.0").write_bytes(bytes(SLOTS * 8))
             make_lock(building / layout.LOCK)
-            if not target.exists():
-                # Once a limiter: after a loss of power an empty file would be damage.
-                sync_tree(building)
-                os.rename(building, target)
-                sync_folder(target.parent)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
+            # Once a limiter: after a loss of power an empty file would be damage.
+            sync_tree(building)
+            os.rename(building, target)
+            sync_folder(target.parent)
 
 
 class Inserted(NamedTuple):
@@ -146,7 +143,7 @@ class StepCounter:
                     self._sealed[number] = info.steps
                     self._growing.pop(number, None)
                 elif number not in self._growing:
-                    self._growing[number] = _Growing(self._root, info)
+                    self._growing[number] = _Growing(info)
             except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._growing.pop(number, None)
                 if self._root.segment_path(number).exists():  # damaged: what it held was inserted
@@ -165,10 +162,10 @@ class StepCounter:
 class _Growing:
     """A segment that is not sealed, and how far its flags were read."""
 
-    def __init__(self, root: Root, info: SegmentInfo) -> None:
-        self._root, self._info = root, info
+    def __init__(self, info: SegmentInfo) -> None:
+        self._info = info
         self._chunk_rows = info.chunk_rows[layout.DONE]
-        _, self._committed = map_trusted(root, info)
+        _, self._committed = map_trusted(info)
         self._rows = np.zeros(len(info.lanes), np.int64)
         self._steps = -info.lost.surplus
         self._flags: dict[int, NDArray[np.uint8]] = {}
@@ -182,17 +179,14 @@ class _Growing:
     def _read_new(self) -> None:
         committed = self._committed.copy()
         for lane in np.flatnonzero(committed != self._rows).tolist():
-            row, stop = int(self._rows[lane]), int(committed[lane])
-            while row < stop:
-                chunk, inside = divmod(row, self._chunk_rows)
-                count = min(stop - row, self._chunk_rows - inside, _ROWS_AT_ONCE)
+            new = int(self._rows[lane]), int(committed[lane])
+            for chunk, inside, count in layout.split_rows(*new, self._chunk_rows, _ROWS_AT_ONCE):
                 flags = self._chunk(chunk)[lane, inside : inside + count]
                 self._steps += int(np.count_nonzero(flags & NO_STEP == 0))
-                row += count
-                self._rows[lane] = row
+                self._rows[lane] += count
 
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:
             self._flags.clear()  # lanes are near each other: another chunk's turn comes once
-            self._flags[chunk] = map_numbers(self._root, self._info, layout.DONE, chunk)
+            self._flags[chunk] = self._info.map_numbers(layout.DONE, chunk)
         return self._flags[chunk]

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.folders import BY_PATH, Lookup
+from diskreplay.format.durable import descriptor
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -139,19 +140,13 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
     return fd
 
 
-class opened:
+class opened(descriptor):
     """Have a file open for a block, ``with opened(path, nbytes) as fd``; it is opened at once, as by `open_regular`."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ()
 
     def __init__(self, path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> None:
         self._fd = open_regular(path, nbytes, flags, lookup)
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
 
 
 def read_regular(path: str, nbytes: int | None, most: int) -> bytes:

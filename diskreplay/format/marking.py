@@ -1,6 +1,5 @@
 """Makes the rows of an open segment durable, and marks them in its log: see `diskreplay.format.marks`."""
 
-import errno
 import os
 import time
 import weakref
@@ -9,16 +8,14 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from diskreplay.errors import StorageFull
 from diskreplay.folders import close_when_collected
 from diskreplay.format import layout
 from diskreplay.format.commit import open_lane_counter
 from diskreplay.format.copies import note_changed
-from diskreplay.format.durable import sync_file, sync_folder, write_at
+from diskreplay.format.durable import storage_errors, sync_file, sync_folder, write_at
 from diskreplay.format.mapping import Mapping
 from diskreplay.format.marks import new_rows_crc, read_marks, record_type
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_path, map_chunk
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS
 
 Ints = NDArray[np.int64]
@@ -31,9 +28,13 @@ class MarkLog:
     The log stays open and chunks stay mapped until this object is collected.
     """
 
-    def __init__(self, root: Root, info: SegmentInfo) -> None:
-        self._root, self._info, self._fd = root, info, -1
+    def __init__(self, info: SegmentInfo) -> None:
+        self._info, self._fd = info, -1
         self.path = f"{info.path}/{layout.MARKS}"
+        self._full = (
+            f"no space in {info.root.path} to make durable what was appended; it is there, but a loss of power would "
+            "take it: free some and append again"
+        )
         self._kind = record_type(len(info.lanes))
         marks = read_marks(str(info.path), len(info.lanes))
         self._count = len(marks)
@@ -46,10 +47,8 @@ class MarkLog:
 
         Raises StorageFull where there is no space, or the system's OSError.
         """
-        try:
+        with storage_errors(self.path, self._full):
             self._open()
-        except OSError as error:
-            raise self._storage_error(error) from error
 
     def _open(self) -> int:
         if self._fd < 0:
@@ -57,21 +56,12 @@ class MarkLog:
             close_when_collected(self, self._fd)
         return self._fd
 
-    def _map_chunk(self, root: Root, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
+    def _map_chunk(self, leaf: str, chunk: int) -> Mapping:
         known, mapping = self._mapped.get(leaf, (-1, None))
         if mapping is None or known != chunk:
-            mapping = map_chunk(root, info, leaf, chunk)
+            mapping = self._info.map_chunk(leaf, chunk)
             self._mapped[leaf] = chunk, mapping
         return mapping
-
-    def _storage_error(self, error: OSError) -> OSError:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return error
-        return StorageFull(
-            error.errno,
-            f"no space in {self._root.path} to make durable what was appended; it is there, but a loss of power would "
-            "take it: free some and append again",
-        )
 
     def append(self, rows: Ints) -> None:
         """Append a mark of committed rows that are durable, durably.
@@ -79,18 +69,16 @@ class MarkLog:
         Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
         may be repeated.
         """
-        crc = new_rows_crc(self._root, self._info, self.rows, rows, self._map_chunk)
+        crc = new_rows_crc(self._info, self.rows, rows, self._map_chunk)
         record = np.zeros(1, self._kind)
         record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
         record["rows"][0] = rows
         data = record.tobytes()[:-4]
         own = crc32c(data, self._seed)
-        try:
+        with storage_errors(self.path, self._full):
             # What an earlier attempt left behind the last whole mark is overwritten.
             write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
             os.fdatasync(self._open())
-        except OSError as error:
-            raise self._storage_error(error) from error
         self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
 
 
@@ -103,9 +91,9 @@ class DurableRows:
     Concurrency: one thread at a time, which need not be the one that appends.
     """
 
-    def __init__(self, root: Root, info: SegmentInfo) -> None:
-        self._root, self._info = root, info
-        self._log = MarkLog(root, info)
+    def __init__(self, info: SegmentInfo) -> None:
+        self._info = info
+        self._log = MarkLog(info)
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
         self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
         self._descriptors: _Descriptors = {}  # the chunk of each array that was synced last, and a descriptor of it
@@ -145,12 +133,12 @@ class DurableRows:
             _close(self._descriptors, leaf)
             if len(self._descriptors) >= MOST_DESCRIPTORS:
                 _close(self._descriptors, next(iter(self._descriptors)))
-            fd = os.open(chunk_path(self._root, self._info, leaf, chunk), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._info.chunk_path(leaf, chunk), os.O_RDONLY | os.O_CLOEXEC)
             self._descriptors[leaf] = chunk, fd
         return fd
 
     def _sync_new_segment(self) -> None:
-        path, root = self._info.path, self._root
+        path, root = self._info.path, self._info.root
         parts = {part for leaf in self._info.chunk_rows for part in [path / leaf, *(path / leaf).parents]}
         folders = {part for part in parts if path in part.parents} | {path / name for name in layout.LANE_COUNTERS}
         for name in layout.LANE_COUNTERS:

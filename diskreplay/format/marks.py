@@ -29,8 +29,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.machine import boot_id
 from diskreplay.format.mapping import Mapping, read_regular
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, map_chunk
+from diskreplay.format.segment import SegmentInfo
 
 Ints = NDArray[np.int64]
 
@@ -95,24 +94,24 @@ def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
 
 
 def new_rows_crc(
-    root: Root,
     info: SegmentInfo,
     before: Ints,
     rows: Ints,
-    mapped: Callable[[Root, SegmentInfo, str, int], Mapping] = map_chunk,
+    mapped: Callable[[str, int], Mapping] | None = None,
 ) -> int:
     """Return the CRC-32C of the bytes of all lanes' rows from ``before`` up to ``rows``.
 
-    ``mapped`` gives the mapping of a chunk. Raises FileNotFoundError or FormatError where a chunk is not there, or has
-    another size.
+    ``mapped`` gives the mapping of a chunk in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError or FormatError
+    where a chunk is not there, or has another size.
     """
     crc, first, last = 0, int(before[rows > before].min(initial=1 << 62)), int(rows.max())
-    for leaf, array in sorted(root.blueprint.arrays.items()):
+    for leaf, array in sorted(info.arrays.items()):
         per_chunk = info.chunk_rows[leaf]
         for chunk in range(first // per_chunk, -(-last // per_chunk)):
             start, stop = (np.minimum(np.maximum(edge - chunk * per_chunk, 0), per_chunk) for edge in (before, rows))
             if (start < stop).any():
-                crc = _rows_crc(mapped(root, info, leaf, chunk), array.row_bytes, per_chunk, start, stop, crc)
+                mapping = (mapped or info.map_chunk)(leaf, chunk)
+                crc = _rows_crc(mapping, array.row_bytes, per_chunk, start, stop, crc)
     return crc
 
 
@@ -138,7 +137,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
 # --- which rows count ------------------------------------------------------------------------------------------------
 
 
-def proven_rows(root: Root, info: SegmentInfo) -> Ints:
+def proven_rows(info: SegmentInfo) -> Ints:
     """Return the rows of each lane that the longest prefix of marks that fits covers, ``(lanes,)``.
 
     Every marked byte is read.
@@ -146,7 +145,7 @@ def proven_rows(root: Root, info: SegmentInfo) -> Ints:
     rows = np.zeros(len(info.lanes), np.int64)
     for mark in read_marks(str(info.path), len(info.lanes)):
         try:
-            if new_rows_crc(root, info, rows, mark.rows) != mark.crc:
+            if new_rows_crc(info, rows, mark.rows) != mark.crc:
                 break
         except (OSError, FormatError):
             break  # a chunk with marked rows is missing
@@ -159,14 +158,14 @@ def shows_live_rows(info: SegmentInfo) -> bool:
     return info.sealed or (bool(info.boot) and info.boot == boot_id() and info.is_in_place)
 
 
-def map_trusted(root: Root, info: SegmentInfo) -> tuple[Ints, Ints]:
+def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """Map the rows of each lane whose observation, and that as a whole, can be trusted: ``(lanes,)`` each.
 
     Those of a segment that has to prove its rows do not change; every marked byte of it is read. Raises
     FileNotFoundError where the segment was evicted, FormatError where a counter is damaged.
     """
     if not shows_live_rows(info):
-        rows = proven_rows(root, info)
+        rows = proven_rows(info)
         os.stat(info.path)  # one that was evicted meanwhile proves nothing
         return rows, rows
     observed, committed = (

@@ -21,7 +21,7 @@ from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import copy_tree, is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import storage_errors, sync_file_system, sync_folder, write_atomic
+from diskreplay.format.durable import drafted, sync_file_system, sync_folder, write_atomic
 from diskreplay.format.mapping import read_regular
 from diskreplay.format.metadata import Document, is_whole, parse_document
 from diskreplay.format.sealing import count_flags
@@ -101,14 +101,10 @@ def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
         if entry.path == where and entry.reason == reason and entry.segment is not None:
             return entry.where
     draft = root / layout.COUNTERS / f"new-{where.replace('/', '-')}"
-    try:
-        with storage_errors(draft):
-            shutil.rmtree(draft, ignore_errors=True)  # of a process that died
-            copy_tree(root / where, draft)
-            sync_file_system(root)
-            return _take_in(root, draft, where, reason, steps, False)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with drafted(draft):
+        copy_tree(root / where, draft)
+        sync_file_system(root)
+        return _take_in(root, draft, where, reason, steps, False)
 
 
 def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | None, rebuilt: bool) -> str:
@@ -247,7 +243,7 @@ def _is_segment(path: Path) -> bool:
     return os.path.lexists(_record_path(path)) or layout.METADATA in names or len(names & _PARTS) >= _ENOUGH_PARTS
 
 
-def settle_records(root: Path) -> dict[int, int]:
+def remove_stale_records(root: Path) -> dict[int, int]:
     """Remove the records of segments that are not in quarantine any more; return their numbers and steps.
 
     Somebody moved them back by hand, or deleted them, or a process died that restored one. The caller holds the store
@@ -277,11 +273,6 @@ def _segment_names(root: Path) -> list[str]:
     return os.listdir(folder) if is_folder(root / QUARANTINE) and is_folder(folder) else []
 
 
-def has_quarantine(root: Path) -> bool:
-    """Whether anything was ever set aside; this costs next to nothing."""
-    return os.path.isdir(root / QUARANTINE)
-
-
 # --- taking out ------------------------------------------------------------------------------------------------------
 
 
@@ -298,14 +289,14 @@ def bring_back(root: Path, entry: Quarantined) -> None:
     for folder in (target.parent, source.parent):
         sync_folder(folder)
     counters = _counters(root)
-    make_room_for(counters, entry.segment)
+    include_number(counters, entry.segment)
     note_change(root)
     with suppress(FileNotFoundError):
         os.unlink(_record_path(source))
     sync_folder(source.parent)
 
 
-def make_room_for(counters: StoreCounters, number: int) -> None:
+def include_number(counters: StoreCounters, number: int) -> None:
     """Let the counters reach over a segment that is there again. The caller holds the store lock."""
     words = counters.read()
     if number < words[layout.FIRST_LIVE]:

@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,9 +25,9 @@ from diskreplay.format.blocks import BlockSums, Chunk, Sums, known_sums, parse, 
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range
-from diskreplay.format.durable import storage_error, sync_folder, sync_tree, write_file
+from diskreplay.format.durable import descriptor, drafted, sync_folder, sync_tree, write_file
 from diskreplay.format.mapping import data_ranges, opened, read_regular
-from diskreplay.format.quarantine import QUARANTINE, move_aside
+from diskreplay.format.quarantine import move_aside, quarantined_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Lost, SegmentInfo
 from diskreplay.format.times import repeat_times, time_bounds
@@ -40,48 +39,37 @@ _MOST_BYTES = 64 << 20  # of a document or a counter
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
 
-def build_copy(root: Root, info: SegmentInfo, damage: Damage) -> str:
+def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without what is damaged; return its folder, relative to the store.
 
     The caller holds the store lock. The damaged segment is only read. Raises StorageFull where there is no room for it,
     FormatError where a small file does not fit its checksum or what was whole is not any more; nothing is left behind.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
-    folder = f"{root.counters_folder}/{name}"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
+    folder = f"{info.root.counters_folder}/{name}"
+    with drafted(folder):
         os.mkdir(folder)
-        _Build(root, info, damage, folder).run()
+        _Build(info, damage, folder).run()
         sync_tree(folder)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise storage_error(error, folder) from error
-        raise
     return f"{layout.COUNTERS}/{name}"
 
 
-def drop_build(root: Root, where: str) -> None:
-    """Delete what `build_copy` built."""
-    shutil.rmtree(root.folder / where, ignore_errors=True)
-
-
 class _Build:
-    def __init__(self, root: Root, info: SegmentInfo, damage: Damage, folder: str) -> None:
-        self._root, self._info, self._damage, self._folder = root, info, damage, folder
+    def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
+        self._info, self._damage, self._folder = info, damage, folder
         self._sums: dict[str, int] = {}
 
     def run(self) -> None:
-        info, lanes, paths = self._info, len(self._info.lanes), self._root.blueprint.paths
+        info, lanes, paths = self._info, len(self._info.lanes), self._info.root.blueprint.paths
         for path in paths:
             os.mkdir(f"{self._folder}/{path}")
-        chunks = list(sealed_chunks(self._root, info))
+        chunks = list(sealed_chunks(info))
         for name in sorted(info.checksums.keys() - {chunk.name for chunk in chunks} - {layout.BLOCKS}):
             if name.rpartition("/")[0] in paths:
                 self._copy_small(name)
         write_file(f"{self._folder}/{layout.COMMITTED}/{layout.LOCK}")
         rows = read_lane_counter(f"{self._folder}/{layout.COMMITTED}", lanes)
-        blocks, known = BlockSums(), known_sums(self._root, info)
+        blocks, known = BlockSums(), known_sums(info)
         for chunk in chunks:
             skipped = self._skipped(chunk)
             self._build_chunk(chunk, skipped, rows, blocks)
@@ -99,12 +87,11 @@ class _Build:
             times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost),
         )
         for name in (layout.METADATA, layout.DOCUMENT_COPY):
-            write_file(f"{self._folder}/{name}", self._root.blueprint.segment_document(rebuilt.attributes()))
+            write_file(f"{self._folder}/{name}", rebuilt.own_document())
 
     def _build_chunk(self, chunk: Chunk, skipped: list[Range], rows: NDArray[np.int64], blocks: BlockSums) -> None:
         info, leaf = self._info, chunk.array.path
-        fd = os.open(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
+        with descriptor(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
             os.ftruncate(fd, chunk.nbytes)
             self._copy(chunk.name, fd, _rest(skipped, chunk.nbytes))
             if leaf == layout.DONE:
@@ -114,8 +101,6 @@ class _Build:
                 repeat_times(self._folder, chunk.number, info.chunk_rows[leaf], rows, skipped, least)
             self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd)
             os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)  # as sealed chunks are
-        finally:
-            os.close(fd)
 
     def _copy_small(self, name: str) -> None:
         """Copy a document, a counter, or what else is small and has a checksum."""
@@ -218,7 +203,7 @@ def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 
     aside = None
     if os.path.lexists(path):
         aside = move_aside(root.folder, f"{layout.SEGMENTS}/{path.name}", reason, steps=steps, rebuilt=True)
-    elif not _is_in_quarantine(root, path.name) or number < int(root.counters().read()[layout.FIRST_LIVE]):
+    elif number not in quarantined_numbers(root.folder) or number < int(root.counters().read()[layout.FIRST_LIVE]):
         # It was evicted since. What was built is not needed, and not deleted: that is for retention alone.
         move_aside(root.folder, f"{layout.COUNTERS}/{rebuilt.name}", "its segment was evicted meanwhile", steps=0)
         return None
@@ -247,10 +232,3 @@ def _numbers(root: Root, beginning: str) -> list[int]:
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _beside(root, beginning, number) for number in numbers}
     return [number for number, folder in folders.items() if is_folder(folder)]
-
-
-def _is_in_quarantine(root: Root, name: str) -> bool:
-    with suppress(OSError):
-        folder = root.folder / QUARANTINE / layout.SEGMENTS
-        return any(re.fullmatch(rf"{name}(\.[0-9]+)?", entry) for entry in os.listdir(folder))
-    return False

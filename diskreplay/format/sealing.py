@@ -9,7 +9,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,14 +37,9 @@ from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import (
     SegmentInfo,
-    chunk_path,
-    row_bytes,
-    rows_document,
-    unfinished_chunk_path,
-    write_rows,
 )
 from diskreplay.format.times import time_bounds
-from diskreplay.format.unproven import forget_claims, settle_unproven
+from diskreplay.format.unproven import forget_claims, keep_proven_rows
 from diskreplay.ids import NO_STEP
 
 Salvaged = Mapping[int, NDArray[np.int64]]
@@ -54,7 +49,7 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
 @dataclass
-class _Settled:
+class _Finished:
     """A segment whose files are as they will stay, but for ``durable`` and its own attributes."""
 
     info: SegmentInfo
@@ -84,19 +79,19 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged |
     """
     root.check_still_there()
     with storage_errors(root.folder):
-        settled = [_settle(root, info, (salvaged or {}).get(info.number)) for info in infos]
+        finished = [_finish_files(info, (salvaged or {}).get(info.number)) for info in infos]
     with _writing_back():
         sync_file_system(root.folder)
-        for segment in settled:
+        for segment in finished:
             for name in segment.checksums:
                 check_written(f"{segment.info.path}/{name}")
     with storage_errors(root.folder):
-        for segment in settled:
-            _write_sealed_beside(root, segment)
+        for segment in finished:
+            _write_sealed_beside(segment)
     with _writing_back():
         sync_file_system(root.folder)
     with storage_errors(root.folder):
-        for segment in settled:
+        for segment in finished:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
             os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
@@ -115,19 +110,19 @@ def _writing_back() -> Iterator[None]:
         raise NotWritten(error.errno, error.strerror, error.filename) from error
 
 
-def _settle(root: Root, info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Settled:
-    refuse_links(info.path, root.blueprint.paths)
+def _finish_files(info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Finished:
+    refuse_links(info.path, info.root.blueprint.paths)
     is_live = shows_live_rows(info)
     if is_live:
-        rows = kept = _settle_counters(root, info)
+        rows = kept = _finish_counters(info)
     else:
-        rows, kept = settle_unproven(root, info, salvaged)
+        rows, kept = keep_proven_rows(info, salvaged)
     # All three say the same in the end: any one of them can be restored from another.
     crc = crc32c(rows.tobytes())
-    segment = _Settled(info, rows, kept, is_live, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
-    for path, document in root.blueprint.documents(len(info.lanes), info.chunk_rows, None):
-        if array := root.blueprint.arrays.get(path):
-            _trim(root, segment, array)
+    segment = _Finished(info, rows, kept, is_live, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
+    for path, document in info.documents():
+        if array := info.arrays.get(path):
+            _trim(segment, array)
         else:
             name = f"{path}/{layout.METADATA}"
             if not _has_content(f"{info.path}/{name}", document):
@@ -143,7 +138,7 @@ def _beside(info: SegmentInfo) -> str:
     return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
 
 
-def _write_sealed_beside(root: Root, segment: _Settled) -> None:
+def _write_sealed_beside(segment: _Finished) -> None:
     """Set the counter of durable rows, as all of them are, and prepare the sealed attributes."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
@@ -161,12 +156,12 @@ def _write_sealed_beside(root: Root, segment: _Settled) -> None:
         claimed=segment.claimed,
         unproven_steps=segment.unproven_steps,
     )
-    document = root.blueprint.segment_document(sealed.attributes())
+    document = sealed.own_document()
     write_file(_beside(info), document)
     write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
 
 
-def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
+def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
     """Fix what is data of a segment whose memory can be trusted; return the rows of each lane.
 
     That is all that was committed, and the last observation of an episode that nobody ended.
@@ -176,28 +171,28 @@ def _settle_counters(root: Root, info: SegmentInfo) -> NDArray[np.int64]:
     if (observed > committed).any():
         committed = committed.copy()
         for lane in np.flatnonzero(observed > committed).tolist():
-            _end_with_observation(root, info, lane, int(committed[lane]))
+            _end_with_observation(info, lane, int(committed[lane]))
             committed[lane] += 1
         write_lane_counter(f"{info.path}/{layout.COMMITTED}", committed)
     return committed
 
 
-def _end_with_observation(root: Root, info: SegmentInfo, lane: int, row: int) -> None:
+def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
     """Make the observation at ``row`` the final one of a cut episode; a dead writer may have torn the other fields."""
     flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
     # Only what is live comes here: this is the clock of the rows before.
     known = {layout.DONE: bytes([flags]), layout.TIME: clock_ns().to_bytes(8, "little")}
-    for leaf in root.blueprint.arrays:
+    for leaf in info.arrays:
         if leaf == "obs" or leaf.startswith("obs/"):
             continue
         chunk, at = divmod(row, info.chunk_rows[leaf])
-        nbytes = row_bytes(root, leaf)
+        nbytes = info.arrays[leaf].row_bytes
         data = known.get(leaf, bytes(nbytes))
-        with open_protected(chunk_path(root, info, leaf, chunk)) as fd:
+        with open_protected(info.chunk_path(leaf, chunk)) as fd:
             os.pwrite(fd, data, (lane * info.chunk_rows[leaf] + at) * nbytes)
 
 
-def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
+def _trim(segment: _Finished, array: RowArray) -> None:
     """Punch out what lies past each lane's rows, delete chunks past the longest lane, and make the shape exact.
 
     Takes the checksums of what stays, counts the steps, and takes away the permission to write: a chunk that was copied
@@ -208,7 +203,7 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
     chunks = -(-int(segment.kept.max()) // per_chunk)
     for chunk in range(chunks):
         kept = _rows_inside(segment.kept, chunk, per_chunk)
-        with open_protected(chunk_path(root, info, array.path, chunk)) as fd:
+        with open_protected(info.chunk_path(array.path, chunk)) as fd:
             behind = [(lane * per_chunk + count, (lane + 1) * per_chunk) for lane, count in enumerate(kept)]
             for start, stop in layout.merge_ranges(behind):
                 punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
@@ -219,13 +214,13 @@ def _trim(root: Root, segment: _Settled, array: RowArray) -> None:
                 segment.unproven_steps += _count_in_chunk(fd, kept, per_chunk) - steps
             protect(fd)
     name = f"{array.path}/{layout.METADATA}"
-    if not segment.is_live:
-        _remove_unknown(info, array, chunks)
+    document = info.rows_document(array.path, longest)
+    is_exact = _has_content(f"{info.path}/{name}", document)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
-    document = rows_document(root, info, array.path, longest)
-    if not _has_content(f"{info.path}/{name}", document):
-        _remove_chunks(root, info, array.path, chunks)
-        write_rows(root, info, array.path, longest)
+    if not (segment.is_live and is_exact):
+        _remove_behind(info, array, chunks)
+    if not is_exact:
+        info.write_rows(array.path, longest)
     note_changed(f"{info.path}/{name}", for_good=True)
     sums[name] = crc32c(document)
 
@@ -244,30 +239,20 @@ def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> list[in
     return inside
 
 
-def _remove_chunks(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> None:
-    """Remove the chunks from ``chunk`` on and, as they are created in order, the one after them if it was begun."""
-    with suppress(FileNotFoundError):
-        while True:
-            os.unlink(chunk_path(root, info, leaf, chunk))
-            chunk += 1
-    with suppress(FileNotFoundError):
-        os.unlink(unfinished_chunk_path(info, leaf, chunk))
-
-
-def _remove_unknown(info: SegmentInfo, array: RowArray, chunks: int) -> None:
-    """Remove all but the document and the first chunks: after a loss of power, some of what was begun may be there."""
+def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
+    """Remove all but the document and the first chunks: after a loss of power, any of what was begun may be there."""
     known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):
             os.unlink(info.path / array.path / name)
 
 
-def count_steps(root: Root, info: SegmentInfo) -> int:
+def count_steps(info: SegmentInfo) -> int:
     """Count the steps of a segment that can be trusted: its rows without observations and markers."""
-    return count_steps_in(root, info, map_trusted(root, info)[1].copy())
+    return count_steps_in(info, map_trusted(info)[1].copy())
 
 
-def count_steps_in(root: Root, info: SegmentInfo, rows: NDArray[np.int64]) -> int:
+def count_steps_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
     """Count the steps in the first rows of each lane of a segment."""
     return count_flags(str(info.path), rows, info.chunk_rows[layout.DONE]) - info.lost.surplus
 
@@ -297,10 +282,10 @@ def _count_in_lane(fd: int, start: int, rows: int) -> int:
     return steps
 
 
-def may_seal(root: Root, info: SegmentInfo) -> bool:
+def may_seal(info: SegmentInfo) -> bool:
     """Whether this machine may seal a segment whose lock is free.
 
     On a local file system that says that its writer is gone, whatever machine it was written on. Where others may have
     it mounted too, a lock need not be seen from here, so only what was written here may be sealed.
     """
-    return not is_shared(root.file_system) or info.machine == machine_id() or info.boot == boot_id()
+    return not is_shared(info.root.file_system) or info.machine == machine_id() or info.boot == boot_id()

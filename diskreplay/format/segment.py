@@ -5,8 +5,8 @@ import errno
 import os
 import shutil
 import uuid as uuids
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.folders import BY_PATH, Lookup, LookupBelow, OpenFolder
+from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
-from diskreplay.format.durable import overwrite, storage_error, storage_errors, write_atomic, write_file
+from diskreplay.format.durable import drafted, overwrite, storage_error, storage_errors, write_atomic, write_file
 from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
-from diskreplay.format.mapping import Mapping, map_file, open_regular, refuse_links
+from diskreplay.format.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
 from diskreplay.format.root import Root
-from diskreplay.format.unsynced import NeverWritten, is_never_written
 from diskreplay.format.volume import Volume, volume_of
 
 # What is read, or locked, of a segment as soon as it is seen.
@@ -33,6 +32,8 @@ _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layou
 DRAFT = "next-"
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
+# What a disk writes as a whole, and the most that is read of a file.
+_SECTOR, _MOST_BYTES = 512, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,15 @@ NOTHING_LOST = Lost()
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """The attributes of a segment. `path` is below the store's open folder, `home`, and valid as long as that."""
+    """The attributes of a segment, and where its files are.
+
+    `path` is below the open folder of the store, `root.home`, and valid as long as that.
+    """
 
     number: int
     path: Path
-    home: OpenFolder = field(repr=False, compare=False)
+    root: Root = field(repr=False, compare=False)
     uuid: str
-    store: str
     writer: int
     lanes: tuple[int, ...]
     chunk_rows: dict[str, int]
@@ -87,9 +90,9 @@ class SegmentInfo:
     volume: Volume
     clock: Clock  # of its boot, also where that has no meaning any more and `boot` is empty
     created: str
-    sealed: bool
-    steps: int | None
-    checksums: dict[str, int]
+    sealed: bool = False
+    steps: int | None = None
+    checksums: dict[str, int] = field(default_factory=dict)
     sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
     sealed_clock: BootTime | None = None
     times: tuple[int, int] | None = None  # the least and the greatest of its rows; None: not sealed, or no rows
@@ -144,7 +147,7 @@ class SegmentInfo:
         return {
             "requires": [],
             "uuid": self.uuid,
-            "store": self.store,
+            "store": self.root.uuid,
             "writer": self.writer,
             "lanes": list(self.lanes),
             "chunk_rows": self.chunk_rows,
@@ -158,6 +161,74 @@ class SegmentInfo:
             **sealed,
             **self.lost.attributes(),
         }
+
+    # --- its files -----------------------------------------------------------------------------------------------
+
+    @property
+    def arrays(self) -> dict[str, metadata.RowArray]:
+        """Its arrays with rows, by path."""
+        return self.root.blueprint.arrays
+
+    def chunk_nbytes(self, leaf: str) -> int:
+        """Return the size of every chunk file of an array."""
+        return len(self.lanes) * self.chunk_rows[leaf] * self.arrays[leaf].row_bytes
+
+    def chunk_path(self, leaf: str, chunk: int) -> str:
+        """Return the path of a chunk file."""
+        return f"{self.path}/{leaf}/{self.arrays[leaf].chunk_key(chunk)}"
+
+    def map_chunk(self, leaf: str, chunk: int) -> Mapping:
+        """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
+        return map_file(self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf))
+
+    def map_numbers(self, leaf: str, chunk: int) -> NDArray[Any]:
+        """Map a chunk of flags or times, ``(lanes, rows)``; errors as for `map_chunk`."""
+        return self.map_chunk(leaf, chunk).array(self.arrays[leaf].dtype, (len(self.lanes), self.chunk_rows[leaf]))
+
+    def open_chunk(self, leaf: str, chunk: int) -> int:
+        """Open a chunk to read and write it; where it is missing, it is created whole, without blocks.
+
+        Raises FormatError where the file is not as it was made; StorageFull where there is no room for its name:
+        nothing is left behind, and the call may be repeated.
+        """
+        path, nbytes = self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf)
+        with suppress(FileNotFoundError):
+            return open_regular(path, nbytes, os.O_RDWR)
+        self.root.check_still_there()
+        # The shape first: a call that is repeated ends at the chunk that is there. Until then its rows are zeros.
+        self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
+        temporary = f"{self.path}/{leaf}/.new-{chunk}"
+        try:
+            write_file(temporary, nbytes=nbytes)
+            os.rename(temporary, path)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise storage_error(error, path) from error
+        return open_regular(path, nbytes, os.O_RDWR)
+
+    def write_rows(self, leaf: str, rows: int) -> None:
+        """Write how many rows a lane has into an array's zarr.json.
+
+        In its place: a file that replaced it would have to be synced first, or a loss of power could leave an empty one
+        where rows are durable. One that is not as it was made is replaced. Raises StorageFull where there is no room;
+        it is as it was.
+        """
+        path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
+        if not overwrite(path, document):
+            write_atomic(path, document, synced=True)
+
+    def documents(self) -> Iterator[tuple[str, bytes]]:
+        """Yield path and zarr.json of everything below the segment, parents first, with one chunk of rows."""
+        return self.root.blueprint.documents(len(self.lanes), self.chunk_rows, None)
+
+    def own_document(self) -> bytes:
+        """Return the segment's own zarr.json."""
+        return self.root.blueprint.segment_document(self.attributes())
+
+    def rows_document(self, leaf: str, rows: int) -> bytes:
+        """Return the zarr.json of an array with the shape of ``rows`` rows a lane."""
+        return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
 
 class Size(NamedTuple):
@@ -181,13 +252,13 @@ def draft_segment(
     where there is no room for it; nothing is left behind.
     """
     committed = f"{building}/{layout.COMMITTED}"
-    lock: Lock | None = None
-    try:
+    with drafted(building), ExitStack() as undo:
         os.mkdir(building)
         os.mkdir(committed)
         lock = try_lock(f"{committed}/{layout.LOCK}")
         if lock is None:  # just made, and taken for that of a dead process
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
+        undo.callback(lock.release)
         chunk_rows = {
             leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows)
             for leaf, array in root.blueprint.arrays.items()
@@ -196,9 +267,8 @@ def draft_segment(
         info = SegmentInfo(
             number=_NO_NUMBER,
             path=Path(building),
-            home=root.home,
+            root=root,
             uuid=str(uuids.uuid4()),
-            store=root.uuid,
             writer=writer,
             lanes=tuple(lanes),
             chunk_rows=chunk_rows,
@@ -208,27 +278,18 @@ def draft_segment(
             volume=volume_of(building),
             clock=clock,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            sealed=False,
-            steps=None,
-            checksums={},
         )
-        write_file(f"{building}/{layout.METADATA}", root.blueprint.segment_document(info.attributes()))
-    except BaseException as error:
-        if lock is not None:
-            lock.release()
-        shutil.rmtree(building, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise storage_error(error, building) from error
-        raise
+        write_file(f"{building}/{layout.METADATA}", info.own_document())
+        undo.pop_all()
     return info, lock
 
 
-def place_segment(root: Root, info: SegmentInfo, number: int) -> SegmentInfo:
+def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
     """Give a draft its number and its place among the segments. The caller holds the store lock.
 
     Raises StorageFull where there is no room for its name, FileNotFoundError where somebody removed the draft.
     """
-    path = root.segment_path(number)
+    path = info.root.segment_path(number)
     with storage_errors(path):
         os.rename(info.path, path)
     return dataclasses.replace(info, number=number, path=path)
@@ -251,77 +312,6 @@ def _build_arrays(root: Root, building: str, lanes: int, chunk_rows: dict[str, i
             write_file(f"{folder}/{array.chunk_key(0)}", nbytes=lanes * chunk_rows[path] * array.row_bytes)
         elif path in blueprint.counters:
             write_file(f"{folder}/c.0", bytes(8 * lanes))
-
-
-def open_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> int:
-    """Open a chunk to read and write it; where it is missing, it is created whole, without blocks.
-
-    Raises FormatError where the file is not as it was made; StorageFull where there is no room for its name: nothing is
-    left behind, and the call may be repeated.
-    """
-    path, nbytes = chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf)
-    with suppress(FileNotFoundError):
-        return open_regular(path, nbytes, os.O_RDWR)
-    root.check_still_there()
-    # The shape first: a call that is repeated ends at the chunk that is there. Until then its rows are zeros to zarr.
-    write_rows(root, info, leaf, (chunk + 1) * info.chunk_rows[leaf])
-    temporary = unfinished_chunk_path(info, leaf, chunk)
-    try:
-        write_file(temporary, nbytes=nbytes)
-        os.rename(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise storage_error(error, path) from error
-    return open_regular(path, nbytes, os.O_RDWR)
-
-
-def unfinished_chunk_path(info: SegmentInfo, leaf: str, chunk: int) -> str:
-    """Return the path of a chunk that is being created."""
-    return f"{info.path}/{leaf}/.new-{chunk}"
-
-
-def write_rows(root: Root, info: SegmentInfo, leaf: str, rows: int) -> None:
-    """Write how many rows a lane has into an array's zarr.json.
-
-    In its place: a file that replaced it would have to be synced first, or a loss of power could leave an empty one
-    where rows are durable. One that is not as it was made is replaced. Raises StorageFull where there is no room; it is
-    as it was.
-    """
-    path, document = info.path / leaf / layout.METADATA, rows_document(root, info, leaf, rows)
-    if not overwrite(path, document):
-        write_atomic(path, document, synced=True)
-
-
-def rows_document(root: Root, info: SegmentInfo, leaf: str, rows: int) -> bytes:
-    """Return the zarr.json of an array with the shape of ``rows`` rows a lane."""
-    return root.blueprint.arrays[leaf].document(len(info.lanes), rows, info.chunk_rows[leaf])
-
-
-def chunk_path(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> str:
-    """Return the path of a chunk file."""
-    return f"{info.path}/{leaf}/{root.blueprint.arrays[leaf].chunk_key(chunk)}"
-
-
-def map_chunk(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> Mapping:
-    """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
-    return map_file(chunk_path(root, info, leaf, chunk), chunk_nbytes(root, info, leaf))
-
-
-def map_numbers(root: Root, info: SegmentInfo, leaf: str, chunk: int) -> NDArray[Any]:
-    """Map a chunk of flags or times, ``(lanes, rows)``; errors as for `map_chunk`."""
-    dtype = root.blueprint.arrays[leaf].dtype
-    return map_chunk(root, info, leaf, chunk).array(dtype, (len(info.lanes), info.chunk_rows[leaf]))
-
-
-def row_bytes(root: Root, leaf: str) -> int:
-    """Return the bytes of one row of one lane."""
-    return root.blueprint.arrays[leaf].row_bytes
-
-
-def chunk_nbytes(root: Root, info: SegmentInfo, leaf: str) -> int:
-    """Return the size of every chunk file of an array."""
-    return len(info.lanes) * info.chunk_rows[leaf] * row_bytes(root, leaf)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -357,17 +347,17 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> Segmen
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
-        return _as_copied(root, _parse_segment(root, number, path, attributes, identity), lookup)
+        return _as_copied(_parse_segment(root, number, path, attributes, identity), lookup)
     except FormatError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{document_path}: unusable attributes ({error!r}); restore this file") from None
 
 
-def _as_copied(root: Root, info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
+def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows."""
     try:
-        if not info.sealed or info.has_inode_of(lookup) or is_whole_copy(root, str(info.path), info.checksums):
+        if not info.sealed or info.has_inode_of(lookup) or is_whole_copy(info.arrays, str(info.path), info.checksums):
             return info
     except FileNotFoundError:
         return info  # a counter is missing: reading it raises
@@ -392,9 +382,8 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     return SegmentInfo(
         number=number,
         path=path,
-        home=root.home,
+        root=root,
         uuid=attributes["uuid"],
-        store=root.uuid,
         writer=_whole(attributes["writer"]),
         lanes=lanes,
         chunk_rows={leaf: chunk_rows[leaf] for leaf in arrays},
@@ -467,3 +456,46 @@ def _whole(value: Any) -> int:
     if not metadata.is_whole(value):
         raise TypeError(f"{value!r} is not a whole number")
     return value
+
+
+# --- never synced before a loss of power: files are empty, or missing -------------------------------------------------
+
+
+class NeverWritten(FileNotFoundError):
+    """A segment's own document was not durable when the power went, and so none of its rows is."""
+
+
+def is_never_written(segment: str) -> bool:
+    """Whether a segment's document, which cannot be read, was lost to the power before any of its rows was durable.
+
+    A document without a checksum that fits may also be damaged. But rows are marked only after their segment's document
+    is durable; and a document has no zeros.
+    """
+    blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
+    return blank and os.path.isdir(segment)  # checked last: retention may take it out meanwhile
+
+
+def has_no_mark(segment: str) -> bool:
+    """Whether no row of a segment is known to be durable: no mark, and no durable row."""
+    if os.path.islink(f"{segment}/{layout.DURABLE}"):
+        return False
+    found = [_content(f"{segment}/{name}") for name in (layout.MARKS, f"{layout.DURABLE}/c.0")]
+    return all(data is not None and not data.strip(b"\0") for data in found)
+
+
+def _is_blank(path: str) -> bool:
+    data = _content(path)
+    if not data:
+        return data is not None
+    return any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR))
+
+
+def _content(path: str) -> bytes | None:
+    """Return the bytes of a file, none where it is missing, None where something else is in its place."""
+    try:
+        data = read_regular(path, None, _MOST_BYTES + 1)
+    except FileNotFoundError:
+        return b""
+    except (OSError, FormatError):
+        return None
+    return data if len(data) <= _MOST_BYTES else None

@@ -1,7 +1,7 @@
 """One array of a segment as its writer sees it: which rows have their blocks, and how rows get there."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from mmap import PAGESIZE
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.durable import storage_error, write_row
+from diskreplay.format.layout import merge_ranges
 from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, open_chunk
+from diskreplay.format.segment import SegmentInfo
 
 Ints = NDArray[np.int64]
 
@@ -44,8 +44,8 @@ class Column:
     and scattered in a fraction of the time that numpy takes for arrays of rows.
     """
 
-    def __init__(self, root: Root, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
-        self.root, self.info, self.leaf = root, info, array.path
+    def __init__(self, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
+        self.info, self.leaf = info, array.path
         self.dtype, self.row_bytes = array.dtype, array.row_bytes
         self.as_bytes = is_bytes(array.path, array.shape)
         self.item = np.dtype(f"V{self.row_bytes}") if self.as_bytes else self.dtype
@@ -56,7 +56,7 @@ class Column:
         pages, page_rows = _LONE if len(info.lanes) == 1 else _LANE, PAGESIZE / self.row_bytes
         self._first_rows, self._few_rows = max(2, int(pages.first * page_rows)), int(pages.few * page_rows)
         self._step_rows = max(_STEP_ROWS, int(pages.step * page_rows))
-        self._chunk_bytes = chunk_nbytes(root, info, self.leaf)
+        self._chunk_bytes = info.chunk_nbytes(self.leaf)
         self.by_position = by_position
         self._keeps = keeps
         # Rows of each lane that can be written, and those whose blocks are reserved; of its last chunk perhaps not all.
@@ -87,7 +87,7 @@ class Column:
                 end = min(upto, int(self._allocated[near]))
                 self.reserved[near] = self._populate(chunk, near, end) if in_part else end
         except OSError as error:
-            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
+            raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
 
     def _near(self, lane: int, row: int, upto: int, rows: Ints, now: Ints) -> list[int]:
         """Return the lanes in the chunk of a lane that have less than ``upto``, and soon need more as it does."""
@@ -112,7 +112,7 @@ class Column:
         # From the beginning where all of a lane's part is reserved: then neighbours are one range.
         starts = [chunk << self.shift if upto == end else int(self._allocated[near]) for near in lanes]
         ranges = [self._pages(chunk, near, start, upto) for near, start in zip(lanes, starts, strict=True)]
-        fd = self.descriptor(chunk) if self.by_position else open_chunk(self.root, self.info, self.leaf, chunk)
+        fd = self.descriptor(chunk) if self.by_position else self.info.open_chunk(self.leaf, chunk)
         try:
             # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
             if not self.by_position and chunk not in self.chunks:
@@ -120,7 +120,7 @@ class Column:
             # Where lanes have a page each, the next rows need all of these: one append waits for them, and not ten that
             # leave the caches cold for whoever reads beside.
             at_once = upto == end and not self.by_position and self.rows * self.row_bytes <= PAGESIZE
-            for first, last in _merged(ranges) if self._keeps else ():
+            for first, last in merge_ranges(ranges) if self._keeps else ():
                 os.posix_fallocate(fd, first, last - first)
                 if at_once:
                     self._mappings[chunk].populate(first, last)
@@ -169,7 +169,7 @@ class Column:
         if fd is None:
             if len(self.descriptors) >= MOST_DESCRIPTORS:
                 os.close(self.descriptors.pop(next(iter(self.descriptors))))
-            fd = self.descriptors[chunk] = open_chunk(self.root, self.info, self.leaf, chunk)
+            fd = self.descriptors[chunk] = self.info.open_chunk(self.leaf, chunk)
         return fd
 
     def write_row(self, lane: int, row: int, item: Any) -> None:
@@ -217,7 +217,7 @@ class Column:
         try:
             write_row(self.descriptor(chunk), data, at * self.row_bytes)
         except OSError as error:
-            raise storage_error(error, chunk_path(self.root, self.info, self.leaf, chunk)) from error
+            raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
 
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
@@ -252,17 +252,6 @@ class Column:
         self._mappings.clear()
         while self.descriptors:
             os.close(self.descriptors.popitem()[1])
-
-
-def _merged(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges in ascending order, those that touch as one."""
-    first, last = ranges[0]
-    for start, stop in ranges[1:]:
-        if start > last:
-            yield first, last
-            first = start
-        last = stop
-    yield first, last
 
 
 class Places(NamedTuple):

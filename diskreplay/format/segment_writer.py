@@ -13,7 +13,6 @@ from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.layout import WIDE_ROW_BYTES
 from diskreplay.format.locks import Lock
 from diskreplay.format.marking import DurableRows
-from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column, Ints, Places, find_places
 
@@ -37,17 +36,15 @@ class SegmentWriter:
     Concurrency: one thread of one process, the one that holds the segment's lock. It never takes that lock itself.
     """
 
-    def __init__(self, root: Root, info: SegmentInfo, lock: Lock, *, in_blocks: bool = False) -> None:
-        self.root, self.info, self.number, self.lock = root, info, info.number, lock
+    def __init__(self, info: SegmentInfo, lock: Lock, *, in_blocks: bool = False) -> None:
+        self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
-        arrays = root.blueprint.arrays
+        arrays = info.arrays
         in_blocks &= len(arrays) <= MOST_DESCRIPTORS
         # Where reserved blocks are not kept, a store to mapped memory could end the process: all goes by position.
         self._keeps = keeps_reservations(info.path)
         self.columns = {
-            leaf: Column(
-                root, info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES or not self._keeps, self._keeps
-            )
+            leaf: Column(info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES or not self._keeps, self._keeps)
             for leaf, array in arrays.items()
         }
         self._open_counters()
@@ -195,9 +192,9 @@ class SegmentWriter:
         Concurrency: the thread that appends.
         """
         if isinstance(self.committed, CountersByPosition):
-            self.committed.settle(late=late)
+            self.committed.store_owed(late=late)
         if isinstance(self.observed, CountersByPosition):
-            self.observed.settle(late=True)
+            self.observed.store_owed(late=True)
 
     def mark(self) -> None:
         """Bring everything published to the disk, and say so in the segment's log of marks.
@@ -208,7 +205,7 @@ class SegmentWriter:
         """
         with self._marking:
             # Kept until the mark is made, also if `close` drops it meanwhile: its files are open for so long.
-            durable = self._durable = self._durable or DurableRows(self.root, self.info)
+            durable = self._durable = self._durable or DurableRows(self.info)
             durable.mark(self.committed.copy())
 
     def place(self, info: SegmentInfo) -> None:

@@ -1,6 +1,7 @@
 """The times of a segment's rows: nanoseconds by the clock of its boot, which never fall within a lane."""
 
 import os
+from bisect import bisect_right
 from typing import Self
 
 import numpy as np
@@ -11,7 +12,6 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.machine import MOST_NS
 from diskreplay.format.mapping import open_regular, opened
 from diskreplay.format.marks import map_trusted
-from diskreplay.format.root import Root
 from diskreplay.format.segment import Lost, SegmentInfo
 
 _ITEM = 8
@@ -71,31 +71,28 @@ class _Column:
         for row in (guess - 1, guess):
             if low <= row < high:
                 low, high = (row + 1, high) if self.at(lane, row) <= time else (low, row)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.at(lane, middle) <= time else (low, middle)
-        return low
+        return bisect_right(range(count), time, low, high, key=lambda row: self.at(lane, row))
 
 
-def last_time(root: Root, info: SegmentInfo) -> int:
+def last_time(info: SegmentInfo) -> int:
     """Return when the last row of a segment came, in nanoseconds since the epoch; 0 where it has none.
 
     Raises FormatError or OSError where a file of it is damaged or gone.
     """
     if info.sealed:
         return info.bounds[1]
-    rows = map_trusted(root, info)[1].copy()
+    rows = map_trusted(info)[1].copy()
     bounds = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
     return 0 if bounds is None else bounds[1] + info.clock.wall
 
 
-def count_until(root: Root, info: SegmentInfo, time: int) -> int:
+def count_until(info: SegmentInfo, time: int) -> int:
     """Count the rows of a segment that came no later than a time, by the clock of its boot.
 
     Raises FormatError or OSError where a file of it is damaged or gone.
     """
     folder, lanes = str(info.path), len(info.lanes)
-    rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(root, info)[1]
+    rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(info)[1]
     found, guess = 0, 0
     with _Column(folder, info.chunk_rows[layout.TIME], lanes) as column:
         for lane, count in enumerate(rows.tolist()):

@@ -18,9 +18,7 @@ from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
 from diskreplay.format.mapping import data_ranges, opened
 from diskreplay.format.marks import cut_marks, proven_rows, read_marks, shows_live_rows
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, map_numbers
-from diskreplay.format.unsynced import has_no_mark
+from diskreplay.format.segment import SegmentInfo, has_no_mark
 
 Ints = NDArray[np.int64]
 
@@ -44,37 +42,37 @@ WHY = {
 }
 
 
-def fate_of(root: Root, info: SegmentInfo) -> Fate:
+def fate_of(info: SegmentInfo) -> Fate:
     """Return what becomes of an unsealed segment whose lock is free."""
     if shows_live_rows(info):
         return Fate.SEALED
     if not has_no_mark(str(info.path)):
-        if not _lacks_marked_files(root, info):
+        if not _lacks_marked_files(info):
             return Fate.SEALED
-        return Fate.COPIED if proven_rows(root, info).any() else Fate.SET_ASIDE
-    if not holds_data(root, info):
+        return Fate.COPIED if proven_rows(info).any() else Fate.SET_ASIDE
+    if not holds_data(info):
         return Fate.REMOVED
-    return Fate.SEALED if rows_with_files(root, info) and _has_folders(root, info) else Fate.SET_ASIDE
+    return Fate.SEALED if rows_with_files(info) and _has_folders(info) else Fate.SET_ASIDE
 
 
-def _lacks_marked_files(root: Root, info: SegmentInfo) -> bool:
+def _lacks_marked_files(info: SegmentInfo) -> bool:
     """Whether files of marked rows are missing, or short: no loss of power takes those, but a copy may lack them."""
     marks = read_marks(str(info.path), len(info.lanes))
-    return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(root, info)
+    return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
 
 
-def _has_folders(root: Root, info: SegmentInfo) -> bool:
-    return all(is_folder(info.path / name) for name in root.blueprint.paths)
+def _has_folders(info: SegmentInfo) -> bool:
+    return all(is_folder(info.path / name) for name in info.root.blueprint.paths)
 
 
-def settle_unproven(root: Root, info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:
+def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:
     """Make the counters of a segment say what is proven; return these rows, and those that it had claimed.
 
     ``salvaged`` are the rows to take in place of the proven ones. May be repeated after a crash at any point.
     """
-    proven = proven_rows(root, info)
+    proven = proven_rows(info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)
-    claimed = np.maximum(rows, claimed_rows(root, info, rows))
+    claimed = np.maximum(rows, claimed_rows(info, rows))
     folder = f"{info.path}/{layout.DURABLE}"
     if (claimed > rows).any():
         # The counters are about to forget it.
@@ -102,20 +100,20 @@ def _restore_counter(folder: str, rows: Ints) -> None:
     sync_file(f"{folder}/c.0")
 
 
-def claimed_rows(root: Root, info: SegmentInfo, least: Ints) -> Ints:
+def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
     """Return how many rows of each lane may hold steps, as far as there are files for them: at least ``least``.
 
     The counters tell, and every flag behind them: a page of a counter may be older than the rows it counts.
     """
     lanes, folder = len(info.lanes), str(info.path)
-    present = rows_with_files(root, info)
+    present = rows_with_files(info)
     claimed = least.copy()
     for path in (f"{folder}/{layout.COMMITTED}/c.0", f"{folder}/{layout.DURABLE}/{_CLAIMED}"):
         claimed = np.maximum(claimed, _read(path, lanes))
     if info.claimed is not None:
         claimed = np.maximum(claimed, info.claimed)
     claimed = np.minimum(claimed, max(present, int(least.max(initial=0))))
-    return np.maximum(claimed, _flagged_rows(root, info, present))
+    return np.maximum(claimed, _flagged_rows(info, present))
 
 
 def _read(path: str, lanes: int) -> Ints:
@@ -127,21 +125,21 @@ def _read(path: str, lanes: int) -> Ints:
     return np.zeros(lanes, np.int64)
 
 
-def rows_with_files(root: Root, info: SegmentInfo) -> int:
+def rows_with_files(info: SegmentInfo) -> int:
     """Return for how many rows every array has its files."""
     rows = []
-    for leaf in root.blueprint.arrays:
-        nbytes, chunk = chunk_nbytes(root, info, leaf), 0
+    for leaf in info.arrays:
+        nbytes, chunk = info.chunk_nbytes(leaf), 0
         with suppress(OSError):
-            while os.stat(chunk_path(root, info, leaf, chunk), follow_symlinks=False).st_size == nbytes:
+            while os.stat(info.chunk_path(leaf, chunk), follow_symlinks=False).st_size == nbytes:
                 chunk += 1
         rows.append(chunk * info.chunk_rows[leaf])
     return min(rows)
 
 
-def holds_data(root: Root, info: SegmentInfo) -> bool:
+def holds_data(info: SegmentInfo) -> bool:
     """Whether any byte of any array with rows was written."""
-    for leaf in root.blueprint.arrays:
+    for leaf in info.arrays:
         folder = f"{info.path}/{leaf}"
         with suppress(FileNotFoundError, NotADirectoryError):
             if any(_is_written(f"{folder}/{name}") for name in os.listdir(folder) if name.startswith("c.")):
@@ -158,11 +156,11 @@ def _is_written(path: str) -> bool:
     return False
 
 
-def _flagged_rows(root: Root, info: SegmentInfo, most: int) -> Ints:
+def _flagged_rows(info: SegmentInfo, most: int) -> Ints:
     """Return the row behind the last one of each lane that has a flag."""
     per_chunk, found = info.chunk_rows[layout.DONE], np.zeros(len(info.lanes), np.int64)
     for chunk in range(-(-most // per_chunk)):
-        flags = map_numbers(root, info, layout.DONE, chunk) != 0
+        flags = info.map_numbers(layout.DONE, chunk) != 0
         some = flags.any(axis=1)
         last = per_chunk - flags[:, ::-1].argmax(axis=1)
         found[some] = np.minimum(chunk * per_chunk + last[some], most)

@@ -35,7 +35,6 @@ from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.snapshot import SegmentGone
-from diskreplay.store.saved_states import load_state, save_state
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
 
@@ -460,7 +459,7 @@ class Sampler(IterableDataset[Batch]):
         with self._lock:
             self._check_open()
             state = self._state()
-        save_state(self._store, name, state)
+        self._store.save_sampler_state(name, state)
 
     def load(self, name: str) -> None:
         """Go on from the state that was saved last under a name; see `load_state_dict`.
@@ -474,7 +473,7 @@ class Sampler(IterableDataset[Batch]):
         ValueError
             It is the state of another sort of sampler.
         """
-        state = load_state(self._store, name)
+        state = self._store.load_sampler_state(name)
         with self._lock:
             self._check_open()
             self._load(state)

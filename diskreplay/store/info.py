@@ -18,9 +18,8 @@ from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, count_steps_in, may_seal
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.format.unproven import claimed_rows
-from diskreplay.format.unsynced import NeverWritten
 from diskreplay.ids import OPEN
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.reading.snapshot import Snapshot
@@ -94,18 +93,14 @@ def statistics(values: NDArray[Any]) -> dict[str, float] | None:
         return None
     values = values.astype(np.float64)
     with np.errstate(invalid="ignore"):  # rewards may be infinite both ways
-        return _describe(values)
-
-
-def _describe(values: NDArray[np.float64]) -> dict[str, float]:
-    return {
-        "count": len(values),
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "min": float(values.min()),
-        "median": float(np.median(values)),
-        "max": float(values.max()),
-    }
+        return {
+            "count": len(values),
+            "mean": float(values.mean()),
+            "std": float(values.std()),
+            "min": float(values.min()),
+            "median": float(np.median(values)),
+            "max": float(values.max()),
+        }
 
 
 def store_info(
@@ -185,7 +180,7 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
     try:
         info = read_segment(root, number)
         rows = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
-        steps = info.steps if info.steps is not None else count_steps(root, info)
+        steps = info.steps if info.steps is not None else count_steps(info)
     except NeverWritten:
         raise
     except DAMAGE:
@@ -194,7 +189,7 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         lost = {"number": number, "writer": None, "lanes": None, "rows": None, "steps": claimed_steps(path)}
         counts = {"steps_evicted": hidden, "steps_lost": 0, "steps_unproven": 0}
         return {**lost, **counts, "state": "damaged", "bytes": disk_usage(path)[0]}
-    state = "damaged" if is_damaged else _state(root, info)
+    state = "damaged" if is_damaged else _state(info)
     return {
         "number": info.number,
         "writer": info.writer,
@@ -203,29 +198,29 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         "steps": steps - hidden - info.lost.steps,
         "steps_evicted": hidden,
         "steps_lost": info.lost.steps,
-        "steps_unproven": _unproven(root, info, state),
+        "steps_unproven": _unproven(info, state),
         "state": state,
         "bytes": disk_usage(info.path)[0],
     }
 
 
-def _unproven(root: Root, info: SegmentInfo, state: str) -> int:
+def _unproven(info: SegmentInfo, state: str) -> int:
     """Return how many steps at most no mark proves, of a segment that nobody writes to: they do not count."""
     if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
         return info.unproven_steps
-    proven = proven_rows(root, info)
-    return count_steps_in(root, info, claimed_rows(root, info, proven)) - count_steps_in(root, info, proven)
+    proven = proven_rows(info)
+    return count_steps_in(info, claimed_rows(info, proven)) - count_steps_in(info, proven)
 
 
-def _state(root: Root, info: SegmentInfo) -> str:
+def _state(info: SegmentInfo) -> str:
     if info.sealed:
         return "sealed"
     held = is_held(info.lock_path)
     if held or held is None:
         return "writing" if held else "unknown"
-    if read_segment(root, info.number).sealed:  # just now, by the process that held the lock
+    if read_segment(info.root, info.number).sealed:  # just now, by the process that held the lock
         return "sealed"
-    return "dead" if may_seal(root, info) else "foreign"
+    return "dead" if may_seal(info) else "foreign"
 
 
 def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from diskreplay.format.file_systems import warn_of
 from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
+from diskreplay.format.state_files import delete_state, read_state, write_state
 from diskreplay.kernels.table import chosen
 from diskreplay.store import tables
 from diskreplay.store.arguments import checked_limits
@@ -33,7 +34,6 @@ from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.store.repair.repair import Action, repair as repair_store
 from diskreplay.store.retention.eviction import evict, hidden_before
 from diskreplay.store.retention.retention import Retention
-from diskreplay.store.saved_states import remove_state
 from diskreplay.store.writing.dropped import seal_dropped
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.marker import Durability, Marker, check_durability
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
-_alive = told_of_forks(lambda store: store._begin_anew())
+_alive = told_of_forks(lambda store: store._reset_after_fork())
 
 
 class Store:
@@ -71,7 +71,7 @@ class Store:
         try:
             self._counters = self._root.counters(writable=mode == "a")
             self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
-            self._manage()
+            self._begin_maintenance()
             if mode == "a":
                 self._seal_dead()
                 warn_of_quarantine(self._root)
@@ -86,13 +86,13 @@ class Store:
         self._follower: Follower | None = Follower(self._root, self._counters)
         _alive.add(self)
 
-    def _begin_anew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Use nothing, in a forked child, that another thread may have been in the middle of: that is not here."""
-        self._manage()
+        self._begin_maintenance()
         if self._follower is not None:
             self._follower.reset_after_fork()
 
-    def _manage(self) -> None:
+    def _begin_maintenance(self) -> None:
         self._retention = Retention(self._root, self._counters)
         self._marker = Marker(self._root)
         self._sealer = Sealer(self._root, self._retention.after_sealing, self._marker.wait)
@@ -311,6 +311,18 @@ class Store:
         self._retention.resize(limits, lambda: hidden_before(follower))
         follower.refresh()
 
+    @shown_paths()
+    def save_sampler_state(self, name: str, tree: Any) -> None:
+        """Save a tree of numbers, texts and arrays under a name; what `Sampler.save` does. Raises as that does."""
+        self._check_writable("save a sampler's state")
+        write_state(self._root, name, tree)
+
+    @shown_paths()
+    def load_sampler_state(self, name: str) -> Any:
+        """Return the tree that was saved last under a name; raises as `Sampler.load` does."""
+        return read_state(self._root, name)
+
+    @shown_paths()
     def delete_sampler_state(self, name: str) -> None:
         """Delete the state that samplers have saved under a name (`Sampler.save`).
 
@@ -321,8 +333,8 @@ class Store:
         StoreNotFound
             Nothing is saved under it, or the store was deleted or replaced since it was opened.
         """
-        self._open_follower()
-        remove_state(self, name)
+        self._check_writable("delete a sampler's state")
+        delete_state(self._root, name)
 
     @shown_paths()
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
@@ -422,17 +434,17 @@ class Store:
         if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
             raise ValueError(f"num_envs is from 1 to {layout.MAX_LANES}, not {num_envs!r}")
         attached = None if limiter is None else limiter.attach(self)
-        recorder = EpisodeWriter(self._root, int(lanes), self._retention, self._sealer)
+        episodes = EpisodeWriter(self._root, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
         checks = checks_of(self.schema, self._root.validate)
-        on_close = partial(self._writer_closed, recorder)
-        writer = kind(self.schema, recorder, durability, on_close, attached, self._marker, checks)
+        on_close = partial(self._writer_closed, episodes)
+        writer = kind(self.schema, episodes, durability, on_close, attached, self._marker, checks)
         self._writers.add(writer)
         return writer
 
-    def _writer_closed(self, recorder: EpisodeWriter, writer: Writer | VectorWriter) -> None:
+    def _writer_closed(self, episodes: EpisodeWriter, writer: Writer | VectorWriter) -> None:
         self._writers.discard(writer)
-        recorder.drain()
+        episodes.drain()
 
     @shown_paths()
     def close(self) -> None:
@@ -448,7 +460,7 @@ class Store:
             self._counters.close()
             # The folder stays open for those who still read from it: snapshots and their episodes.
             self._root = dataclasses.replace(self._root, home=self._root.home.closed())
-            self._manage()
+            self._begin_maintenance()
         if errors:
             raise errors[0]
 

@@ -216,12 +216,11 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
     for name, crc in found.checksums.items():
         if name.rpartition("/")[0] not in plan.arrays or name.endswith(layout.METADATA):
             continue
-        path = files.path(f"{folder}/{name}")
         try:
-            mode = os.lstat(path).st_mode
+            mode = os.lstat(files.path(f"{folder}/{name}")).st_mode
             if stat.S_ISREG(mode) and mode & 0o222:
                 writable = True
-                missing |= _checksum(path) != crc
+                missing |= _checksum(files, f"{folder}/{name}") != crc
         except OSError:
             missing = True
     log = files.path(f"{folder}/{layout.MARKS}")
@@ -233,12 +232,10 @@ def _as_unsealed(found: Attributes) -> Attributes:
     return replace(found, sealed=False, in_place=False, steps=0, checksums={}, times=None, claimed=(), unproven_steps=0)
 
 
-def _checksum(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return checksum(fd)
-    finally:
-        os.close(fd)
+def _checksum(files: Files, where: str) -> int | None:
+    with files.quiet().opened(where) as fd:
+        return None if fd is None else checksum(fd)
+    return None
 
 
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:

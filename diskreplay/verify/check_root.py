@@ -165,7 +165,7 @@ def _check_limiter(files: Files, plan: Plan, where: str) -> None:
 
 def read_words(files: Files) -> Words | None:
     """Return the store's counters, or None where a problem was reported."""
-    words = _settled_words(files)
+    words = _stable_words(files)
     if words is None:
         return None
     values, complements = words[: layout.COUNTER_WORDS], words[layout.COUNTER_WORDS :]
@@ -182,7 +182,7 @@ def read_words(files: Files) -> Words | None:
     return Words(following, int(values[layout.HIDDEN_ENTRIES]))
 
 
-def _settled_words(files: Files) -> NDArray[np.int64] | None:
+def _stable_words(files: Files) -> NDArray[np.int64] | None:
     nbytes = 2 * layout.COUNTER_WORDS * 8
     with files.opened(COUNTERS_FILE, nbytes) as fd:
         if fd is None:

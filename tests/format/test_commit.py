@@ -44,7 +44,7 @@ def test_a_store_that_finds_no_room_changes_nothing_and_may_be_repeated(path: Pa
     with failing(is_write), pytest.raises(StorageFull):
         counters[5] = 2
     assert on_disk(path)[5] == counters[5] == 1
-    counters.settle(late=False)  # nothing is owed
+    counters.store_owed(late=False)  # nothing is owed
     assert on_disk(path)[5] == 1
     counters[5] = 2
     assert on_disk(path)[5] == 2
@@ -75,8 +75,8 @@ def test_a_store_to_two_pages_of_which_one_finds_room_is_completed_by_the_next(
         counters[:] = 1
         assert on_disk(path) == [1] * 512 + [0] * 512
         with pytest.raises(StorageFull):
-            counters.settle(late=False)
-    counters.settle(late=False)
+            counters.store_owed(late=False)
+    counters.store_owed(late=False)
     assert on_disk(path) == [1] * LANES
 
 

@@ -518,7 +518,7 @@ def test_a_writer_that_died_counts_as_closed(tmp_store: Path) -> None:
         assert given(source.sample()) == [[0, 1, 2, 3, 4], [20, 21, 22, 23, 24]]
         with pytest.raises(dr.NotEnoughData, match="^lane 0 of writer 1 has 1 steps"):
             source.sample()
-        for segment in dead._episode_writer.segments:  # what the system does to the lock of a process that is gone
+        for segment in dead._episode_writer.rotation.open:  # what the system does to the lock of a process that is gone
             segment.lock.release()
         assert given(source.sample()) == [[5, 6, 7, 8, 9]]
 

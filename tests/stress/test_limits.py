@@ -190,7 +190,7 @@ def test_uneven_lanes_one_of_them_endless_keep_two_segments_open_and_the_disk_sm
 
 
 def still_grows(writer, number):
-    return int(number) in {segment.number for segment in writer._episode_writer.segments}
+    return int(number) in {segment.number for segment in writer._episode_writer.rotation.open}
 
 
 def bytes_of_rows(store, path):

@@ -22,7 +22,7 @@ from diskreplay.format.mapping import (
     refuse_links,
 )
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path, row_bytes
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import Piece
@@ -59,7 +59,7 @@ class ChunkTable:
         self.leaf = leaf
         array = root.blueprint.arrays[leaf]
         self.dtype, self.shape = array.dtype, array.shape
-        self.row_bytes = row_bytes(root, leaf)
+        self.row_bytes = root.blueprint.arrays[leaf].row_bytes
         self.wide = self.row_bytes >= WIDE_ROW
         self.first_chunk = np.zeros(0, np.int64)
         self.chunks = np.zeros(0, np.int64)
@@ -173,7 +173,7 @@ class ChunkTable:
         info = self._tables.infos[slot]
         if info is None or not info.sealed:
             return None
-        nbytes = chunk_nbytes(self._tables.root, info, self.leaf)
+        nbytes = info.chunk_nbytes(self.leaf)
         piece = None
         if not self.wide and nbytes <= LARGEST_READ:
             piece = chunk_budget.allocate(nbytes, use)
@@ -349,7 +349,7 @@ class ChunkTables:
             return self._open_chunk(info, leaf, chunk, piece)
 
     def _open_chunk(self, info: SegmentInfo, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
-        path, nbytes = chunk_path(self.root, info, leaf, chunk), chunk_nbytes(self.root, info, leaf)
+        path, nbytes = info.chunk_path(leaf, chunk), info.chunk_nbytes(leaf)
         parts = leaf.split("/")
         refuse_links(info.path, ("/".join(parts[: i + 1]) for i in range(len(parts))))
         try:

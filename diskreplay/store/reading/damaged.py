@@ -1,7 +1,7 @@
 """Warnings of segments that cannot be read, or that lie in quarantine: once a process."""
 
 from diskreplay.errors import DamagedSegmentWarning, FormatError, warn_caller
-from diskreplay.format.quarantine import QUARANTINE, has_quarantine, read_quarantine
+from diskreplay.format.quarantine import QUARANTINE, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.store.retention.policy import disk_usage
 
@@ -15,11 +15,11 @@ _warned: set[tuple[str, int]] = set()
 def warn_of_quarantine(root: Root) -> None:
     """Warn that what is in quarantine takes space beside ``capacity_bytes``, once a process."""
     key = (str(root.path), -1)
-    if root.capacity_bytes is None or key in _warned or not has_quarantine(root.folder):
+    if root.capacity_bytes is None or key in _warned:
         return
-    nbytes = disk_usage(root.folder / QUARANTINE)[0]
     if any(entry.segment is not None for entry in read_quarantine(root.folder)):
         _warned.add(key)
+        nbytes = disk_usage(root.folder / QUARANTINE)[0]
         warn_caller(
             f"{nbytes} bytes in {root.path / QUARANTINE} do not count in the capacity_bytes of {root.capacity_bytes}: "
             "diskreplay repair --restore or --drop decides about them",

@@ -265,7 +265,7 @@ class Follower:
             try:
                 self._evictions.add_lost(info)
                 if info.sealed:
-                    sealed.append(_Sealed(slot, *read_sealed(self._root, info)))
+                    sealed.append(_Sealed(slot, *read_sealed(info)))
                     pending += len(sealed[-1].flags.flags)
                 else:
                     self._live.segments[slot] = LiveSegment(self._root, info.number)
@@ -366,7 +366,7 @@ class Follower:
         known = self._rows[rows.COMMITTED, span]
         committed, observed = live.read(known)
         new, most, before = committed - known, int(committed.max()), live.checked_rows
-        self._live.set_checked(slot, check_chunks(self._root, live.info, before, most))
+        self._live.set_checked(slot, check_chunks(live.info, before, most))
         if live.checked_rows > before:
             self._tables.follow(slot, most - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
@@ -407,7 +407,7 @@ class Follower:
             committed, observed = live.read(self._rows[rows.COMMITTED, span])
             if self._evictions.add_lost(live.info):
                 self._log.remove(lambda log: self._evictions.split(log)[1])
-            check_chunks(self._root, live.info, live.checked_rows, int(committed.max()))
+            check_chunks(live.info, live.checked_rows, int(committed.max()))
             self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
             self._sealed = self._sealed.copy()
@@ -428,7 +428,7 @@ class Follower:
         start, stop = self._rows[rows.OPEN_START, at], committed[at - base]
         first = np.where(start < 0, self._rows[rows.COMMITTED, at], start)
         done, bounds = self._tables.leaves[layout.DONE], (at - base, first, stop)
-        read = read_lanes(self._root, info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
+        read = read_lanes(info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
         self._add_rows(at, first, read, sealed)
 
     def _add_sealed(self, segments: list[_Sealed]) -> None:

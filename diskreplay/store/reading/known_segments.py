@@ -10,8 +10,7 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.metadata import UnknownFeature
 from diskreplay.format.numbers import document_identity, listed_numbers
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.unsynced import NeverWritten
+from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.store.reading.damaged import DAMAGE, warn_of_damage
 
 # Numbers between the oldest living segment and the newest; far more than any store can hold.

@@ -97,5 +97,4 @@ def is_abandoned(snapshot: Any, writer: int) -> bool:
         for info, sealed, lanes in zip(infos, snapshot.sealed, snapshot.lanes, strict=True)
         if info is not None and info.writer == writer and lanes and not sealed
     ]
-    root = snapshot.tables.root
-    return all(may_seal(root, info) and not is_locked(info.lock_path) for info in live)
+    return all(may_seal(info) and not is_locked(info.lock_path) for info in live)

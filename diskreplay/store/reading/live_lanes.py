@@ -36,7 +36,7 @@ class LiveSegment:
         # Before the document is read: one that replaces it meanwhile is then seen as news.
         self.inode = os.stat(self.metadata).st_ino
         self.info, self.checked_rows = read_segment(root, number), 0
-        self.observed, self.committed = map_trusted(root, self.info)
+        self.observed, self.committed = map_trusted(self.info)
 
     def read(self, before: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""

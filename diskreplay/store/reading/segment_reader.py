@@ -12,8 +12,7 @@ from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.mapping import next_data, next_hole, opened, read_into, read_part
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, chunk_nbytes, chunk_path
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.store.reading.parse_episodes import Gaps
 
 # Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
@@ -41,7 +40,6 @@ class LaneFlags(NamedTuple):
 
 
 def read_lanes(
-    root: Root,
     info: SegmentInfo,
     lane: NDArray[np.int64],
     first: NDArray[np.int64],
@@ -55,24 +53,21 @@ def read_lanes(
     """
     rows = stop - first
     wanted = int(rows.sum())
-    if wanted < _LARGE or _SPARSE * _allocated(root, info, int(stop.max())) > wanted:
+    if wanted < _LARGE or _SPARSE * _allocated(info, int(stop.max())) > wanted:
         return LaneFlags(dense(), rows)
-    per_chunk, size = info.chunk_rows[layout.DONE], chunk_nbytes(root, info, layout.DONE)
+    per_chunk, size = info.chunk_rows[layout.DONE], info.chunk_nbytes(layout.DONE)
     parts: list[NDArray[np.uint8]] = []
     counts, gaps, total = [], [], 0
     for which, row, end in zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True):
         before = total
-        while row < end:
-            chunk, inside = divmod(row, per_chunk)
-            count = min(per_chunk - inside, end - row)
+        for chunk, inside, count in layout.split_rows(row, end, per_chunk):
             at = which * per_chunk + inside
-            with opened(chunk_path(root, info, layout.DONE, chunk), size) as fd:
+            with opened(info.chunk_path(layout.DONE, chunk), size) as fd:
                 for part, left_out in _read_sparse(fd, at, at + count):
                     parts.append(part)
                     total += len(part)
                     if left_out:
                         gaps.append((total - 1, left_out))
-            row += count
         counts.append(total - before)
     at_gap, left = np.array(gaps, np.int64).reshape(-1, 2).T
     return LaneFlags(np.concatenate(parts), np.array(counts, np.int64), Gaps(at_gap, left))
@@ -94,13 +89,13 @@ def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.ui
             at = hole
 
 
-def _allocated(root: Root, info: SegmentInfo, rows: int) -> int:
+def _allocated(info: SegmentInfo, rows: int) -> int:
     """Return the bytes that the chunks of a segment's flags take on disk."""
     chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
-    return sum(os.stat(chunk_path(root, info, layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
+    return sum(os.stat(info.chunk_path(layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
 
 
-def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
+def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
     """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
 
     Of the chunks that have a row before ``checked`` this is known.
@@ -112,7 +107,7 @@ def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup:
         return checked
     known = []
     lanes, folder = len(info.lanes), str(info.path)
-    for leaf, array in root.blueprint.arrays.items():
+    for leaf, array in info.arrays.items():
         per_chunk = info.chunk_rows[leaf]
         chunks = -(-rows // per_chunk)
         known.append(chunks * per_chunk)
@@ -127,40 +122,38 @@ def check_chunks(root: Root, info: SegmentInfo, checked: int, rows: int, lookup:
     return min(known)
 
 
-def read_sealed(root: Root, info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
+def read_sealed(info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
     """Return how many rows each lane of a sealed segment has, and their flags, lane after lane.
 
     By position and not mapped: it may be one of thousands of small ones. Raises FileNotFoundError where it was evicted
     or a file of it is missing, FormatError where it is damaged.
     """
     with LookupBelow(str(info.path)) as lookup:
-        return _read_sealed(root, info, lookup)
+        return _read_sealed(info, lookup)
 
 
-def _read_sealed(root: Root, info: SegmentInfo, lookup: Lookup) -> tuple[NDArray[np.int64], LaneFlags]:
+def _read_sealed(info: SegmentInfo, lookup: Lookup) -> tuple[NDArray[np.int64], LaneFlags]:
     lanes = len(info.lanes)
     committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes, lookup=lookup)
     least, most = int(committed.min()), int(committed.max())
     if least < 0 or most * lanes > layout.POSITION_MASK:
         raise FormatError(f"{info.path}: committed is damaged; restore it")
-    check_chunks(root, info, 0, most, lookup)
+    check_chunks(info, 0, most, lookup)
     if most * lanes < _LARGE:  # as nearly all are, where there are thousands
-        return committed, LaneFlags(_read_dense(root, info, committed, lookup), committed)
+        return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
     first = np.zeros_like(committed)
-    return committed, read_lanes(
-        root, info, np.arange(lanes), first, committed, lambda: _read_dense(root, info, committed, lookup)
-    )
+    return committed, read_lanes(info, np.arange(lanes), first, committed, lambda: _read_dense(info, committed, lookup))
 
 
-def _read_dense(root: Root, info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:
+def _read_dense(info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of each lane's rows, lane after lane.
 
     Whole chunks are read where most of their rows count: one read is faster than one a lane. Else only these rows are,
     so that a segment with a few rows of each lane does not take the memory of its chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
-    chunks, size = -(-most // per_chunk), chunk_nbytes(root, info, layout.DONE)
-    paths = [chunk_path(root, info, layout.DONE, chunk) for chunk in range(chunks)]
+    chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)
+    paths = [info.chunk_path(layout.DONE, chunk) for chunk in range(chunks)]
     if lanes == 1 or chunks * size > _SPARSE * int(committed.sum()):
         return _read_rows(paths, size, per_chunk, committed, lookup)
     flags = np.empty(chunks * size, np.uint8)

@@ -11,7 +11,6 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.damage import Damage, find_damage
 from diskreplay.format.mapping import read_regular
-from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.store.repair.repair_documents import known_in_segment
 from diskreplay.verify.files import Problem
@@ -52,7 +51,7 @@ class Losses:
         return f"{count}, {steps} step{'' if steps == 1 else 's'} lost, ids {ids}{more}{every}"
 
 
-def is_of_rows(root: Root, info: SegmentInfo, where: str, problem: Problem) -> bool:
+def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
     """Whether something wrong with a segment, whose folder is ``where``, may follow from damaged rows."""
     if not info.sealed:
         return False
@@ -60,25 +59,25 @@ def is_of_rows(root: Root, info: SegmentInfo, where: str, problem: Problem) -> b
     if (problem.kind, name) in (("flags", layout.DONE), ("times", layout.TIME), ("counters", layout.METADATA)):
         return True
     folder, _, file = name.rpartition("/")
-    in_array = folder in root.blueprint.arrays and file.startswith("c.") and problem.kind in _OF_A_FILE
-    is_folder = name in root.blueprint.paths and name not in layout.LANE_COUNTERS and problem.kind in _OF_A_FILE
-    is_blocks = name == layout.BLOCKS and known_in_segment(root, info, name) is None
+    in_array = folder in info.arrays and file.startswith("c.") and problem.kind in _OF_A_FILE
+    is_folder = name in info.root.blueprint.paths and name not in layout.LANE_COUNTERS and problem.kind in _OF_A_FILE
+    is_blocks = name == layout.BLOCKS and known_in_segment(info, name) is None
     return in_array or is_folder or is_blocks
 
 
-def find_losses(root: Root, info: SegmentInfo, evicted: Sequence[tuple[int, int]]) -> Losses | None:
+def find_losses(info: SegmentInfo, evicted: Sequence[tuple[int, int]]) -> Losses | None:
     """Return what is lost if a segment is rebuilt; None where nothing is left of it, or nothing is known to be damaged.
 
     ``evicted`` are position and steps of its episodes that were evicted by hand.
     """
-    counter = known_in_segment(root, info, f"{layout.COMMITTED}/c.0")
+    counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
         return None
     rows, lanes = np.frombuffer(counter, "<i8"), len(info.lanes)
     if len(rows) != lanes or (rows < 0).any() or int(rows.max()) > layout.POSITION_MASK // lanes:
         return None
     try:
-        damage = find_damage(root, info, rows, evicted)
+        damage = find_damage(info, rows, evicted)
     except FormatError:
         return None
     is_damaged = bool(damage.parts) or damage.resized

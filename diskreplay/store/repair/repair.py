@@ -1,6 +1,7 @@
 """Repairs a store: what is damaged is restored, rebuilt or set aside, and segments of dead writers are sealed."""
 
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,12 +14,11 @@ from diskreplay.format import layout
 from diskreplay.format.eviction_list import keep_hidden
 from diskreplay.format.locks import held_lock, is_locked, try_lock
 from diskreplay.format.quarantine import QUARANTINE, move_aside, note_change, quarantined_numbers, read_quarantine
-from diskreplay.format.rebuild import build_copy, drop_build, finish_replacements, put_in_place
+from diskreplay.format.rebuild import build_copy, finish_replacements, put_in_place
 from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.sealing import may_seal
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.segment import SegmentInfo, is_never_written, read_segment
 from diskreplay.format.unproven import WHY, Fate, fate_of
-from diskreplay.format.unsynced import is_never_written
 from diskreplay.store.reading.follower import Follower
 from diskreplay.store.repair.losses import Losses, find_losses, is_of_rows, steps_at_stake
 from diskreplay.store.repair.repair_documents import (
@@ -305,12 +305,12 @@ class _Repair:
             if self._dry_run:
                 return
             info, problems = self._read(number), self._verify_segment(number)
-        if info is not None and not info.sealed and fate_of(self._store, info) is Fate.COPIED:
+        if info is not None and not info.sealed and fate_of(info) is Fate.COPIED:
             return  # it is sealed as far as it is proven
         for _ in range(_ROUNDS):
             if not problems:
                 return
-            of_rows = [] if info is None else [p for p in problems if is_of_rows(self._store, info, where, p)]
+            of_rows = [] if info is None else [p for p in problems if is_of_rows(info, where, p)]
             others = [p for p in problems if p not in of_rows]
             if others and not self._repair_files(info, where, others):
                 break
@@ -341,7 +341,7 @@ class _Repair:
         remedies: dict[str, tuple[bytes | None, str]] = {}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
-            known = None if info is None else known_in_segment(self._store, info, name)
+            known = None if info is None else known_in_segment(info, name)
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return False
@@ -390,7 +390,7 @@ class _Repair:
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
         """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
-        losses = find_losses(self._store, info, self._evicted.get(info.number, []))
+        losses = find_losses(info, self._evicted.get(info.number, []))
         if losses is None:
             return False
         detail = f"{_summary(problems, where)}; {losses}"
@@ -412,13 +412,13 @@ class _Repair:
         """
         number = losses.info.number
         try:
-            built = build_copy(self._store, losses.info, losses.damage)
+            built = build_copy(losses.info, losses.damage)
         except (FormatError, FileNotFoundError, NotADirectoryError):
             return None
         # Rows that do not count, as nothing proves them, are kept as they were.
         found = verify_folder(str(self._root), built, self._plan, self._evicted.get(number, []))
         if without(found, "unproven"):
-            drop_build(self._store, built)
+            shutil.rmtree(self._root / built, ignore_errors=True)
             return None
         return put_in_place(self._store, number, built, reason, losses.steps)
 
@@ -429,9 +429,9 @@ class _Repair:
 
         As the next process that opens the store with mode "a" does. It takes the store lock itself.
         """
-        unsealed = [info for info in self._unsealed() if self._foreign or may_seal(self._store, info)]
+        unsealed = [info for info in self._unsealed() if self._foreign or may_seal(info)]
         leftovers, lost = self._dead_leftovers(), self._never_written()
-        fates = {info.number: fate_of(self._store, info) for info in unsealed}
+        fates = {info.number: fate_of(info) for info in unsealed}
         # Of what another process has sealed and retention taken out meanwhile, there was nothing to be read.
         unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
@@ -523,7 +523,7 @@ class _Repair:
     def _submit_foreign(self, retention: Retention, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
         with held_lock(self._store.lock_path):
             for info in unsealed:
-                if may_seal(self._store, info) or (lock := try_lock(info.lock_path)) is None:
+                if may_seal(info) or (lock := try_lock(info.lock_path)) is None:
                     continue
                 if retention.has_to_be_sealed(info):
                     sealer.submit(info, lock)

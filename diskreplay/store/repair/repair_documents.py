@@ -16,8 +16,7 @@ from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
 from diskreplay.format.mapping import open_regular, read_regular
 from diskreplay.format.metadata import read_document, verify_document
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, rows_document
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.verify.documents import Plan, hidden_document, limiter_document, store_documents
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
@@ -40,18 +39,18 @@ def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None
     return limiter_document(plan) if _LIMITER.fullmatch(where) else known.get(where)
 
 
-def known_in_segment(root: Root, info: SegmentInfo, name: str) -> bytes | None:
+def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
     """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
     folder, _, file = name.rpartition("/")
-    if not info.sealed or folder not in root.blueprint.paths:
+    if not info.sealed or folder not in info.root.blueprint.paths:
         return None
     if name == layout.DOCUMENT_COPY:
         return whole_document(info.path / layout.METADATA)
     candidates: list[bytes] = []
     if name == layout.BLOCKS:
-        candidates = [derive_blocks(root, info)]
+        candidates = [derive_blocks(info)]
     elif file == layout.METADATA:
-        candidates = [_document(root, info, folder)]
+        candidates = [_document(info, folder)]
     elif file == "c.0" and folder in layout.LANE_COUNTERS:
         # Sealing made them equal.
         candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
@@ -87,11 +86,11 @@ def restore_file(path: Path, data: bytes) -> bool:
     return True
 
 
-def _document(root: Root, info: SegmentInfo, folder: str) -> bytes:
-    if folder in root.blueprint.arrays:
+def _document(info: SegmentInfo, folder: str) -> bytes:
+    if folder in info.arrays:
         data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
-        return rows_document(root, info, folder, int(np.frombuffer(data, "<i8").max()) if data else 0)
-    return dict(root.blueprint.documents(len(info.lanes), info.chunk_rows, None))[folder]
+        return info.rows_document(folder, int(np.frombuffer(data, "<i8").max()) if data else 0)
+    return dict(info.documents())[folder]
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:

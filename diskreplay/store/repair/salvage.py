@@ -18,7 +18,7 @@ from diskreplay.format.numbers import live_numbers
 from diskreplay.format.quarantine import note_change
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
-from diskreplay.format.segment import SegmentInfo, map_numbers, read_segment
+from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.store.repair.repaired import Action
 from diskreplay.verify.row_flags import START, first_wrong
@@ -38,25 +38,25 @@ def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Action]:
         try:
             info = read_segment(root, number)
             if info.claimed is not None or not shows_live_rows(info):
-                yield from _salvage(root, info, dry_run)
+                yield from _salvage(info, dry_run)
         except (FileNotFoundError, FormatError):
             continue  # evicted meanwhile, or damaged, which is another matter
 
 
-def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
-    lock = try_lock(info.lock_path)
+def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
+    root, lock = info.root, try_lock(info.lock_path)
     if lock is None:
         return
     try:
-        counted = _counted_rows(root, info)
-        claimed = claimed_rows(root, info, counted)
+        counted = _counted_rows(info)
+        claimed = claimed_rows(info, counted)
         bounds = zip(counted.tolist(), claimed.tolist(), strict=True)
-        rows = np.array([_whole_rows(root, info, lane, *rows) for lane, rows in enumerate(bounds)])
-        before, after, most = (count_steps_in(root, info, some) for some in (counted, rows, claimed))
+        rows = np.array([_whole_rows(info, lane, *rows) for lane, rows in enumerate(bounds)])
+        before, after, most = (count_steps_in(info, some) for some in (counted, rows, claimed))
         if after > before and not dry_run:
             if info.sealed:
                 with held_lock(root.lock_path):  # nobody evicts it meanwhile
-                    info = _unseal(root, info)
+                    info = _unseal(info)
             seal_segments(root, [info], {info.number: rows})
             with held_lock(root.lock_path):
                 note_change(root.folder)
@@ -68,38 +68,37 @@ def _salvage(root: Root, info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
         lock.release()
 
 
-def _counted_rows(root: Root, info: SegmentInfo) -> Ints:
+def _counted_rows(info: SegmentInfo) -> Ints:
     if info.sealed:
         return read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes))
-    return proven_rows(root, info)
+    return proven_rows(info)
 
 
-def _whole_rows(root: Root, info: SegmentInfo, lane: int, first: int, stop: int) -> int:
+def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
     """Return up to which row a lane's flags are a sequence of episodes and its times rise; they are up to ``first``."""
-    flags = _rows(root, info, layout.DONE, lane, max(0, first - 1), stop)
+    flags = _rows(info, layout.DONE, lane, max(0, first - 1), stop)
     before = np.array([START], np.uint8) if first == 0 else flags[:1]
     rows = flags[None, min(first, 1) :]
     wrong = first_wrong(rows, before, np.array([rows.shape[1]]))
     stop = stop if wrong is None else first + wrong[1]
-    times = _rows(root, info, layout.TIME, lane, max(0, first - 1), stop)
+    times = _rows(info, layout.TIME, lane, max(0, first - 1), stop)
     times = times if first else np.append(1, times)  # a clock is past 0
     falls = np.flatnonzero(np.diff(times) < 0)
     return first + int(falls[0]) if len(falls) else stop
 
 
-def _rows(root: Root, info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
+def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
     """Return the rows ``[first, stop)`` of a lane, of flags or times."""
-    per_chunk, parts = info.chunk_rows[leaf], [np.zeros(0, root.blueprint.arrays[leaf].dtype)]
-    for chunk in range(first // per_chunk, -(-stop // per_chunk)):
-        block = map_numbers(root, info, leaf, chunk)
-        parts.append(block[lane, max(0, first - chunk * per_chunk) : min(per_chunk, stop - chunk * per_chunk)])
+    parts = [np.zeros(0, info.arrays[leaf].dtype)]
+    for chunk, inside, count in layout.split_rows(first, stop, info.chunk_rows[leaf]):
+        parts.append(info.map_numbers(leaf, chunk)[lane, inside : inside + count])
     return np.concatenate(parts)
 
 
-def _unseal(root: Root, info: SegmentInfo) -> SegmentInfo:
+def _unseal(info: SegmentInfo) -> SegmentInfo:
     """Mark a sealed segment as unsealed; if this process dies before it is sealed again, the next opener seals it."""
     unsealed = dataclasses.replace(info, sealed=False)
-    document = root.blueprint.segment_document(dataclasses.replace(unsealed, claimed=None).attributes())
+    document = dataclasses.replace(unsealed, claimed=None).own_document()
     os.stat(info.path)  # an evicted one does not come back
     write_atomic(info.path / layout.METADATA, document, synced=True)
     return unsealed

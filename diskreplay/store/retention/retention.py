@@ -1,14 +1,16 @@
 """Places new segments and removes old ones, under the store lock."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from diskreplay.errors import FormatError, StorageFull, StoreLocked
 from diskreplay.folders import is_folder
 from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.durable import storage_errors, sync_folder
 from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, keep_hidden, reserve
 from diskreplay.format.locks import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
@@ -17,17 +19,18 @@ from diskreplay.format.numbers import listed_numbers, live_numbers, next_number
 from diskreplay.format.quarantine import (
     claimed_steps,
     copy_aside,
-    make_room_for,
+    include_number,
     move_aside,
     note_change,
     quarantined_numbers,
-    settle_records,
+    remove_stale_records,
 )
 from diskreplay.format.rebuild import finish_replacements
 from diskreplay.format.root import Limits, Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
     DRAFT,
+    NeverWritten,
     SegmentInfo,
     Size,
     draft_segment,
@@ -37,8 +40,6 @@ from diskreplay.format.segment import (
 )
 from diskreplay.format.times import last_time
 from diskreplay.format.unproven import WHY, Fate, fate_of
-from diskreplay.format.unsynced import NeverWritten
-from diskreplay.store.retention.deletion import destroy, finish_removals, remove_dead_draft, take_out
 from diskreplay.store.retention.policy import RetentionPolicy
 
 # The newest segments, in which the clock of this boot is searched: some may be damaged, or gone.
@@ -49,6 +50,8 @@ _AT_ONCE = 64
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
 # Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
 _HINT_TIMEOUT_S = 1.0
+# A segment that is being deleted: its number, and what the counter of steps evicted becomes.
+_REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 
 
 class Retention:
@@ -83,8 +86,7 @@ class Retention:
                 self._remove_old(again=self._root.segment_steps != "episode")
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
-            # A writer that died here left one; under the store lock nobody else can be building.
-            shutil.rmtree(building, ignore_errors=True)
+            # What a writer that died here left is in the way; under the store lock nobody else can be building.
             draft, lock = draft_segment(
                 self._root, building, number if writer is None else writer, lanes, size, self.clock()
             )
@@ -108,7 +110,7 @@ class Retention:
                 with suppress(OSError, FormatError):
                     info = read_segment(self._root, number)
                     known = info.clock if info.clock.boot == here.boot else known
-                    latest = max(latest, last_time(self._root, info))
+                    latest = max(latest, last_time(info))
             self._clock = known or here._replace(wall=max(here.wall, latest - clock_ns()))
         return self._clock
 
@@ -122,7 +124,7 @@ class Retention:
             return self._place(draft, next_number(self._root, self._counters))
 
     def _place(self, draft: SegmentInfo, number: int) -> SegmentInfo:
-        info = place_segment(self._root, draft, number)
+        info = place_segment(draft, number)
         try:
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         except BaseException:
@@ -217,7 +219,7 @@ class Retention:
 
     def _take_over(self, info: SegmentInfo) -> tuple[SegmentInfo, Lock] | None:
         """Lock a segment that has to be sealed, if its writer is gone and this machine may seal it."""
-        if info.number in self._tried or info.sealed or not may_seal(self._root, info) or is_locked(info.lock_path):
+        if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
             return None
         try:
             lock = try_lock(info.lock_path)
@@ -226,15 +228,13 @@ class Retention:
             return None
         if lock is None:
             return None
-        try:
+        with ExitStack() as undo:
+            undo.callback(lock.release)
             info = read_segment(self._root, info.number)
             if not info.sealed and self.has_to_be_sealed(info):  # a sealer may just have finished
                 self._tried.add(info.number)
+                undo.pop_all()
                 return info, lock
-        except BaseException:
-            lock.release()
-            raise
-        lock.release()
         return None
 
     def has_to_be_sealed(self, info: SegmentInfo) -> bool:
@@ -242,9 +242,9 @@ class Retention:
 
         Tell whether there is anything left to seal. The caller holds the store lock, and the segment's.
         """
-        fate = fate_of(self._root, info)
+        fate = fate_of(info)
         if fate is Fate.REMOVED:
-            destroy(self._root, [take_out(self._root, self._counters, info.number, 0)])
+            _destroy(self._root, [_take_out(self._root, self._counters, info.number, 0)])
         elif fate is Fate.SET_ASIDE:
             self._set_aside(info.number, WHY[fate])
         elif fate is Fate.COPIED:
@@ -255,7 +255,7 @@ class Retention:
         """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
         where = layout.segment_folder(info.number)
         known = claimed_steps(info.path)
-        proven = count_steps_in(self._root, info, proven_rows(self._root, info))
+        proven = count_steps_in(info, proven_rows(info))
         steps = known - proven if known is not None and known > proven else None
         with suppress(StorageFull):
             copy_aside(self._root.folder, where, WHY[Fate.COPIED], steps)
@@ -264,15 +264,15 @@ class Retention:
 
     def _clean_up(self) -> None:
         """Remove what processes that died left half removed or half made; the caller holds the store lock."""
-        finish_removals(self._root, self._counters)
+        _finish_removals(self._root, self._counters)
         finish_replacements(self._root)
         for name in os.listdir(self._root.counters_folder):
             if name.startswith("new-"):
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
             elif name.startswith(state_files.DRAFT):
-                remove_dead_draft(f"{self._root.counters_folder}/{name}", layout.LOCK)
+                _remove_dead_draft(f"{self._root.counters_folder}/{name}", layout.LOCK)
             elif name.startswith(DRAFT):
-                remove_dead_draft(f"{self._root.counters_folder}/{name}", f"{layout.COMMITTED}/{layout.LOCK}")
+                _remove_dead_draft(f"{self._root.counters_folder}/{name}", f"{layout.COMMITTED}/{layout.LOCK}")
         state_files.remove_stale(self._root)
         self._find_returned()
 
@@ -282,7 +282,7 @@ class Retention:
         Somebody moved one back by hand, or its maker died before it was counted, or power was lost before its name
         was gone from the disk. Those that retention had taken out stay out: what it went by still holds for them.
         """
-        from_quarantine = settle_records(self._root.folder)
+        from_quarantine = remove_stale_records(self._root.folder)
         for number, steps in from_quarantine.items():
             if not os.path.lexists(self._root.segment_path(number)):  # somebody deleted it by hand
                 self._counters.set(layout.STEPS_EVICTED, self._counters.evicted_after(steps))
@@ -294,9 +294,9 @@ class Retention:
                 returned |= number in from_quarantine
             elif number < first and self._is_below_horizon(number):
                 steps = from_quarantine.get(number, 0)
-                destroy(self._root, [take_out(self._root, self._counters, number, steps)])
+                _destroy(self._root, [_take_out(self._root, self._counters, number, steps)])
             elif number < following + _UNCOUNTED:
-                make_room_for(self._counters, number)
+                include_number(self._counters, number)
                 returned |= number < first
         most = layout.MAX_SEGMENTS - _UNCOUNTED
         aside = [number for number in quarantined_numbers(self._root.folder) if number < most]
@@ -353,7 +353,70 @@ class Retention:
 
     def _remove_old(self, *, again: bool) -> bool:
         """Remove segments that are due, some at a time; return whether more are."""
-        finish_removals(self._root, self._counters)
+        _finish_removals(self._root, self._counters)
         due = self._policy.due(_AT_ONCE, again=again)
-        destroy(self._root, [take_out(self._root, self._counters, number, steps) for number, steps in due])
+        _destroy(self._root, [_take_out(self._root, self._counters, number, steps) for number, steps in due])
         return self._policy.has_more
+
+
+# --- deleting, out of sight in one step -------------------------------------------------------------------------------
+
+
+def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
+    """Move a segment beside the counters, so that it is never seen half deleted; return where it is now.
+
+    Its steps count as evicted. Their sum is part of the new name: the next opener sets the counter if this process dies
+    before it does. The caller holds the store lock. Raises StorageFull where there is no room for the name.
+    """
+    evicted = counters.evicted_after(steps)
+    gone = f"{root.counters_folder}/old-{layout.segment_name(number)}-{evicted}"
+    shutil.rmtree(gone, ignore_errors=True)
+    with storage_errors(gone):
+        os.rename(root.segment_path(number), gone)
+    counters.set(layout.STEPS_EVICTED, evicted)
+    return gone
+
+
+def _destroy(root: Root, gone: Sequence[str]) -> None:
+    """Delete what was taken out."""
+    if not gone:
+        return
+    # After a loss of power a segment must not be back in its place without some of its files. Where the disk refuses
+    # to sync, it needs the room all the more.
+    with suppress(OSError):
+        sync_folder(root.segments_folder)
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _finish_removals(root: Root, counters: StoreCounters) -> None:
+    """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
+    for name in os.listdir(root.counters_folder):
+        if name.startswith("old-"):
+            if counted := _REMOVED.fullmatch(name):
+                now = int(counters.read()[layout.STEPS_EVICTED])
+                counters.set(layout.STEPS_EVICTED, max(now, min(int(counted[1]), layout.MOST_COUNTED)))
+            shutil.rmtree(root.counters_folder / name, ignore_errors=True)
+
+
+def _remove_dead_draft(path: str, lock_path: str) -> None:
+    """Remove what a process was making at ``path`` if that is gone; in it lies the lock which it held.
+
+    The caller holds the store lock.
+    """
+    *inside, _ = lock_path.split("/")
+    if any(os.path.islink("/".join([path, *inside[:depth]])) for depth in range(len(inside) + 1)):
+        return  # no process made that, and what is behind it is not ours
+    try:
+        lock = try_lock(f"{path}/{lock_path}")
+    except OSError:
+        # It has no place for a lock yet: its maker died, or is just about to make one; then this fails, or that does.
+        with suppress(OSError):
+            os.rmdir(path)
+        # Or it had one until the power went: a place for the lock is made before anything else.
+        if os.path.isdir(path) and lock_path.split("/")[0] not in (names := os.listdir(path)) and names:
+            shutil.rmtree(path, ignore_errors=True)
+        return
+    if lock is not None:
+        shutil.rmtree(path, ignore_errors=True)
+        lock.release()

@@ -192,7 +192,7 @@ class BaseWriter:
         self.refuse_calls()
         self._closed = True
         self._dropped.detach()
-        self._episode_writer.abandon(seal=seal)
+        self._episode_writer.rotation.abandon(seal=seal)
 
     @shown_paths()
     @one_call_at_a_time
@@ -267,7 +267,7 @@ class BaseWriter:
         try:
             failure = self._episode_writer.rotation.failure
             if failure is not None and not isinstance(failure, StorageFull):
-                self._episode_writer.abandon(seal=False)
+                self._episode_writer.rotation.abandon(seal=False)
                 raise failure
             self._episode_writer.close()
         except OSError as error:

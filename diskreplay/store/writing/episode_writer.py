@@ -284,11 +284,6 @@ class EpisodeWriter:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    @property
-    def segments(self) -> list[SegmentWriter]:
-        """The segments this writer has open: at most two, or one a lane in the layout of one group an episode."""
-        return self.rotation.open
-
     def close(self) -> None:
         """Cut what is open and hand every segment over to be sealed."""
         self.read_clock()
@@ -300,13 +295,13 @@ class EpisodeWriter:
                 except StorageFull as error:  # the sealer ends the episode when there is room
                     full = error
         finally:
-            self.abandon()
+            self.rotation.abandon()
         if full is not None:
             raise full
 
     def flush(self) -> None:
         """Make every published step durable, also those in segments that wait to be sealed."""
-        for segment in self.segments:
+        for segment in self.rotation.open:
             segment.publish_delayed()
             segment.mark()
         if self.rotation.waits_for_sealing:
@@ -316,10 +311,6 @@ class EpisodeWriter:
     def drain(self) -> None:
         """Wait until every segment that was handed over is sealed."""
         self._sealer.drain()
-
-    def abandon(self, *, seal: bool = True) -> None:
-        """Release every segment as it is; each is sealed up to what was committed, now or by the next process."""
-        self.rotation.abandon(seal=seal)
 
 
 def _continues(items: list[Any], known: list[bytes] | None) -> bool:

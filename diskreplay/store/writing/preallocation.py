@@ -41,7 +41,7 @@ class Preallocator:
         try:
             info, lock = draft_segment(self._root, building, writer, lanes, size, self._retention.clock())
             try:
-                segment = SegmentWriter(self._root, info, lock)
+                segment = SegmentWriter(info, lock)
                 for lane in range(len(lanes)):
                     segment.reserve(lane, 0)
             except BaseException:
@@ -70,14 +70,10 @@ class Preallocator:
             return None
         try:
             segment.place(self._retention.place(segment.info))
-        except StoreNotFound:
+        except BaseException as error:
             self._remove(segment)
-            raise
-        except OSError:
-            self._remove(segment)
-            return None
-        except BaseException:
-            self._remove(segment)
+            if isinstance(error, OSError) and not isinstance(error, StoreNotFound):
+                return None
             raise
         return segment
 

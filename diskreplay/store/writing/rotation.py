@@ -182,7 +182,7 @@ class Rotation:
         segment = None if self.segment_per_episode else self._preallocator.acquire()
         if segment is None:
             info, lock = self._retention.new_segment(self._first_number, lanes, size)
-            segment = SegmentWriter(self._root, info, lock, in_blocks=size.rows is not None)
+            segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
         if self._first_number is None:
             self._first_number = segment.number
         self._members[segment.number] = set()

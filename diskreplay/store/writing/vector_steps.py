@@ -154,7 +154,7 @@ class VectorSteps:
         self._episode_writer.read_clock()
         self._make_room(step)
         self._times.fill(self._episode_writer.now)
-        segments = self._episode_writer.segments
+        segments = self._episode_writer.rotation.open
         if len(segments) == 1:
             homes: list[tuple[SegmentWriter, Ints | None]] = [(segments[0], step.lanes)]
         else:

@@ -24,7 +24,7 @@ def test_flags_are_the_same_by_whole_chunks_and_by_the_rows_that_count(tmp_store
         root = store._root
     info = read_segment(root, 0)
     monkeypatch.setattr(segment_reader, "_SPARSE", sparse)
-    committed, found = segment_reader.read_sealed(root, info)
+    committed, found = segment_reader.read_sealed(info)
     done = zarr.open_array(str(info.path / "done"), mode="r")[:]
     expected = np.concatenate([done[lane, :rows] for lane, rows in enumerate(committed.tolist())])
     np.testing.assert_array_equal(found.flags, expected)
@@ -43,5 +43,5 @@ def test_a_segment_with_few_rows_of_each_lane_is_read_without_the_rest_of_its_ch
         segment_reader, "read_part", lambda fd, start, out: read.append(len(out)) or real(fd, start, out)
     )
     monkeypatch.setattr(segment_reader, "read_into", None)
-    committed, found = segment_reader.read_sealed(root, info)
+    committed, found = segment_reader.read_sealed(info)
     assert sum(read) == len(found.flags) == committed.sum() < info.chunk_rows["done"]

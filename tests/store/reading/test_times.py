@@ -138,7 +138,7 @@ def test_salvage_takes_no_row_whose_time_never_got_to_the_disk(tmp_store, monkey
         writer.flush()
         for first in (5, 10):
             append_numbered(writer, range(first, first + 5))
-        writer._episode_writer.abandon(seal=False)
+        writer._episode_writer.rotation.abandon(seal=False)
     with open(tmp_store / "segments/00000000/time/c.0.0", "r+b") as file:
         file.seek(8 * 13)  # the second step of the last episode: those before have a row more each
         file.write(bytes(8))
@@ -179,7 +179,7 @@ def test_after_a_boot_with_the_wall_clock_set_back_what_is_written_is_newer(tmp_
         if sealed:
             writer.close()
         else:
-            writer._episode_writer.abandon(seal=False)
+            writer._episode_writer.rotation.abandon(seal=False)
     now = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now() - 3600 * 10**9)
     monkeypatch.setattr("diskreplay.format.machine.boot_id", lambda: "another")

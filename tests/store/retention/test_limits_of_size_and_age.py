@@ -6,7 +6,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import sealing
 from diskreplay.format.machine import BootTime, is_clock_synchronized
-from diskreplay.store.retention import ages
+from diskreplay.store.retention import policy
 from diskreplay.store.retention.policy import disk_usage
 from diskreplay.store.writing import rotation
 from tests.testing.support import append_numbered, serial_schema
@@ -49,10 +49,10 @@ def clock(monkeypatch):
             return BootTime("this machine", self.boot, self.now)
 
     clock = Clock()
-    for module in (sealing, ages):
+    for module in (sealing, policy):
         monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(module, "boot_time", clock.boot_time)
-    monkeypatch.setattr(ages, "is_clock_synchronized", lambda: clock.is_kept)
+    monkeypatch.setattr(policy, "is_clock_synchronized", lambda: clock.is_kept)
     return clock
 
 
@@ -248,7 +248,7 @@ def test_a_clock_that_a_time_service_keeps_is_believed(tmp_store, clock):
 
 def test_a_segment_that_another_machine_sealed_leaves_when_it_was_known_for_so_long(tmp_store, clock, monkeypatch):
     write_old(tmp_store, clock)
-    monkeypatch.setattr(ages, "boot_time", lambda: BootTime("another machine", "its boot", 5000.0 + clock.now))
+    monkeypatch.setattr(policy, "boot_time", lambda: BootTime("another machine", "its boot", 5000.0 + clock.now))
     clock.wall += 1e9
     with dr.open(tmp_store, "a") as store:
         assert left_after_a_look(store) == list(range(5))
