@@ -174,6 +174,13 @@ def sync_folder(path: os.PathLike[str] | str) -> None:
         os.fsync(fd)
 
 
+def move(source: Path, target: Path) -> None:
+    """Move a file or folder, and wait until both the new name and the loss of the old one are durable."""
+    os.rename(source, target)
+    for folder in (target.parent, source.parent):
+        sync_folder(folder)
+
+
 def sync_tree(path: os.PathLike[str] | str) -> None:
     """Sync every file and folder below ``path``, and ``path`` itself, leaves first."""
     for folder, _, files in os.walk(path, topdown=False):

@@ -21,7 +21,7 @@ from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import copy_tree, is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import drafted, sync_file_system, sync_folder, write_atomic
+from diskreplay.format.durable import drafted, move, sync_file_system, sync_folder, write_atomic
 from diskreplay.format.mapping import read_regular
 from diskreplay.format.metadata import Document, is_whole, parse_document
 from diskreplay.format.sealing import count_flags
@@ -116,9 +116,7 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
     with suppress(StorageFull):  # without its record the entry still says most of it
         write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
         sync_folder(target.parent)
-    os.rename(source, target)
-    for folder in (target.parent, source.parent):
-        sync_folder(folder)
+    move(source, target)
     if segment is not None:
         note_change(root)
     return now
@@ -285,9 +283,7 @@ def bring_back(root: Path, entry: Quarantined) -> None:
     if entry.segment is None:
         raise ValueError(f"{entry.where} is not a segment")
     source, target = root / entry.where, root / layout.SEGMENTS / layout.segment_name(entry.segment)
-    os.rename(source, target)
-    for folder in (target.parent, source.parent):
-        sync_folder(folder)
+    move(source, target)
     counters = _counters(root)
     include_number(counters, entry.segment)
     note_change(root)

@@ -25,7 +25,7 @@ from diskreplay.format.blocks import BlockSums, Chunk, Sums, known_sums, parse, 
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range
-from diskreplay.format.durable import descriptor, drafted, sync_folder, sync_tree, write_file
+from diskreplay.format.durable import descriptor, drafted, move, sync_folder, sync_tree, write_file
 from diskreplay.format.mapping import data_ranges, opened, read_regular
 from diskreplay.format.quarantine import move_aside, quarantined_numbers
 from diskreplay.format.root import Root
@@ -208,9 +208,7 @@ def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 
         move_aside(root.folder, f"{layout.COUNTERS}/{rebuilt.name}", "its segment was evicted meanwhile", steps=0)
         return None
     _beside(root, _REPLACED, number).mkdir(exist_ok=True)
-    os.rename(rebuilt, path)
-    for folder in (path.parent, rebuilt.parent):
-        sync_folder(folder)
+    move(rebuilt, path)
     _notify(root, number)
     return aside
 

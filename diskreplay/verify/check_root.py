@@ -91,37 +91,25 @@ def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bo
 
 
 def _read_attributes(files: Files, attributes: Document) -> Plan | None:
-    before = len(files.problems)
-
-    def wrong(name: str) -> None:
-        files.report("metadata", layout.METADATA, f"{name} is {str(attributes.get(name))[:80]}")
-
-    if attributes.get("format") != layout.FORMAT:
-        wrong("format")
-    if attributes.get("format_version") != layout.FORMAT_VERSION:
-        wrong("format_version")
-    if not is_uuid(store := attributes.get("uuid")):
-        wrong("uuid")
-    for name in ("capacity", "capacity_bytes"):
-        if (most := attributes.get(name)) is not None and not is_whole(most, 1):
-            wrong(name)
-    if (age := attributes.get("max_age_s")) is not None and not is_positive(age):
-        wrong("max_age_s")
-    chunk_bytes = attributes.get("chunk_bytes")
-    if not is_whole(chunk_bytes, layout.MIN_CHUNK_BYTES) or chunk_bytes > layout.MAX_CHUNK_BYTES:  # type: ignore[operator]
-        wrong("chunk_bytes")
-    steps = attributes.get("segment_steps")
-    if steps is not None and steps != "episode" and not is_whole(steps, 1):
-        wrong("segment_steps")
-    if attributes.get("validate") not in (None, *layout.VALIDATIONS):
-        wrong("validate")
-    schema = read_schema(files, layout.METADATA, attributes.get("schema"))
-    templates = attributes.get("segment_metadata")
-    if not isinstance(templates, dict):
-        wrong("segment_metadata")
-    if schema is None or not isinstance(templates, dict):
+    before, get = len(files.problems), attributes.get
+    good = {
+        "format": get("format") == layout.FORMAT,
+        "format_version": get("format_version") == layout.FORMAT_VERSION,
+        "uuid": is_uuid(get("uuid")),
+        "capacity": get("capacity") is None or is_whole(get("capacity"), 1),
+        "capacity_bytes": get("capacity_bytes") is None or is_whole(get("capacity_bytes"), 1),
+        "max_age_s": get("max_age_s") is None or is_positive(get("max_age_s")),
+        "chunk_bytes": is_whole(get("chunk_bytes"), layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES),
+        "segment_steps": get("segment_steps") in (None, "episode") or is_whole(get("segment_steps"), 1),
+        "validate": get("validate") in (None, *layout.VALIDATIONS),
+        "segment_metadata": isinstance(get("segment_metadata"), dict),
+    }
+    for name in (name for name, is_good in good.items() if not is_good):
+        files.report("metadata", layout.METADATA, f"{name} is {str(get(name))[:80]}")
+    schema = read_schema(files, layout.METADATA, get("schema"))
+    if schema is None or not good["segment_metadata"]:
         return None
-    plan = make_plan(schema, templates, str(store))
+    plan = make_plan(schema, attributes["segment_metadata"], str(get("uuid")))
     check_templates(files, plan, layout.METADATA)
     return plan if len(files.problems) == before else None
 

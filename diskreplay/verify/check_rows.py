@@ -16,19 +16,13 @@ _BLOCK_BYTES = 1 << 20
 
 def check_flags(segment: Segment) -> None:
     """Check that the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
-    files, rows = segment.files, segment.rows
-    last = np.full(segment.lanes, START, np.uint8)
-    steps = 0
-    for lane, first, flags in _blocks(segment, layout.DONE):
-        lanes = slice(lane, lane + len(flags))
-        counted = np.clip(rows[lanes] - first, 0, flags.shape[1])
-        if wrong := first_wrong(flags, last[lanes], counted):
+    files, steps = segment.files, 0
+    for lane, first, before, flags, counted in _blocks(segment, layout.DONE, START):
+        if wrong := first_wrong(flags, before, counted):
             at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
             value = int(flags[wrong])
             files.report("flags", segment.inside(layout.DONE), f"{at}: {value} is not part of a sequence of episodes")
             return
-        some = np.flatnonzero(counted)
-        last[lane + some] = flags[some, counted[some] - 1]
         steps += count_steps(flags, counted)
     if not check_lost(segment):
         return
@@ -43,20 +37,15 @@ def check_flags(segment: Segment) -> None:
 def check_times(segment: Segment) -> None:
     """Check that times never fall within a lane, and have the bounds in the attributes of a sealed segment."""
     attributes, files = segment.attributes, segment.files
-    last = np.zeros(attributes.lanes, np.int64)
     found: list[int] = []
-    for lane, first, times in _blocks(segment, layout.TIME):
-        lanes = slice(lane, lane + len(times))
-        counted = np.clip(segment.rows[lanes] - first, 0, times.shape[1])
+    for lane, first, before, times, counted in _blocks(segment, layout.TIME, 0):
         counts = np.arange(times.shape[1]) < counted[:, None]
-        falls = (times < np.concatenate([last[lanes, None], times[:, :-1]], axis=1)) & counts
+        falls = (times < np.concatenate([before[:, None], times[:, :-1]], axis=1)) & counts
         if falls.any():
             one, row = (int(i[0]) for i in np.nonzero(falls))
             at = f"lane {lane + one}, row {first + row}"
             files.report("times", segment.inside(layout.TIME), f"{at}: its time is before that of the previous row")
             return
-        some = np.flatnonzero(counted)
-        last[lane + some] = times[some, counted[some] - 1]
         for position, count in attributes.lost:
             row, one = divmod(position, attributes.lanes)
             if lane <= one < lane + len(times):
@@ -69,10 +58,18 @@ def check_times(segment: Segment) -> None:
         files.report("counters", segment.inside(layout.METADATA), detail)
 
 
-def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Yield lane and row of the first value, and values of some lanes, in order of rows: a bounded number at a time."""
+_Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
+
+
+def _blocks(segment: Segment, path: str, before: int) -> Iterator[_Block]:
+    """Yield values of some lanes, in order of rows, a bounded number at a time.
+
+    With them come lane and row of the first one, in front of them the last value of each lane that counted before,
+    ``before`` at first, and behind them how many of each lane count.
+    """
     per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
+    last = np.full(segment.lanes, before, dtype)
     at_once = _BLOCK_BYTES // dtype.itemsize
     width = min(per_chunk, at_once)
     together = max(1, at_once // per_chunk)
@@ -89,7 +86,11 @@ def _blocks(segment: Segment, path: str) -> Iterator[tuple[int, int, NDArray[Any
                     data = read_at(fd, nbytes, (lane * per_chunk + start) * dtype.itemsize)
                     if len(data) < nbytes:
                         return  # cut off just now; its size was right a moment ago
-                    yield lane, chunk * per_chunk + start, np.frombuffer(data, dtype).reshape(lanes, count)
+                    values, here = np.frombuffer(data, dtype).reshape(lanes, count), slice(lane, lane + lanes)
+                    counted = np.clip(segment.rows[here] - chunk * per_chunk - start, 0, count)
+                    yield lane, chunk * per_chunk + start, last[here], values, counted
+                    some = np.flatnonzero(counted)
+                    last[lane + some] = values[some, counted[some] - 1]
 
 
 def check_lost(segment: Segment) -> bool:

@@ -196,9 +196,9 @@ def _is_shape(value: Any, dimensions: int) -> bool:
     return isinstance(value, list) and len(value) == dimensions and all(is_whole(length) for length in value)
 
 
-def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether a value from JSON is a whole number of at least ``least``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def is_whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
+    """Whether a value from JSON is a whole number from ``least`` to ``most``."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def check_templates(files: Files, plan: Plan, where: str) -> None:
