@@ -1,0 +1,182 @@
+"""Data sets for `torch.utils.data.DataLoader`: batches of a store that grows, or the items that it has now."""
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import distributed as dist
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import diskreplay as dr
+
+PathLike = str | os.PathLike[str]
+
+
+class StoreDataset(IterableDataset[dr.Batch]):
+    """Batches of a store, drawn in the worker processes of a loader: ``DataLoader(dataset, batch_size=None)``.
+
+    Each worker of each rank has a share of the ids of its own, and a `Sampler` of it: shares do not overlap, are
+    complete, and stay even while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. It ends
+    where its distribution does, as a `Sweep` of one pass, which gives every id once over all workers and ranks.
+
+    Priorities cannot be updated from the trainer, since they live in the workers: for prioritized replay use a
+    `Sampler`, which prefetches in threads.
+
+    Parameters
+    ----------
+    store : Store or path
+        Where the steps are; each worker opens it with mode "r".
+    view, distribution, batch_size, seed, fields, where, max_times_sampled
+        As for `Sampler`; with worker processes that are spawned, they must pickle. A seed makes the batches of each
+        worker a function of it, the share and what the store holds.
+    rank, world_size : int or None
+        This process among those that train together; None asks `torch.distributed`, where that is initialized by
+        then, and else there is one.
+
+    Raises
+    ------
+    ValueError
+        An argument is invalid, or the view or `fields` names something that the store has not.
+    StoreNotFound
+        There is no store at the path.
+    """
+
+    def __init__(
+        self,
+        store: dr.Store | PathLike,
+        view: Any,
+        distribution: Any = None,
+        *,
+        batch_size: int = 256,
+        seed: int | None = None,
+        fields: Sequence[str] | None = None,
+        where: Callable[[dr.Episode], bool] | None = None,
+        max_times_sampled: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if (rank is None) != (world_size is None):
+            raise ValueError(f"give both rank and world_size, or none of them: not {rank!r} and {world_size!r}")
+        if rank is None or world_size is None:
+            rank, world_size = _place()
+        self._path, self._view, self._distribution = _path_of(store), view, distribution
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._arguments: dict[str, Any] = {
+            "batch_size": batch_size,
+            "fields": fields,
+            "where": where,
+            "max_times_sampled": max_times_sampled,
+        }
+        # So that what is invalid is refused here, and not in a worker.
+        self._sampler(rank, world_size).close()
+
+    def _sampler(self, rank: int, world_size: int) -> dr.Sampler:
+        # One that holds state belongs to one sampler: each gets a copy.
+        seed = None if self._seed is None else int(np.random.SeedSequence([self._seed, rank]).generate_state(1)[0])
+        distribution = copy.deepcopy(self._distribution)
+        return dr.Sampler(
+            self._path, self._view, distribution, seed=seed, rank=rank, world_size=world_size, **self._arguments
+        )
+
+    def __iter__(self) -> Iterator[dr.Batch]:
+        """Yield batches of this worker's share; each call begins anew.
+
+        Raises
+        ------
+        NotEnoughData
+            Nothing is sampleable, or nothing of it is in the share.
+        """
+        rank, world_size = self._rank, self._world_size
+        if (worker := get_worker_info()) is not None:
+            rank, world_size = rank * worker.num_workers + worker.id, world_size * worker.num_workers
+        with self._sampler(rank, world_size) as sampler:
+            yield from sampler
+
+
+class MapDataset(Dataset[Any]):
+    """The items of a store as it is when this is made, by number: for offline training with any loader.
+
+    ``dataset[i]`` is one item, a dict of tensors without a leading axis, so that a loader batches and shuffles as
+    usual: ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an
+    array, is the `Batch` of all of them, gathered at once, which is many times faster: ``DataLoader(dataset,
+    batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
+
+    Steps that come later are not in it. One that is evicted later is an InvalidIndex when it is asked for.
+
+    Parameters
+    ----------
+    store : Store or path
+        Where the steps are; each process opens it with mode "r".
+    view, fields, where
+        As for `Sampler`: what an item is, such as `Transitions()`, `Sequences()` or `Episodes()`, what it holds, and of
+        which episodes. An item has no weight.
+
+    Raises
+    ------
+    ValueError
+        An argument is invalid, or the view or `fields` names something that the store has not.
+    StoreNotFound
+        There is no store at the path.
+    """
+
+    def __init__(
+        self,
+        store: dr.Store | PathLike,
+        view: Any,
+        *,
+        fields: Sequence[str] | None = None,
+        where: Callable[[dr.Episode], bool] | None = None,
+    ) -> None:
+        self._path, self._view, self._fields = _path_of(store), view, fields
+        self._sampler: dr.Sampler | None = None
+        self._pid = -1
+        with dr.Sampler(self._path, view, fields=fields, where=where) as sampler:
+            self.ids: NDArray[np.int64] = sampler.ids()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs: it opens the store itself."""
+        return {**self.__dict__, "_sampler": None, "_pid": -1}
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.ids)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return an item, or for several numbers their batch; IndexError where there is no such item."""
+        if isinstance(number, int | np.integer):
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"item {number} of {len(self)}")
+            return self.__getitems__([int(number)])[0]
+        return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """Return several items, which a loader collates; they are gathered at once."""
+        return _items(self._gather(self.ids[numbers]))
+
+    def _gather(self, ids: NDArray[np.int64]) -> dr.Batch:
+        if self._sampler is None or self._pid != os.getpid():
+            self._sampler = dr.Sampler(self._path, self._view, fields=self._fields)
+            self._pid = os.getpid()
+        return self._sampler.gather(ids)
+
+
+def _items(batch: dr.Batch) -> list[dict[str, Any]]:
+    """Return the items of a batch as dicts of tensors, nested as the batch is."""
+    fields = {name: batch[name] for name in batch if name != "weight"}
+    return [pytree.tree_map(itemgetter(i), fields) for i in range(len(batch))]
+
+
+def _path_of(store: dr.Store | PathLike) -> str:
+    return str(store.path if isinstance(store, dr.Store) else store)
+
+
+def _place() -> tuple[int, int]:
+    """Return the rank of this process, and how many there are."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
