@@ -1,6 +1,7 @@
 """One batch from several samplers: demonstrations and own experience, for example."""
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from diskreplay.errors import InvalidIndex
 from diskreplay.loading.arguments import errors_argument, ids_argument, kind_argument
 from diskreplay.loading.batch import Batch, Kind, Tree, kind_of, map_tree
 from diskreplay.loading.sampler import Sampler
+from diskreplay.loading.sampler_states import as_arrays, as_tensors
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.saved_state import state_of
 
@@ -25,6 +27,12 @@ class MixedSampler(IterableDataset[Batch]):
 
     A batch holds the items of the first sampler, then those of the second, and so on. Its `index` tells the samplers
     apart, so it means something to this mixed sampler only. Weights are those that each sampler gives its own items.
+
+    The samplers may have different stores, views or distributions: half of a batch of 1-step transitions and half of
+    5-step ones, or sequences of two lengths. Shorter sequences are padded to the longest of the batch, as their own are
+    padded. It ends with the first of its samplers that ends.
+
+    Samplers with `prefetch` make their parts of the next batches ahead.
 
     Parameters
     ----------
@@ -50,6 +58,11 @@ class MixedSampler(IterableDataset[Batch]):
         self._shares = shares / shares.sum()
         self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
+        # How many items each sampler gives of the next batches, and what a call that failed was given of the first.
+        self._planned: deque[list[int]] = deque()
+        self._drawn: dict[int, Batch] = {}
+        for sampler, share in zip(self._samplers, self._shares, strict=True):
+            sampler._expect(max(1, int(share * self._batch_size)))
 
     def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
         """Draw a batch; see `Sampler.sample`. `beta` counts for the samplers whose distribution has weights.
@@ -62,13 +75,22 @@ class MixedSampler(IterableDataset[Batch]):
             The samplers' batches differ in their fields.
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
-        parts = []
-        for source, count in enumerate(self._counts(size)):
-            if count:
-                sampler = self._samplers[source]
-                part = sampler.sample(count, beta if sampler.distribution.weighted else None)
-                parts.append((source, part))
-        return _joined(parts, self._kind)
+        if size != self._batch_size:
+            return _joined(self._draw([self._counts(size)], beta, {}), self._kind)
+        while len(self._planned) <= max(sampler._prefetch for sampler in self._samplers):
+            self._planned.append(self._counts(size))
+        batch = _joined(self._draw(self._planned, beta, self._drawn), self._kind)
+        self._planned.popleft()
+        self._drawn = {}
+        return batch
+
+    def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
+        """Draw what the first of some batches lacks of each sampler, and return all of it."""
+        for source, sampler in enumerate(self._samplers):
+            if planned[0][source] and source not in drawn:
+                sizes = [counts[source] for counts in planned if counts[source]]
+                drawn[source] = sampler._sample_first(sizes, beta if sampler.distribution.weighted else None)
+        return drawn
 
     @property
     def _kind(self) -> Kind:
@@ -95,10 +117,10 @@ class MixedSampler(IterableDataset[Batch]):
             An id is not one of a batch's `index`.
         """
         ids, sources = self._routed(ids)
-        parts, places = [], []
+        parts, places = {}, []
         for source in np.unique(sources).tolist():
             places.append(np.flatnonzero(sources == source))
-            parts.append((source, self._samplers[source].gather(ids[places[-1]])))
+            parts[source] = self._samplers[source].gather(ids[places[-1]])
         joined = _joined(parts, self._kind)
         order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
         fields = {name: map_tree(lambda tensor: tensor[order.to(tensor.device)], joined[name]) for name in joined}
@@ -134,7 +156,9 @@ class MixedSampler(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the samplers' states and that of how shares are dealt out; see `Sampler.state_dict`."""
         states = [sampler.state_dict() for sampler in self._samplers]
-        return {"rng": json.dumps(self._rng.bit_generator.state), "samplers": states}
+        planned = np.array(self._planned, np.int64).reshape(-1, len(states))
+        rng = json.dumps(self._rng.bit_generator.state)
+        return {"rng": rng, "planned": as_tensors(planned), "samplers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; see `Sampler.load_state_dict`.
@@ -142,15 +166,23 @@ class MixedSampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            It is none of as many samplers, or one of them refuses its state; then those before it have taken theirs.
+            It is none of as many samplers or, if batches were drawn ahead, of another batch size, or one of the
+            samplers refuses its state; then those before it have taken theirs.
         """
         with state_of("a mixed sampler"):
             rng, states = json.loads(state["rng"]), list(state["samplers"])
+            planned = np.array(as_arrays(state.get("planned", [])), np.int64).reshape(-1, len(states))
         if len(states) != len(self._samplers):
             raise ValueError(f"this is the state of {len(states)} samplers, and these are {len(self._samplers)}")
+        if (planned < 0).any() or (planned.sum(axis=1) != self._batch_size).any():
+            raise ValueError(
+                f"this state holds batches drawn ahead of {planned.sum(axis=1).tolist()} items, and the batch_size is "
+                f"{self._batch_size}: give it the same"
+            )
         for sampler, own in zip(self._samplers, states, strict=True):
             sampler.load_state_dict(own)
         self._rng.bit_generator.state = rng
+        self._planned, self._drawn = deque(planned.tolist()), {}
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
         """Return the ids in their own stores, and which sampler each belongs to."""
@@ -181,22 +213,51 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
     return [sampler for sampler, _ in samplers], shares
 
 
-def _joined(parts: Sequence[tuple[int, Batch]], kind: Kind) -> Batch:
-    """Return one batch of several, with indices that tell them apart."""
-    first = parts[0][1]
-    for _, other in parts[1:]:
-        if _form(first) != _form(other):
-            raise ValueError(f"the samplers' batches have different fields: {first} and {other}; see `fields`")
+def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
+    """Return one batch of several, with indices that tell them apart; shorter sequences are padded with zeros."""
+    batches = list(parts.values())
+    sizes, lengths = [len(batch) for batch in batches], [_length(batch) for batch in batches]
+
+    def concatenated(*tensors: torch.Tensor) -> torch.Tensor:
+        if len({tensor.shape[1:] for tensor in tensors}) == 1:
+            return torch.cat(tensors)
+        if [tensor.shape[1] for tensor in tensors] != lengths:
+            raise _different(batches)
+        found = tensors[0].new_zeros((sum(sizes), max(lengths), *tensors[0].shape[2:]))
+        for rows, tensor, length in zip(found.split(sizes), tensors, lengths, strict=True):
+            rows[:, :length] = tensor
+        return found
+
+    def set_final(obs: torch.Tensor, next_obs: torch.Tensor) -> None:
+        for rows, last, length in zip(obs.split(sizes), next_obs.split(sizes), lengths, strict=True):
+            if length < max(lengths):
+                rows[:, length] = last[:, length - 1]
+
+    if any(_form(batch) != _form(batches[0]) for batch in batches):
+        raise _different(batches)
     fields: dict[str, Tree] = {}
-    for name in first:
-        trees = [part[name] for _, part in parts]
+    for name in batches[0]:
+        trees = [batch[name] for batch in batches]
         if name == "index":
-            trees = [tree | (source << SOURCE_SHIFT) for tree, (source, _) in zip(trees, parts, strict=True)]
-        fields[name] = map_tree(lambda *tensors: torch.cat(tensors), *trees)
+            trees = [tree | (source << SOURCE_SHIFT) for source, tree in zip(parts, trees, strict=True)]
+        fields[name] = map_tree(concatenated, *trees)
+    if len(set(lengths)) > 1 and {"obs", "next_obs"} <= fields.keys():
+        map_tree(set_final, fields["obs"], fields["next_obs"])
     return Batch(fields, kind)
 
 
+def _length(batch: Batch) -> int:
+    """Return how many steps its sequences have, 0 where it holds none."""
+    return int(batch["mask"].shape[1]) if "mask" in batch else 0
+
+
 def _form(batch: Batch) -> Any:
+    """Return what batches must have in common, beside the shapes of items: these may differ in the length."""
     return {
-        name: map_tree(lambda tensor: (tensor.dtype, tensor.shape[1:], tensor.device), batch[name]) for name in batch
+        name: map_tree(lambda tensor: (tensor.dtype, tensor.ndim, tensor.shape[2:], tensor.device), batch[name])
+        for name in batch
     }
+
+
+def _different(batches: Sequence[Batch]) -> ValueError:
+    return ValueError(f"the samplers' batches have different fields: {' and '.join(map(str, batches))}; see `fields`")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
 from diskreplay.loading.gatherer import Destination, Gatherer
-from diskreplay.loading.sampler_states import PlannerState, load_distribution
+from diskreplay.loading.sampler_states import PlannerState, SavedPlan, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population, Share
@@ -36,18 +36,19 @@ ATTEMPTS = 100
 class Plan:
     """A batch that is drawn and not yet delivered. It keeps its snapshot, and with it what is mapped, alive.
 
-    `entropy` seeds what the view draws itself, None where it draws nothing; `gathered` is the batch, or what will be
-    it, where that was begun: see `Prefetcher`.
+    `asked` is the size that it was drawn for; `entropy` seeds what the view draws itself, None where it draws nothing;
+    `gathered` is the batch, or what will be it, where that was begun: see `Prefetcher`.
     """
 
     snapshot: Snapshot
     draw: Draw
+    asked: int
     entropy: int | None = None
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it was drawn as."""
-        return {**self.draw._asdict(), "entropy": self.entropy}
+        return {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy}
 
 
 class Planner:
@@ -144,13 +145,15 @@ class Planner:
             self._priorities = distribution
         return distribution
 
-    def next(self, size: int, ahead: int, refresh: bool) -> Plan:
-        """Return the next batch's plan, after drawing so many that `ahead` are left."""
-        if not ahead and not self.queue:
-            return self.draw(size, refresh)
-        while len(self.queue) <= ahead:
+    def next(self, sizes: Sequence[int], refresh: bool) -> Plan:
+        """Return the plan of a batch of the first of these sizes, after drawing those of the others ahead."""
+        if len(sizes) == 1 and not self.queue:
+            return self.draw(sizes[0], refresh)
+        if self.queue and self.queue[0].asked != sizes[0]:
+            self.set_target(self._view, self.distribution)
+        while len(self.queue) < len(sizes):
             try:
-                plan = self.draw(size, refresh)
+                plan = self.draw(sizes[len(self.queue)], refresh)
             except NotEnoughData:
                 if not self.queue:
                     raise
@@ -188,7 +191,7 @@ class Planner:
         except RefreshNeeded:
             return self.draw(size, refresh, lost)
         self._returned = returned
-        return Plan(snapshot, draw, int(self.rng.integers(1 << 62)) if self._random else None)
+        return Plan(snapshot, draw, size, int(self.rng.integers(1 << 62)) if self._random else None)
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
         """Return how many batches of this size `next` has until the end, None where there is none."""
@@ -276,7 +279,7 @@ class Planner:
             "times": None if self._times is None else self.active.state_dict(),
             "returned": self._returned,
             "plans": [plan.state_dict() for plan in self.queue],
-            "refused": [{"asked": asked, **plan.state_dict()} for asked, plan in self._refused.items()],
+            "refused": [plan.state_dict() for plan in self._refused.values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], refresh: bool) -> None:
@@ -309,17 +312,17 @@ class Planner:
         self.active = self._choose()
         self._returned = saved.returned
         self.queue = self._accepted(saved.plans, snapshot)
-        refused = {asked: self._accepted([plan], snapshot) for asked, plan in saved.refused.items()}
-        self._refused = {asked: plans[0] for asked, plans in refused.items() if plans}
+        refused = [plan for saved_plan in saved.refused for plan in self._accepted([saved_plan], snapshot)]
+        self._refused = {plan.asked: plan for plan in refused}
 
-    def _accepted(self, plans: Sequence[tuple[Draw, int | None]], snapshot: Snapshot) -> deque[Plan]:
+    def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
         """Return batches drawn ahead, up to the first that has lost an id since; what is left of others is returned."""
         queue = deque[Plan]()
-        for draw, entropy in plans:
-            if (entropy is None) == self._random or not self.active.accept(self.population, draw):
-                self._returned = self._once(other for other, _ in plans[len(queue) :])
+        for plan in plans:
+            if (plan.entropy is None) == self._random or not self.active.accept(self.population, plan.draw):
+                self._returned = self._once(other.draw for other in plans[len(queue) :])
                 break
-            queue.append(Plan(snapshot, draw, entropy))
+            queue.append(Plan(snapshot, *plan))
         return queue
 
     def update(self, ids: Ints, errors: NDArray[np.float64], schema: Schema, kind: tuple[Any, ...] | None) -> int:

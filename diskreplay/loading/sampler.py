@@ -120,6 +120,7 @@ class Sampler(IterableDataset[Batch]):
         max_times_sampled: int | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
+        self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; those behind the first are made ahead
         self._prefetch = int_argument("prefetch", prefetch, 0)
         share = share_argument(rank, world_size)
         if max_times_sampled is not None:
@@ -145,7 +146,7 @@ class Sampler(IterableDataset[Batch]):
             _alive.add(self)
             self._lock: Any = threading.RLock()
             self._limiter = None if limiter is None else limiter.attach(self._store)
-            self._gatherer, self._prefetcher = self._make_gatherers(view)
+            self._set_gatherers(*self._make_gatherers(view))
             self._item_steps = view.item_steps
             self._planner = Planner(
                 self._store,
@@ -166,9 +167,27 @@ class Sampler(IterableDataset[Batch]):
         """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
         arguments = view, self._store.schema, self._fields, self._destination
         gatherer = Gatherer(*arguments, helped=True)
-        if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._batch_size):
+        if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._sizes[0]):
             return gatherer, None
         return gatherer, Prefetcher(Gatherer(*arguments))
+
+    def _set_gatherers(self, gatherer: Gatherer, prefetcher: Prefetcher | None) -> None:
+        self._gatherer, self._prefetcher = gatherer, prefetcher
+        self._planned = 1 if prefetcher is None else 1 + self._prefetch
+        self._sizes = self._sizes[:1] * self._planned
+
+    def _expect(self, size: int) -> None:
+        """Make ready for batches of another size than the sampler's own, where batches are made ahead."""
+        if self._prefetch:
+            with self._lock:
+                self._sizes = (size,)
+                self.view = self._view
+
+    def _sample_first(self, sizes: Sequence[int], beta: float | None) -> Batch:
+        """Draw a batch of the first of these sizes; where batches are made ahead, those are next."""
+        with self._lock:
+            self._sizes = tuple(sizes[: self._planned])
+            return self.sample(sizes[0], beta)
 
     def _seconds(self) -> dict[str, float]:
         """Return where the time went of the batches of this view; see `stats`."""
@@ -203,7 +222,8 @@ class Sampler(IterableDataset[Batch]):
             self._planner.set_target(view, self._planner.distribution)
             self._statistics.keep(self._seconds())
             self._end_threads()
-            self._view, self._gatherer, self._prefetcher = view, gatherer, prefetcher
+            self._view = view
+            self._set_gatherers(gatherer, prefetcher)
             self._item_steps = view.item_steps
             _logger.info("%s", self)
 
@@ -273,9 +293,8 @@ class Sampler(IterableDataset[Batch]):
             started = perf_counter()
             if self._limiter is not None and planner.active.sized and self._item_steps is not None:
                 self._pay(size * self._item_steps)
-            if size == self._batch_size:
-                ahead = 0 if self._prefetcher is None else self._prefetch
-                return self._deliver(planner.next(size, ahead, self._refresh), size, None, beta, started)
+            if size == self._sizes[0]:
+                return self._deliver(planner.next(self._sizes, self._refresh), size, None, beta, started)
             return self._deliver(planner.draw_apart(size, self._refresh), size, size, beta, started)
 
     def _deliver(self, plan: Plan, size: int, apart: int | None, beta: float | None, started: float) -> Batch:

@@ -16,12 +16,19 @@ from diskreplay.sampling.saved_state import columns, state_of
 VERSION = 1
 
 
-class PlannerState(NamedTuple):
-    """A planner's state, checked. `generator` is a new one in the saved state; `plans` are draws and their entropy.
+class SavedPlan(NamedTuple):
+    """A batch that was drawn and not yet delivered; see `Plan`."""
 
-    `returned` are ids to be drawn again; `refused` draws of other sizes than the sampler's that a limiter refused, by
-    the size that was asked for; `cursors` the states of views' own distributions, by their keys; `times` how often ids
-    were sampled, nothing where that was not counted.
+    draw: Draw
+    asked: int
+    entropy: int | None
+
+
+class PlannerState(NamedTuple):
+    """A planner's state, checked. `generator` is a new one in the saved state; `plans` are batches drawn ahead.
+
+    `returned` are ids to be drawn again; `refused` batches of other sizes that a limiter refused; `cursors` the states
+    of views' own distributions, by their keys; `times` how often ids were sampled, nothing where that was not counted.
     """
 
     generator: np.random.PCG64
@@ -34,8 +41,8 @@ class PlannerState(NamedTuple):
     cursors: dict[str, dict[str, NDArray[np.int64]]]
     times: Mapping[str, Any]
     returned: NDArray[np.int64]
-    plans: list[tuple[Draw, int | None]]
-    refused: dict[int, tuple[Draw, int | None]]
+    plans: list[SavedPlan]
+    refused: list[SavedPlan]
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
@@ -64,7 +71,7 @@ class PlannerState(NamedTuple):
                 times=state.get("times") or {},
                 returned=np.concatenate(columns({"returned": (), **state}, ["returned"])),
                 plans=[_plan(plan) for plan in state["plans"]],
-                refused={int(plan["asked"]): _plan(plan) for plan in state.get("refused", [])},
+                refused=[_plan(plan) for plan in state.get("refused", [])],
             )
 
 
@@ -104,17 +111,14 @@ def load_distribution(distribution: Distribution, state: Any) -> None:
         raise
 
 
-def _plan(plan: Mapping[str, Any]) -> tuple[Draw, int | None]:
-    return _draw(plan), None if plan["entropy"] is None else int(plan["entropy"])
-
-
-def _draw(plan: Mapping[str, Any]) -> Draw:
+def _plan(plan: Mapping[str, Any]) -> SavedPlan:
     # Copies: the caller may go on changing what it loaded from.
     ids = np.array(plan["ids"], np.int64)
     chances = None if plan["chances"] is None else np.array(plan["chances"], np.float64)
     if ids.ndim != 1 or not (chances is None or chances.shape == ids.shape):
         raise ValueError("a planned batch has ids and chances of two shapes")
-    return Draw(ids, chances, int(plan["size"]), float(plan["least"]))
+    draw = Draw(ids, chances, int(plan["size"]), float(plan["least"]))
+    return SavedPlan(draw, int(plan.get("asked", len(ids))), None if plan["entropy"] is None else int(plan["entropy"]))
 
 
 def as_tensors(tree: Any) -> Any:
