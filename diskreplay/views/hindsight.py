@@ -165,14 +165,18 @@ class HindsightReader(Reader):
         """Gather the transitions of these ids; ValueError where the reward function returns no finite numbers."""
         entropy, self._entropy = self._entropy, None
         self._plain.helper = self.helper
-        self._plain.fill(snapshot, ids, block)
         if entropy is None:
+            self._plain.fill(snapshot, ids, block)
             return
         # Drawn for every item, wanted or not: what becomes of one does not depend on the others.
-        chance, choice = np.random.Generator(np.random.PCG64(entropy)).random((2, len(ids)))
+        generator = np.random.Generator(np.random.PCG64(entropy))
+        chance, choice = generator.random((2, len(ids)))
+        self._plain.seed(int(generator.integers(1 << 62)))
+        self._plain.fill(snapshot, ids, block)
         items = np.flatnonzero(chance < self._hindsight.ratio)
         windows = self._find(snapshot, ids[items], looks_back=self._hindsight.strategy == "episode")
-        k, last = self._bounds(windows)
+        k = self._plain.windows.k[items]
+        last = windows.after - (windows.obs_stop == 0)  # the last row of each episode that has an observation
         known = np.flatnonzero(windows.row + k <= last)
         if len(known) < len(items):
             items, k, last, windows = items[known], k[known], last[known], windows.select(known)
@@ -191,11 +195,6 @@ class HindsightReader(Reader):
     def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""
         return windows_of(snapshot, ids, Bounds(TO_THE_END, ALL_BEFORE if looks_back else 1), self._view)
-
-    def _bounds(self, windows: Windows) -> tuple[Ints, Ints]:
-        """Return the steps of the view's windows, and the last row of each episode that has an observation."""
-        k = windows.k.copy() if self._view.n_step is None else np.minimum(windows.k, self._view.n_step)
-        return k, windows.after - (windows.obs_stop == 0)
 
     def _relabel(
         self,

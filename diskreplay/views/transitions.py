@@ -12,7 +12,7 @@ from diskreplay.format.schema import Schema
 from diskreplay.ids import TERMINATED
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import Starts
-from diskreplay.sampling.number_arguments import fraction, int_or_none
+from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import (
     check_fields,
@@ -28,6 +28,7 @@ from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path,
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.hindsight import Hindsight, HindsightReader
 from diskreplay.views.page_ranges import Pages
+from diskreplay.views.random_steps import RandomSteps
 from diskreplay.views.windows import (
     TIME,
     TIME_SOURCE,
@@ -51,9 +52,11 @@ class Transitions(View):
 
     Parameters
     ----------
-    n_step : int or None
+    n_step : int, (int, int) or None
         Steps of the return. Fewer are summed where the episode ends first. None sums to the episode's end (the
-        Monte-Carlo return); then only ended episodes are sampled.
+        Monte-Carlo return); then only ended episodes are sampled. A pair, such as (1, 5), is the least and the most:
+        one number from these is drawn for each item of each batch, all with the same probability, and the batch's
+        `n_steps` says what was summed. Which steps can be sampled, and what `Sampler.gather` returns, goes by the most.
     gamma : float
         Discount a step, 0 to 1.
     frame_stack : int or dict
@@ -83,7 +86,7 @@ class Transitions(View):
         An argument is invalid.
     """
 
-    n_step: int | None = 1
+    n_step: int | tuple[int, int] | None = 1
     gamma: float = 0.99
     frame_stack: int | Mapping[str, int] = 1
     reward: Mapping[str, float] | None = None
@@ -93,7 +96,7 @@ class Transitions(View):
     discount: str | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, n_step=partial(int_or_none, none="the return to the end"), gamma=fraction)
+        check_fields(self, n_step=_steps_argument, gamma=fraction)
         check_fields(self, frame_stack=stack_depths, reward=weights_or_none, next_fields=names, discount=name_or_none)
         if "obs" in self.next_fields:
             raise ValueError("next_fields must not name 'obs': a batch always has next_obs")
@@ -114,6 +117,11 @@ class Transitions(View):
         return self.next_missing == "drop"
 
     @property
+    def most_steps(self) -> int | None:
+        """The most steps of a return; None: as many as the episode has."""
+        return self.n_step[1] if isinstance(self.n_step, tuple) else self.n_step
+
+    @property
     def kind(self) -> tuple[str]:
         """All transitions share one table of priorities, whatever n and gamma."""
         return ("transitions",)
@@ -126,16 +134,16 @@ class Transitions(View):
     @property
     def starts(self) -> Starts:
         """Every step whose window is known."""
-        n = LONGEST if self.n_step is None else self.n_step
+        n = LONGEST if self.most_steps is None else self.most_steps
         followed = n if self.drops else 0
-        if self.n_step is None or self.relabel is not None:
+        if self.most_steps is None or self.relabel is not None:
             return Starts(followed=followed)
         return Starts(open_rows=n + 1, observed=not self.next_fields, followed=followed)
 
     @property
     def random(self) -> bool:
-        """Whether goals are replaced."""
-        return self.relabel is not None
+        """Whether goals are replaced, or numbers of steps drawn."""
+        return self.relabel is not None or isinstance(self.n_step, tuple)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; with `relabel`, one of goal-conditioned observations."""
@@ -168,8 +176,10 @@ class TransitionsReader(Reader):
         """Plan what `fill` copies, and more than that into arrays of a block behind those of `leaves`."""
         view, copies = self.view, [*self.copies, *more]
         stack = max((1 - copy.offset for copy in copies), default=1)
-        self._bounds = Bounds(TO_THE_END if view.n_step is None else view.n_step, stack, bool(view.next_fields))
-        self._plan = GatherPlan(copies, view, self._bounds, self._summands, view.gamma, self.discount, self._computed)
+        n = TO_THE_END if view.most_steps is None else view.most_steps
+        self._bounds = Bounds(n, stack, bool(view.next_fields))
+        make = partial(RandomSteps, view.n_step[0]) if isinstance(view.n_step, tuple) else GatherPlan
+        self._plan = make(copies, view, self._bounds, self._summands, view.gamma, self.discount, self._computed)
 
     def for_device(self) -> Reader:
         """Return what gathers frames once that several stacks show, if there are such."""
@@ -180,6 +190,11 @@ class TransitionsReader(Reader):
     def windows(self) -> Windows:
         """The windows of the last batch."""
         return self._plan.windows
+
+    def seed(self, entropy: int) -> None:
+        """Say what the next `fill`, and no later one, draws numbers of steps from, if any."""
+        if isinstance(self._plan, RandomSteps):
+            self._plan.seed(entropy)
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block."""
@@ -201,6 +216,17 @@ class TransitionsReader(Reader):
                 f"id {ids[missing.argmax()]} cannot be sampled as {self.view}: its window ends with its episode, "
                 "without next fields"
             )
+
+
+def _steps_argument(name: str, value: Any) -> int | tuple[int, int] | None:
+    """Return a number of steps, None, or the least and the most; one number where these are the same."""
+    if not isinstance(value, tuple | list):
+        return int_or_none(name, value, none="the return to the end, or (least, most)")
+    if len(value) != 2:
+        raise ValueError(f"{name} must be (least, most) where it is a pair, not {value!r}")
+    least = int_argument(f"{name}[0]", value[0])
+    most = int_argument(f"{name}[1]", value[1], least=least)
+    return most if least == most else (least, most)
 
 
 def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
@@ -259,8 +285,8 @@ class DeviceFrameStack(Reader):
 
     def __init__(self, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
         view, self._reader, self._stacks = reader.view, reader, stacks
-        assert view.n_step is not None  # else no stacks share frames
-        self._steps = view.n_step
+        assert view.most_steps is not None  # else no stacks share frames
+        self._steps = view.most_steps
         self.paths = reader.paths
         later = {path for s in stacks for path in (s.obs, s.next_obs)}
         others = ["/".join(path) for path in self.paths if path not in later]
@@ -280,6 +306,10 @@ class DeviceFrameStack(Reader):
     def _run(self, stack: Leaf) -> tuple[int, ...]:
         """Return the shape of the frames of a stack and of the steps behind it."""
         return stack.shape[0] + self._steps, *stack.shape[1:]
+
+    def seed(self, entropy: int) -> None:
+        """Say what the next `fill`, and no later one, draws numbers of steps from, if any."""
+        self._rest.seed(entropy)
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block."""
@@ -316,7 +346,7 @@ class DeviceFrameStack(Reader):
 
 def _shared(reader: TransitionsReader) -> list[_Stacks]:
     """Return the stacks of which a batch shows both, with frames in common."""
-    n = reader.view.n_step
+    n = reader.view.most_steps
     if n is None:
         return []
     deep = [copy for copy in reader.copies if copy.leaf.split("/")[0] == "obs" and copy.length > n]

@@ -20,6 +20,7 @@ SCHEMA = dr.Schema(
 )
 VIEWS = (
     dr.Transitions(3, frame_stack={"image": 4}),
+    dr.Transitions((1, 5), frame_stack={"image": 2}),
     dr.Sequences(length=20, overlap=10),
     dr.Sequences(length=9, stride=4, align="end"),
     dr.Episodes(),

@@ -42,6 +42,7 @@ def rollouts(num_steps: int) -> Any:
 
 VIEWS: dict[str, Callable[[], Any]] = {
     "transitions": lambda: dr.Transitions(n_step=3, frame_stack={"observation": 2}),
+    "random steps": lambda: dr.Transitions(n_step=(1, 5), next_fields=("action",)),
     "hindsight": lambda: dr.Transitions(n_step=2, relabel=dr.Hindsight(ratio=0.5, reward_fn=reached)),
     "sequences": lambda: dr.Sequences(length=8, overlap=4, burn_in=2),
     "moved back": lambda: dr.Sequences(length=7, overlap=3, pad=False),

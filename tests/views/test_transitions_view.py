@@ -13,6 +13,7 @@ from diskreplay.views.transitions import Transitions
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Table, episode
 from tests.views.strategies import snapshots
 
+N_STEP = "n_step must be an int of at least 1, or None for the return to the end, or (least, most), not"
 RNG = np.random.default_rng(0)
 
 
@@ -32,9 +33,18 @@ def fill(view: Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Bloc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_step": 0}, "n_step must be an int of at least 1, or None for the return to the end, not 0"),
-        ({"n_step": True}, "n_step must be an int of at least 1, or None for the return to the end, not True"),
-        ({"n_step": 1.5}, "n_step must be an int of at least 1, or None for the return to the end, not 1.5"),
+        (
+            {"n_step": 0},
+            f"{N_STEP} 0",
+        ),
+        (
+            {"n_step": True},
+            f"{N_STEP} True",
+        ),
+        (
+            {"n_step": 1.5},
+            f"{N_STEP} 1.5",
+        ),
         ({"gamma": 1.01}, "gamma must be a number from 0 to 1, not 1.01"),
         ({"gamma": float("nan")}, "gamma must be a number from 0 to 1, not nan"),
         ({"gamma": "0.9"}, "gamma must be a number from 0 to 1, not '0.9'"),
