@@ -1,7 +1,7 @@
 """A batch: torch tensors by name."""
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, KeysView
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from diskreplay.format.schema import TupleRecord
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.loading.rollout_sequences import Bools, Windows, shuffled_sequences
+from diskreplay.sampling.number_arguments import int_argument, int_or_none
 
 Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleRecord of trees
 Kind = tuple[Any, ...]
@@ -130,6 +131,52 @@ class Batch:
         size, epochs = int_argument("size", size), int_argument("epochs", epochs)
         return self._shuffled(size, epochs, np.random.Generator(np.random.PCG64(seed)))
 
+    def sequences(
+        self,
+        size: int,
+        epochs: int = 1,
+        seed: int | None = None,
+        *,
+        length: int | None = None,
+        start_only: Sequence[str] = (),
+    ) -> Iterator["Batch"]:
+        """Return an iterator over a rollout's sequences in random order, `size` at a time, for recurrent networks.
+
+        A sequence is the steps of one episode in one column, in order: it begins at the column's first step and behind
+        every step that ended an episode. Each step is in one sequence. Minibatches are copies, and an epoch's last one
+        may be smaller.
+
+        Parameters
+        ----------
+        size : int
+            Sequences of a minibatch, its leading axis B.
+        epochs, seed
+            As of `minibatches`.
+        length : int or None
+            A sequence is cut after so many steps, and L is `length` (truncated backpropagation through time). None:
+            sequences are whole, and L is the longest of the minibatch.
+        start_only : sequence of str
+            Fields of which a minibatch holds the sequences' first steps only, (B, ...): the recurrent state with which
+            the collector acted there is a sequence's initial state.
+
+        Returns
+        -------
+        iterator of Batch
+            The fields of the rollout as (B, L, ...), zeros and False behind a sequence's end, and `mask`, (B, L) bool:
+            which steps are real. `index`, (B,), has the ids of the first steps.
+
+        Raises
+        ------
+        ValueError
+            The batch is no rollout with `terminated` and `truncated`, or an argument is invalid.
+        """
+        if self["index"].ndim != 2 or not {"terminated", "truncated"} <= self.keys():
+            raise ValueError(
+                "only a batch of Rollouts, (num_steps, num_envs), with terminated and truncated has sequences"
+            )
+        ends = (self["terminated"] | self["truncated"]).cpu().numpy()
+        return sequences_of(self, ends, size, epochs, seed, length, start_only)
+
     def _shuffled(self, size: int, epochs: int, rng: np.random.Generator) -> Iterator["Batch"]:
         axes = self["index"].ndim
         flat = map_tree(lambda tensor: tensor.flatten(0, axes - 1), self._tensors())
@@ -150,6 +197,42 @@ _NODES = frozenset([dict, TupleRecord])
 def kind_of(index: Any) -> Kind | None:
     """Return what a batch's `index` carries, see `Batch.kind`; None of anything else."""
     return index.__dict__.get("kind") if isinstance(index, torch.Tensor) else None
+
+
+def sequences_of(
+    batch: Batch,
+    ends: Bools,
+    size: int,
+    epochs: int,
+    seed: int | None,
+    length: int | None,
+    start_only: Sequence[str],
+) -> Iterator[Batch]:
+    """Return minibatches of the sequences of a rollout, (steps, columns, ...): see `Batch.sequences`.
+
+    `ends`, (steps, columns), tells which steps nothing follows.
+    """
+    size, epochs = int_argument("size", size), int_argument("epochs", epochs)
+    length = int_or_none("length", length, "whole episodes")
+    if isinstance(start_only, str) or not set(start_only) <= batch.keys():
+        raise ValueError(f"start_only must be a sequence of names, of {', '.join(batch)}, not {start_only!r}")
+    flat = {name: map_tree(lambda tensor: tensor.flatten(0, 1), batch[name]) for name in batch}
+    found = shuffled_sequences(ends, size, epochs, np.random.Generator(np.random.PCG64(seed)), length)
+    return (Batch(_windows_of(flat, windows, {*start_only, "index"}), batch.kind) for windows in found)
+
+
+def _windows_of(flat: dict[str, Tree], windows: Windows, start_only: set[str]) -> dict[str, Tree]:
+    device = flat["index"].device
+    rows, mask = torch.from_numpy(windows.rows).to(device), torch.from_numpy(windows.mask).to(device)
+
+    def padded(tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor[rows]
+        found[~mask] = 0
+        return found
+
+    first = operator.itemgetter(rows[:, 0])
+    parts = {name: map_tree(first if name in start_only else padded, tree) for name, tree in flat.items()}
+    return {**parts, "mask": mask}
 
 
 def _has_arrays(tree: Tree) -> bool:
