@@ -68,8 +68,12 @@ class Backed(ABC):
             with suppress(StoreNotFound):
                 self._store = open_store(self._path, "a")
         if self._store is not None:
-            self._check(self._store)
-            self._begin(self._store)
+            try:
+                self._check(self._store)
+                self._begin(self._store)
+            except BaseException:
+                self.close()
+                raise
 
     @abstractmethod
     def _begin(self, store: Store) -> None:
@@ -81,22 +85,18 @@ class Backed(ABC):
         return self._store
 
     def _check(self, store: Store) -> None:
-        """Close a store that is not what this buffer would have made, and raise.
+        """Raise where a store is not what this buffer would have made.
 
         ValueError where it has another capacity, SchemaError where it has other fields.
         """
-        try:
-            if store.capacity != self._capacity:
-                raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {self._capacity}")
-            self._given.check(store.schema)
-            if set(store.schema.extra) != set(self._extra):
-                raise SchemaError(
-                    f"the store at {store.path} has the extra fields {sorted(store.schema.extra)}, not "
-                    f"{sorted(self._extra)}"
-                )
-        except ValueError:
-            self.close()
-            raise
+        if store.capacity != self._capacity:
+            raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {self._capacity}")
+        self._given.check(store.schema)
+        if set(store.schema.extra) != set(self._extra):
+            raise SchemaError(
+                f"the store at {store.path} has the extra fields {sorted(store.schema.extra)}, not "
+                f"{sorted(self._extra)}"
+            )
 
     def _check_open(self) -> None:
         """Raise Closed where the buffer is."""

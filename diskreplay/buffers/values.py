@@ -13,7 +13,8 @@ from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.batch import Batch, map_tree
 
-Tree = Any  # values nested in dicts, as a schema's fields are
+Tree = Any  # values nested in dicts and tuples, as a schema's fields are
+
 
 # A batch's own name for what each alias shows.
 ALIASES = {"states": "obs", "actions": "action", "rewards": "reward", "next_states": "next_obs", "dones": "terminated"}
@@ -29,19 +30,30 @@ def plain(value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise SchemaError(f"{value!r:.80} is no array ({error}); nested values come as dicts") from None
+        raise SchemaError(f"{value!r:.80} is no array ({error}); nested values come as dicts and tuples") from None
+
+
+def items_of(value: Any) -> Mapping[str, Any] | None:
+    """Return the items of a dict, or those of a tuple by "0", "1", ... as a schema has them; None of anything else.
+
+    A tuple is nested, as a Tuple of gymnasium's is; a list is an array.
+    """
+    if isinstance(value, Mapping):
+        return value
+    return {str(i): item for i, item in enumerate(value)} if isinstance(value, tuple) else None
 
 
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return values with the shapes of fields, where axes of length 1 are all that differs; others stay as they are.
 
-    `tree` is a field, or a dict of these; the values are nested as it is. `leading` axes come before each field's
-    shape.
+    `tree` is a field, or a dict or tuple of these; the values are nested as it is. `leading` axes come before each
+    field's shape.
     """
     if not isinstance(tree, Field):
-        if not (isinstance(tree, dict) and isinstance(value, Mapping)):
+        below, values = items_of(tree), items_of(tuple(value) if isinstance(value, list) else value)
+        if below is None or values is None:
             return value
-        return {key: fitted(tree[key], below, leading) if key in tree else below for key, below in value.items()}
+        return {key: fitted(below[key], item, leading) if key in below else item for key, item in values.items()}
     array, shape = plain(value), leading + tree.shape
     if array.shape != shape and [n for n in array.shape if n != 1] == [n for n in shape if n != 1]:
         return array.reshape(shape)
@@ -50,9 +62,49 @@ def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
 
 def leaves_of(value: Any) -> list[NDArray[Any]]:
     """Return the arrays of a value that may be nested."""
-    if isinstance(value, Mapping):
-        return [leaf for below in value.values() for leaf in leaves_of(below)]
-    return [plain(value)]
+    items = items_of(value)
+    return [plain(value)] if items is None else [leaf for item in items.values() for leaf in leaves_of(item)]
+
+
+def renamed(batch: Batch, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a batch that have another name, by that name, and the index.
+
+    Scalars have an axis of 1 behind them, so that they go together with each other and with what a network returns;
+    `terminated` is float32.
+    """
+    axes = batch["index"].ndim
+
+    def column(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.unsqueeze(-1) if tensor.ndim == axes else tensor
+
+    shown = {}
+    for name, new in names.items():
+        if name in batch:
+            field = batch[name]
+            shown[new] = map_tree(column, field.float() if name == "terminated" else field)
+    return {**shown, "index": batch["index"]}
+
+
+def rows_of(schema: Schema, obs: Any, lanes: NDArray[np.bool_]) -> Any:
+    """Return observations of some lanes, (lanes, ...): those of the others may hold anything.
+
+    They come as arrays, or as the array of one observation a lane, or None, that gymnasium's `info["final_obs"]` is.
+    """
+    if not (isinstance(obs, np.ndarray) and obs.dtype == object):
+        return fitted(schema.obs, obs, (len(lanes),))
+    if obs.shape != lanes.shape:
+        raise SchemaError(f"final_observations: got {len(obs)} observations, needs one for each of {len(lanes)} lanes")
+    rows: dict[str, NDArray[Any]] = {}
+    for lane in np.flatnonzero(lanes):
+        for leaf, row in schema.cast("obs", fitted(schema.obs, obs[lane])).items():
+            rows.setdefault(leaf, np.zeros((len(lanes), *row.shape), row.dtype))[lane] = row
+    return schema.unflatten("obs", rows)
+
+
+def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
+    """Return the values of a part of a step, fitted as `fitted` does and cast; SchemaError where they cannot be."""
+    value = fitted(getattr(schema, part), value, leading)
+    return schema.unflatten(part, schema.cast(part, value, leading))
 
 
 def with_aliases(fields: dict[str, Any]) -> Batch:
@@ -69,13 +121,6 @@ def with_aliases(fields: dict[str, Any]) -> Batch:
 
 def _column(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor
-
-
-def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
-    """Return the values of a part of a step as `fitted` does; SchemaError where they cannot be cast."""
-    value = fitted(getattr(schema, part), value, leading)
-    schema.cast(part, value, leading)
-    return value
 
 
 def bytes_of(schema: Schema, obs: Any, leading: tuple[int, ...] = ()) -> bytes:
@@ -109,7 +154,7 @@ class Given:
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
-        """Return the field of a first value, or a dict of fields; `part` is "obs" or "action".
+        """Return the field of a first value, or a dict or tuple of fields; `part` is "obs" or "action".
 
         `lanes` is the length of the leading axis that is not the field's; None: there is none.
         """
@@ -118,6 +163,8 @@ class Given:
             if shape is not None:
                 raise SchemaError(f"{part}_shape is {shape}, and {part} is a dict of {', '.join(map(str, value))}")
             return {key: self.field(part, below, lanes) for key, below in value.items()}
+        if isinstance(value, tuple) and shape is None:
+            return tuple(self.field(part, below, lanes) for below in value)
         array = plain(value)
         if shape is None:
             shape = array.shape
@@ -156,8 +203,8 @@ def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: 
     It has where it is one axis of length 1 more than `shape`. Where no shape is known: where all its leaves have a
     leading axis of 1, and one of them other axes too, or `batched` says that rewards have that axis.
     """
-    leaves = leaves_of(obs)
     if shape is not None and not isinstance(obs, Mapping):
-        return leaves[0].shape == (1, *shape)
+        return plain(obs).shape == (1, *shape)
+    leaves = leaves_of(obs)
     ones = all(leaf.shape[:1] == (1,) for leaf in leaves)
     return ones and (batched or any(leaf.ndim >= 2 for leaf in leaves))

@@ -12,18 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import diskreplay as dr
-
-
-def stream(count: int, start: int = 0) -> list[dr.Experience]:
-    """Steps of one endless episode; everything about step t follows from t."""
-    return [
-        dr.Experience(np.full(3, t, "f4"), t, t / 2, np.full(3, t + 1, "f4"), False)
-        for t in range(start, start + count)
-    ]
-
-
-def serials(batch: Any) -> list[int]:
-    return batch.states[:, 0].int().tolist()
+from tests.buffers.streams import few, serials, stream
 
 
 def same(found: dr.Experience, pushed: dr.Experience) -> bool:
@@ -42,19 +31,23 @@ def test_a_buffer_is_the_sequence_of_its_newest_steps(
     """c: the episode goes on, t: it is truncated, d: it is done, e: it is left as it is; 1 comes from another one."""
     model: list[dr.Experience] = []
     at, cleared = {0: 0, 1: 1000}, False
-    with dr.ReplayBuffer(capacity) as buffer, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    following, cuts = None, 0
+    with dr.ReplayBuffer(capacity) as buffer, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for kind, env in steps:
             t = at[env] = at[env] + (2 if kind == "e" else 1)
+            cuts += following not in (None, t)
+            following = None if kind in "td" else t + 1
             step = dr.Experience(np.full(2, t, "f4"), t, t / 4, np.full(2, t + 1, "f4"), kind == "d")
             buffer.add(*step, truncated=kind == "t")
             model = [*model, step][-capacity:]
             assert len(buffer) == len(model)
             if not cleared and data.draw(st.integers(0, 9)) == 0:
                 buffer.clear()
-                model, cleared = [], True
+                model, cleared, following = [], True, None
                 assert len(buffer) == 0
         assert len(buffer) == len(model)
+        assert len(told) == (cuts > 0)
         assert all(same(a, b) for a, b in zip(buffer, model, strict=True))
         assert all(same(buffer[i], model[i]) for i in range(-len(model), len(model)))
         assert all(same(a, b) for a, b in zip(buffer[1:-1:2], model[1:-1:2], strict=True))
@@ -63,30 +56,45 @@ def test_a_buffer_is_the_sequence_of_its_newest_steps(
             assert sorted(batch.actions[:, 0].tolist()) == sorted(step.action for step in model)
             by_action = {step.action: step for step in model}
             for i, action in enumerate(batch.actions[:, 0].tolist()):
-                values = (
-                    getattr(batch, name)[i] for name in ("states", "action", "reward", "next_states", "terminated")
-                )
+                names = ("states", "actions", "rewards", "next_states", "dones")
+                values = [batch[name][i] if "states" in name else batch[name][i, 0] for name in names]
                 assert same(dr.Experience(*values), by_action[action])
         for place in (len(model), -len(model) - 1):
             with pytest.raises(IndexError, match=f"none at {place}$"):
                 buffer[place]
 
 
-def test_batches_have_the_names_of_other_buffers_too() -> None:
+def test_batches_have_one_set_of_names_and_one_convention_of_shapes() -> None:
     with dr.ReplayBuffer(10) as buffer:
         buffer.push(dr.Experience(torch.ones(1, 4), 2, 3.0, torch.full((1, 4), 2.0), True))
         batch = buffer.sample(1)
         assert (batch.states.shape, batch.next_states.shape) == ((1, 4), (1, 4))
-        for name in ("actions", "rewards", "dones"):
+        scalars = {"actions", "rewards", "dones", "discounts", "weights", "n_steps"}
+        assert set(batch) == {"states", "next_states", "index", *scalars}
+        for name in scalars:
             assert batch[name].shape == (1, 1), name
+        assert batch.index.shape == (1,)
+        assert {batch[name].dtype for name in ("rewards", "dones", "discounts", "weights")} == {torch.float32}
         assert (batch.actions.dtype, batch.rewards.dtype, batch.dones.dtype) == (
             torch.int64,
             torch.float32,
             torch.float32,
         )
         assert (batch.actions.item(), batch.rewards.item(), batch.dones.item()) == (2, 3.0, 1.0)
-        assert {"obs", "action", "reward", "next_obs", "terminated", "truncated", "discount", "index"} <= set(batch)
         assert len(batch) == 1
+
+
+def test_a_target_of_columns_is_a_column() -> None:
+    """The trap: `reward` was (32,) and `dones` (32, 1), and so their target (32, 32)."""
+    with dr.ReplayBuffer(100) as buffer:
+        for step in stream(40):
+            buffer.push(step)
+        batch = buffer.sample(32)
+        q = torch.zeros(32, 1)
+        assert (batch.rewards + 0.99 * (1 - batch.dones) * q).shape == (32, 1)
+        assert (batch.weights * batch.discounts**batch.n_steps * q).shape == (32, 1)
+        with pytest.raises(AttributeError, match="has no 'reward'"):
+            batch.reward  # noqa: B018
 
 
 def test_random_sample_takes_a_buffer_for_a_sequence() -> None:
@@ -110,27 +118,43 @@ def test_the_newest_step_can_be_sampled_at_once() -> None:
 
 def test_a_batch_needs_as_many_steps_and_says_so() -> None:
     with dr.ReplayBuffer(10) as buffer:
-        with pytest.raises(BufferError, match="^the buffer has 0 steps, and a batch of 2 needs 2$"):
+        with pytest.raises(BufferError, match=few(0, 2)):
             buffer.sample(2)
         buffer.push(stream(1)[0])
-        with pytest.raises(dr.NotEnoughData, match="^the buffer has 1 steps, and a batch of 2 needs 2$"):
+        with pytest.raises(dr.NotEnoughData, match=few(1, 2)):
             buffer.sample(2)
         with pytest.raises(ValueError, match="batch_size must be an int of at least 1, not 0"):
             buffer.sample(0)
 
 
-def test_streams_that_take_turns_are_episodes_without_a_warning() -> None:
+def test_streams_that_take_turns_are_cut_with_one_warning_of_the_callers_line() -> None:
+    """The trap: two environments in turn, or observations normalised anew, gave 1-step transitions without a word."""
     one, other = stream(6), stream(6, start=100)
-    with dr.ReplayBuffer(100) as buffer, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for pair in zip(one, other, strict=True):
+    with dr.ReplayBuffer(100, n_step=3) as buffer:
+        buffer.push(one[0])
+        with pytest.warns(UserWarning, match="the episode was cut there") as told:
+            buffer.push(other[0])
+        for pair in zip(one[1:], other[1:], strict=True):
             for step in pair:
-                buffer.push(step)
-        batch = buffer.sample(12)
-        assert sorted(serials(batch)) == [*range(6), *range(100, 106)]
+                buffer.push(step)  # no second one: warnings are errors
+        batch = buffer.sample(11)  # the last one's episode is open
+        assert sorted(serials(batch)) == [*range(6), *range(100, 105)]
         assert torch.equal(batch.next_states, batch.states + 1)
-        assert not batch.terminated.any()
-        assert torch.allclose(batch.discount, torch.tensor(0.99))
+        assert not batch.dones.any()
+        assert torch.allclose(batch.discounts, torch.tensor(0.99))
+    (warning,) = told
+    assert warning.filename == __file__
+    assert "several environments need a lane each, num_envs=" in str(warning.message)
+
+
+def test_observations_that_are_normalised_anew_are_cut_with_a_warning() -> None:
+    with dr.ReplayBuffer(100, n_step=3) as buffer:
+        steps = [(np.float32([t / (t + 1)]), 0, 1.0, np.float32([(t + 1) / (t + 2.5)]), False) for t in range(6)]
+        buffer.add(*steps[0])
+        with pytest.warns(UserWarning, match="normalised or stacked anew"):
+            buffer.add(*steps[1])
+        for step in steps[2:]:
+            buffer.add(*step)
 
 
 def test_a_truncated_step_is_bootstrapped_and_a_done_one_is_not() -> None:
@@ -141,8 +165,8 @@ def test_a_truncated_step_is_bootstrapped_and_a_done_one_is_not() -> None:
         buffer.add(zero, 2, 1.0, None, done=True)
         buffer.add(zero, 3, 1.0, one, done=True, truncated=True)
         batch = buffer.sample(4)
-        order = batch.action.argsort()
-        assert torch.allclose(batch.discount[order], torch.tensor([0.9, 0, 0, 0]))
+        order = batch.actions[:, 0].argsort()
+        assert torch.allclose(batch.discounts[order, 0], torch.tensor([0.9, 0, 0, 0]))
         assert batch.dones[order, 0].tolist() == [0, 1, 1, 1]
         assert batch.next_states[order, 0].tolist() == [1, 1, 0, 1]
 
@@ -151,14 +175,16 @@ def test_n_step_returns_end_with_the_episode() -> None:
     with dr.ReplayBuffer(100, n_step=3, gamma=0.5) as buffer:
         for step in stream(5)[:4]:
             buffer.push(step._replace(reward=1.0))
-        with pytest.raises(dr.NotEnoughData, match="^2 steps are sampleable, and a batch of 3 needs 3: add more$"):
+        assert len(buffer) == 2
+        with pytest.raises(dr.NotEnoughData, match=few(2, 3)):
             buffer.sample(3)
         assert sorted(serials(buffer.sample(2))) == [0, 1]
         buffer.push(stream(5)[4]._replace(reward=1.0, done=True))
         batch = buffer.sample(5)
-        order = batch.action.argsort()
+        order = batch.actions[:, 0].argsort()
         assert batch.rewards[order, 0].tolist() == [1.75, 1.75, 1.75, 1.5, 1.0]
         assert batch.dones[order, 0].tolist() == [0, 0, 1, 1, 1]
+        assert batch.n_steps[order, 0].tolist() == [3, 3, 3, 2, 1]
         # The sequence is of single steps all the same.
         assert buffer[0].reward == 1.0
         assert buffer[0].next_state[0] == 1.0
@@ -220,12 +246,41 @@ def test_nested_observations_and_actions_come_as_dicts() -> None:
         assert int(buffer[0].action["kind"]) == 3
 
 
+def test_actions_and_observations_of_tuple_spaces_come_as_tuples() -> None:
+    """The trap: a Tuple action given as a tuple was refused."""
+    spaces = pytest.importorskip("gymnasium.spaces")
+    space = spaces.Tuple((spaces.Discrete(7), spaces.Box(-1, 1, (2,), np.float32)))
+    nested = spaces.Dict({"pair": spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4))), "x": spaces.Box(0, 1, (3,))})
+    for item in (space, nested):
+        item.seed(0)
+    steps = [(nested.sample(), space.sample()) for _ in range(6)]
+    with dr.ReplayBuffer(100) as buffer:
+        for t in range(5):
+            buffer.add(*steps[t], float(t), steps[t + 1][0], t == 4)
+        batch = buffer.sample(5)
+        kind, force = batch.actions
+        assert (kind.shape, force.shape, batch.states["pair"]["1"].shape) == ((5, 1), (5, 2), (5, 1))
+        for i, t in enumerate(batch.rewards[:, 0].int().tolist()):
+            obs, action = steps[t]
+            assert (kind[i].item(), force[i].tolist()) == (action[0], action[1].tolist())
+            assert tuple(part[i].item() for part in batch.states["pair"]) == obs["pair"]
+            assert batch.next_states["x"][i].tolist() == steps[t + 1][0]["x"].tolist()
+        assert [int(step.action[0]) for step in buffer] == [int(action[0]) for _, action in steps[:5]]
+
+
+def test_a_tuple_is_an_array_where_its_shape_is_given() -> None:
+    with dr.ReplayBuffer(10, obs_shape=(3,), action_shape=(2,)) as buffer:
+        buffer.add((14, 10, 0), (0.5, 1.5), 0.0, (20, 10, 0), True)
+        batch = buffer.sample(1)
+        assert (batch.states.tolist(), batch.actions.tolist()) == ([[14, 10, 0]], [[0.5, 1.5]])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"obs": np.zeros(4)}, "obs: got float64 of shape (4,), needs float32 of shape (3,)"),
         ({"action": 1.5}, "action: got float64 of shape (), needs int64 of shape ()"),
-        ({"action": (1, np.zeros(2))}, "nested values come as dicts"),
+        ({"action": [1, np.zeros(2)]}, "nested values come as dicts and tuples"),
         ({"reward": [1.0, 2.0]}, "reward: got float64 of shape (2,), needs float32 of shape ()"),
         ({"next_obs": np.zeros((2, 3))}, "obs: got float64 of shape (2, 3), needs float32 of shape (3,)"),
         ({"next_obs": None}, "next_obs may be None only where done is true"),
@@ -285,13 +340,13 @@ def test_priorities_make_the_round_trip() -> None:
         errors = (batch.actions + 1.0).requires_grad_()
         assert buffer.update_priorities(batch.index, errors) == 0
         drawn = [buffer.sample(20) for _ in range(200)]
-        found = np.bincount(np.concatenate([b.action for b in drawn]), minlength=20) / 4000
+        found = np.bincount(np.concatenate([b.actions[:, 0] for b in drawn]), minlength=20) / 4000
         p = np.arange(1.0, 21.0) ** 0.6
         np.testing.assert_allclose(found, p / p.sum(), atol=0.01)
-        weights = drawn[-1].weight
-        expected = (p / p.sum())[drawn[-1].action] ** -0.4
+        weights = drawn[-1].weights
+        expected = (p / p.sum())[drawn[-1].actions] ** -0.4
         np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-3)
-        with pytest.raises(dr.NotEnoughData, match="^the buffer has 20 steps, and a batch of 21 needs 21$"):
+        with pytest.raises(dr.NotEnoughData, match=few(20, 21)):
             buffer.sample(21)
         buffer.clear()
         for step in stream(5, start=50):
@@ -303,10 +358,65 @@ def test_priorities_make_the_round_trip() -> None:
 def test_a_buffer_without_priorities_says_how_to_get_them() -> None:
     with dr.ReplayBuffer(10) as buffer:
         buffer.push(stream(1)[0])
-        with pytest.raises(ValueError, match="^this buffer has no priorities: make it with prioritized=True$"):
+        with pytest.raises(ValueError, match="^this buffer has no priorities: make it with prioritized=True"):
             buffer.update_priorities([0], [1.0])
     with pytest.raises(dr.NotEnoughData):
         dr.ReplayBuffer(10, prioritized=True).update_priorities([0], [1.0])
+
+
+def test_priorities_can_be_switched_off_and_on_while_it_runs() -> None:
+    with dr.ReplayBuffer(1000, seed=0) as buffer:
+        for step in stream(20):
+            buffer.push(step)
+        assert (buffer.prioritized, buffer.alpha, buffer.eps) == (False, 0.6, 1e-6)
+        assert (buffer.beta(0), buffer.beta(1_000_000)) == (0.4, 1.0)
+        buffer.prioritized, buffer.alpha, buffer.beta = True, 1.0, 0.5
+        batch = buffer.sample(20)
+        buffer.update_priorities(batch.index, (batch.actions == 7).float() * 1e6)
+        assert set(serials(buffer.sample(20))) == {7}
+        buffer.prioritized = False
+        batch = buffer.sample(20)
+        assert sorted(serials(batch)) == list(range(20))
+        assert (batch.weights == 1).all()
+        buffer.update_priorities(batch.index, (batch.actions == 3).float() * 1e6)  # they are kept up to date
+        buffer.prioritized = True
+        assert set(serials(buffer.sample(20))) == {3}
+        for name, value in (("alpha", -1), ("beta", -0.1)):
+            with pytest.raises(ValueError, match=f"{name} must be"):
+                setattr(buffer, name, value)
+
+
+def test_alpha_beta_and_eps_are_those_of_prioritized_replay() -> None:
+    with dr.ReplayBuffer(1000, prioritized=True, alpha=0.8, beta=0.7, eps=0.5, seed=0) as buffer:
+        for step in stream(20):
+            buffer.push(step)
+        batch = buffer.sample(20)
+        buffer.update_priorities(batch.index, batch.actions)
+        p = (np.arange(20) + 0.5) ** 0.8
+        drawn = [buffer.sample(20) for _ in range(200)]
+        found = np.bincount(np.concatenate([b.actions[:, 0] for b in drawn]), minlength=20) / 4000
+        np.testing.assert_allclose(found, p / p.sum(), atol=0.01)
+        expected = (p / p.sum())[drawn[-1].actions] ** -0.7
+        np.testing.assert_allclose(drawn[-1].weights, expected / expected.max(), rtol=1e-3)
+
+
+def test_the_view_is_set_while_it_runs() -> None:
+    with dr.ReplayBuffer(1000) as buffer:
+        buffer.view = dr.Transitions(n_step=2, gamma=0.5)  # before the first step
+        for step in stream(10):
+            buffer.push(step._replace(reward=1.0))
+        assert (len(buffer), buffer.view.n_step) == (9, 2)
+        assert (buffer.sample(9).rewards == 1.5).all()
+        buffer.clear()
+        for step in stream(6, start=50):
+            buffer.push(step._replace(reward=1.0))
+        buffer.view = dr.Transitions(n_step=4, gamma=0.5, frame_stack=2)
+        batch = buffer.sample(3)
+        assert sorted(batch.states[:, 1, 0].tolist()) == [50, 51, 52]  # what was cleared stays so
+        assert (batch.rewards == 1.875).all()
+        with pytest.raises(ValueError, match="^view must be Transitions"):
+            buffer.view = dr.Sequences(length=2, overlap=0)
+        assert buffer.view.n_step == 4
 
 
 def test_a_seed_makes_the_batches() -> None:
@@ -377,3 +487,21 @@ def test_a_store_with_fields_that_a_step_has_not_is_refused(tmp_store: Path) -> 
     dr.create(tmp_store, dr.Schema(obs=field, action=field, extra={"bonus": field}), capacity=20).close()
     with pytest.raises(dr.SchemaError, match=re.escape("has the extra fields ['bonus'], not []")):
         dr.ReplayBuffer(20, path=tmp_store)
+
+
+def test_a_batch_of_as_many_as_the_buffer_has_is_there() -> None:
+    """The trap: of 10 steps 6 were sampleable, and so `len(buffer) >= 10` said nothing about `sample(10)`."""
+    with dr.ReplayBuffer(1000, n_step=5) as buffer:
+        counts = []
+        for step in stream(14):
+            buffer.push(step)
+            counts.append(len(buffer))
+            if len(buffer):
+                assert sorted(serials(buffer.sample(len(buffer)))) == [int(step.action) for step in buffer]
+            with pytest.raises(BufferError):
+                buffer.sample(len(buffer) + 1)
+        assert counts == [0, 0, 0, 0, *range(1, 11)]
+        assert len(random.sample(buffer, 10)) == 10
+        assert [int(buffer[i].action) for i in (0, 9, -1)] == [0, 9, 9]
+        with pytest.raises(IndexError):
+            buffer[10]

@@ -268,9 +268,10 @@ class EpisodeWriter:
         if not self._warned:
             self._warned = True
             warn_caller(
-                "an appended obs differs from the next_obs of the step before; the episode was cut there. Reset "
-                "observations need end_episode() or a done step before them, and normalised or stacked ones must be "
-                "the same bytes in both places",
+                "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of "
+                "several environments need a lane each, num_envs=; reset observations need a done step or "
+                "end_episode() before them; and an observation that is normalised or stacked anew cannot be told from "
+                "another one: it must be the same bytes in both places",
             )
 
     def _cut_if_needed(self, lane: Lane, items: Items) -> None:
