@@ -2,7 +2,7 @@
 
 A step is added with what was known then, the value and the log probability. Advantages and returns are computed when
 the buffer is full, with the values of the observations behind its last steps. CartPole is stopped after 500 steps,
-which is no reason to expect nothing more: what the final observation is worth is added to the reward.
+which is no reason to expect nothing more: such an episode is bootstrapped with the value of its final observation.
 
     python examples/ppo_rollouts.py [--small] [--seed 0] [--path rollouts.replay]
 """
@@ -64,27 +64,25 @@ class Collector:
             action = policy.sample()
             next_obs, reward, terminated, truncated, _ = self.envs.step(action.numpy())
             ended = terminated | truncated
-            # A buffer's `dones` cut off whatever comes later. At the time limit that is worth something: its value,
-            # discounted, goes into the reward instead (partial-episode bootstrapping, Pardo et al. 2018).
-            if truncated.any():
-                later = network.value(torch.from_numpy(next_obs)).numpy()
-                reward = reward + GAMMA * later * (truncated & ~terminated)
-            self.buffer.add(self.obs, action, reward, ended, network.value(obs), policy.log_prob(action))
+            numbers = reward, terminated, network.value(obs), policy.log_prob(action)
+            self.buffer.add(self.obs, action, *numbers, truncated=truncated, final_observations=next_obs)
             self.obs, self.steps, self.episodes = next_obs, self.steps + NUM_ENVS, self.episodes + int(ended.sum())
             if ended.any():
                 self.obs, _ = self.envs.reset(options={"reset_mask": ended})
         # Where the last step ended an episode this is the value of the next one's start, and not used.
         last_values = network.value(torch.from_numpy(self.obs))
-        self.buffer.compute_returns_and_advantages(last_values, GAMMA, GAE_LAMBDA)
+        # At a time limit, what the final observation is worth (partial-episode bootstrapping, Pardo et al. 2018).
+        self.buffer.compute_returns_and_advantages(last_values, GAMMA, GAE_LAMBDA, value_fn=network.value)
 
 
 def loss_of(network: ActorCritic, batch: dr.Batch) -> Tensor:
     """Compute the clipped objective (section 3) with a value loss and a bonus for entropy (equation 9), to minimize."""
-    policy = network.policy(batch.obs)
-    ratio = torch.exp(policy.log_prob(batch.action) - batch.log_prob)
-    advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
+    policy = network.policy(batch.observations)
+    # A batch's scalars are (batch, 1), and a Categorical wants its actions without that axis.
+    ratio = torch.exp(policy.log_prob(batch.actions[:, 0])[:, None] - batch.log_probs)
+    advantage = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
     gain = torch.min(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
-    value_loss = (network.value(batch.obs) - batch.ret).square().mean()
+    value_loss = (network.value(batch.observations)[:, None] - batch.returns).square().mean()
     return VALUE_LOSS * value_loss - gain - ENTROPY * policy.entropy().mean()
 
 

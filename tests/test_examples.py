@@ -178,16 +178,17 @@ def test_ppo_learns_each_rollout_for_some_epochs_and_starts_from_a_ratio_of_one(
     assert len(losses) == 2 * steps // ppo_rollouts.MINIBATCH * ppo_rollouts.EPOCHS
     assert all(torch.isfinite(loss) for loss in losses)
     first, second = rollouts
-    assert first.advantage.shape == second.advantage.shape == (steps,)
+    assert first.advantages.shape == second.advantages.shape == (steps, 1)
     ids = torch.cat([first.index, second.index])
     assert len(ids.unique()) == 2 * steps
     torch.manual_seed(0)
     network = ppo_rollouts.ActorCritic()  # as it was when the first rollout was played
-    torch.testing.assert_close(network.policy(first.obs).log_prob(first.action), first.log_prob)
-    torch.testing.assert_close(network.value(first.obs), first.value)
-    # who has learnt so little does not come to the time limit: nothing but CartPole's 1 a step is a reward
-    assert (torch.cat([first.reward, second.reward]) == 1).all()
-    ended = int(first.terminated.sum() + second.terminated.sum())
+    log_probs = network.policy(first.observations).log_prob(first.actions[:, 0])
+    torch.testing.assert_close(log_probs, first.log_probs[:, 0])
+    torch.testing.assert_close(network.value(first.observations), first["values"][:, 0])
+    assert (torch.cat([first.rewards, second.rewards]) == 1).all()
+    # who has learnt so little does not come to the time limit
+    ended = int(first.dones.sum() + second.dones.sum())
     with dr.open(tmp_store) as store:
         assert len(store) == 2 * steps
         assert sum(episode.terminated for episode in store.episodes) == ended > 0
@@ -213,10 +214,10 @@ def test_ppo_values_what_lies_behind_a_time_limit_and_behind_a_rollouts_edge(mon
     ended = terminated | truncated
     assert (terminated.any(1) & truncated.any(1)).any()
     assert not ended[-1].all()
-    assert torch.equal(dones, ended.float())
+    assert torch.equal(dones, terminated.float())
     assert (collector.steps, collector.episodes) == (steps * envs, int(ended.sum()))
     value, next_value = (network.value(array.flatten(0, 1)).view(shape) for array in (obs, next_obs))
-    torch.testing.assert_close(rewards, 1 + ppo_rollouts.GAMMA * next_value * (truncated & ~terminated))
+    assert (rewards == 1).all()
     error = 1 + ppo_rollouts.GAMMA * next_value * ~terminated - value
     later = torch.cat([advantages[1:], torch.zeros(1, envs)]) * ~ended
     torch.testing.assert_close(advantages, error + ppo_rollouts.GAMMA * ppo_rollouts.GAE_LAMBDA * later)

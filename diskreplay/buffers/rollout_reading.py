@@ -17,7 +17,7 @@ from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.transitions import Transitions
 
 # All of a batch of rollouts but what is estimated from it.
-DERIVED = ("reward", "terminated", "index")
+DERIVED = ("reward", "terminated", "truncated", "index")
 
 
 class RolloutReading:
@@ -45,7 +45,7 @@ class RolloutReading:
         return self._samplers[steps].gather(self._planned(steps)[1].ids)
 
     def next_obs(self, ids: torch.Tensor) -> Any:
-        """Return what these steps led to; each came with it."""
+        """Return what these steps led to, on the device; InvalidIndex where one did not come with it."""
         sampler = Sampler(self._store, Transitions(n_step=1), fields=("next_obs",), device=self._device)
         return sampler.gather(ids)["next_obs"]
 

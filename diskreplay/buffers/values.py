@@ -16,10 +16,6 @@ from diskreplay.loading.batch import Batch, map_tree
 Tree = Any  # values nested in dicts and tuples, as a schema's fields are
 
 
-# A batch's own name for what each alias shows.
-ALIASES = {"states": "obs", "actions": "action", "rewards": "reward", "next_states": "next_obs", "dones": "terminated"}
-
-
 def plain(value: Any) -> NDArray[Any]:
     """Return a number, array or tensor as an array; a tensor is detached and copied to the CPU."""
     if isinstance(value, torch.Tensor):
@@ -105,27 +101,6 @@ def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()
     """Return the values of a part of a step, fitted as `fitted` does and cast; SchemaError where they cannot be."""
     value = fitted(getattr(schema, part), value, leading)
     return schema.unflatten(part, schema.cast(part, value, leading))
-
-
-def with_aliases(fields: dict[str, Any]) -> Batch:
-    """Return a batch of these fields, (size, ...), and the aliases of those that are there.
-
-    Scalars are (size, 1) under these names; dones are float32.
-    """
-    shown = dict(fields)
-    for alias, name in ALIASES.items():
-        if name in fields:
-            shown[alias] = map_tree(_column, fields[name].float() if alias == "dones" else fields[name])
-    return Batch(shown)
-
-
-def _column(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor
-
-
-def bytes_of(schema: Schema, obs: Any, leading: tuple[int, ...] = ()) -> bytes:
-    """Return an observation as the bytes that are stored of it; SchemaError where it cannot be cast."""
-    return b"".join(leaf.tobytes() for leaf in schema.cast("obs", obs, leading).values())
 
 
 @dataclass(frozen=True)

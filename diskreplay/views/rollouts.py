@@ -283,12 +283,7 @@ class RolloutsReader(Reader):
         arrays = [array.reshape(size, *field.leaf.shape).copy() for field, array in zip(self._obs, found, strict=True)]
         assert self.evaluate is not None
         observations = nested([field.path for field in self._obs], arrays, self._tuples)["obs"]
-        values = np.asarray(self.evaluate(observations))
-        if values.shape not in ((size,), (size, 1)):
-            raise ValueError(
-                f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"
-            )
-        return values.reshape(size).astype(np.float64)
+        return evaluated(self.evaluate, observations, size)
 
     def _nothing_behind(self, step_id: int, truncated: bool) -> ReplayError:
         what = "was truncated" if truncated else "is the last of its column"
@@ -317,20 +312,39 @@ def _leaves(steps: Mapping[str, Sequence[StepField]]) -> list[Leaf]:
     return [leaf for name in order for leaf in by_name[name]]
 
 
+def evaluated(evaluate: Callable[[Any], Any], observations: Any, size: int) -> Floats:
+    """Return what a function says of `size` observations, (size,); ValueError where that has another shape."""
+    values = np.asarray(evaluate(observations))
+    if values.shape not in ((size,), (size, 1)):
+        raise ValueError(
+            f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"
+        )
+    return values.reshape(size).astype(np.float64)
+
+
 def advantages(
-    rewards: Any, values: Any, last_values: Any, dones: Any, gamma: float, gae_lambda: float
+    rewards: Any,
+    values: Any,
+    last_values: Any,
+    dones: Any,
+    gamma: float,
+    gae_lambda: float,
+    truncated: Any = False,
+    final_values: Any = 0.0,
 ) -> tuple[Floats32, Floats32]:
     """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
 
     Arrays are (num_steps, columns); `last_values`, (columns,), is V of the observation behind each column, and
-    bootstraps its last step. Nothing follows a step that is done. Returns the advantages, and the returns: advantage +
-    value, float32. Raises ValueError where `gamma` or `gae_lambda` is not from 0 to 1.
+    bootstraps its last step. Nothing follows a step that is done. One that is `truncated` is bootstrapped with
+    `final_values`, and the chain of lambda stops there. Returns the advantages, and the returns: advantage + value,
+    float32. Raises ValueError where `gamma` or `gae_lambda` is not from 0 to 1.
     """
     gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
     r, v = np.array(rewards, np.float64), np.array(values, np.float64)
     following = np.concatenate([v[1:], np.asarray(last_values, np.float64)[None]])
-    ends = np.where(np.asarray(dones) != 0, TERMINATED, 0).astype(np.uint8)
-    return estimates(gamma, gae_lambda, r, v, following, ends)
+    following = np.where(truncated, final_values, following)
+    ends = np.where(np.asarray(dones) != 0, TERMINATED, 0) | np.where(truncated, TRUNCATED, 0)
+    return estimates(gamma, gae_lambda, r, v, following, ends.astype(np.uint8))
 
 
 def estimates(

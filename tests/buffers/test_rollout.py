@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import diskreplay as dr
+from diskreplay.store.writing.vector_writer import VectorWriter
 
 ATTRIBUTES = ("observations", "privileged_observations", "actions", "rewards", "dones", "values", "log_probs")
 
@@ -130,23 +131,21 @@ def test_a_sample_is_all_steps_flat() -> None:
         filler = Filler(buffer, 3, privileged=2)
         for _ in range(4):
             filler.add()
-        batch = buffer.sample()
-        assert {"advantage", "ret", "next_states"} & set(batch) == set()
+        names = {"observations", "privileged_observations", "actions", "rewards", "dones", "values", "log_probs"}
+        assert set(buffer.sample()) == {*names, "index"}
         buffer.compute_returns_and_advantages(torch.zeros(3))
         for batch in (buffer.sample(), buffer.sample()):
             expected = {name: tensor.flatten(0, 1) for name, tensor in filler.expected().items()}
             assert len(batch) == len(buffer) == 12
-            assert torch.equal(batch.states, expected["observations"])
-            assert torch.equal(batch.actions, expected["actions"])
-            assert torch.equal(batch.rewards, expected["rewards"][:, None])
-            assert torch.equal(batch.dones, expected["dones"][:, None])
-            assert torch.equal(batch.log_prob, expected["log_probs"])
-            assert torch.equal(batch.privileged_obs, expected["privileged_observations"])
-            assert torch.equal(batch.advantage, buffer.advantages.flatten())
-            assert torch.equal(batch.ret, buffer.returns.flatten())
+            assert set(batch) == {*names, "advantages", "returns", "index"}
+            for name in names:
+                assert torch.equal(batch[name].squeeze(-1), expected[name].squeeze(-1)), name
+                assert batch[name].shape == (12, 1) or expected[name].ndim == 2, name
+            assert torch.equal(batch.advantages, buffer.advantages.flatten()[:, None])
+            assert torch.equal(batch.returns, buffer.returns.flatten()[:, None])
         parts = list(batch.minibatches(5, seed=0))
         assert [len(part) for part in parts] == [5, 5, 2]
-        assert sorted(torch.cat([part.ret for part in parts]).tolist()) == sorted(batch.ret.tolist())
+        assert sorted(torch.cat([part.returns for part in parts]).tolist()) == sorted(batch.returns.tolist())
 
 
 def test_a_new_step_makes_the_estimates_old() -> None:
@@ -161,14 +160,16 @@ def test_a_new_step_makes_the_estimates_old() -> None:
 
 
 def test_pushed_experiences_keep_what_they_led_to() -> None:
-    with dr.RolloutBuffer(capacity=4) as buffer, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with dr.RolloutBuffer(capacity=4) as buffer, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for start in (0, 10):
             # The third does not go on where the second ended.
             for t, done in ((0, False), (1, False), (5, True), (6, False)):
                 t += start
                 buffer.push(dr.Experience(torch.full((1, 2), t), t, float(t), torch.full((1, 2), t + 1), done))
+            assert ["the episode was cut there" in str(warning.message) for warning in told] == [True]
             batch = buffer.sample()
+            assert set(batch) == {"states", "actions", "rewards", "next_states", "dones", "index"}
             assert (batch.states[:, 0] - start).tolist() == [0, 1, 5, 6]
             assert torch.equal(batch.next_states, batch.states + 1)
             assert batch.dones[:, 0].tolist() == [0, 0, 1, 0]
@@ -182,11 +183,11 @@ def test_pushed_experiences_keep_what_they_led_to() -> None:
 def test_a_rollout_of_pushed_and_added_steps_has_no_next_states() -> None:
     with dr.RolloutBuffer(capacity=4) as buffer:
         buffer.push(dr.Experience(np.zeros(2), 0, 1.0, np.ones(2), False))
-        buffer.add(np.full(2, 5.0), 1, 1.0, True, 0.5, -1.0)
+        buffer.add(np.ones(2), 1, 1.0, True, 0.5, -1.0)
         batch = buffer.sample()
         assert "next_states" not in batch
-        assert batch.states[:, 0].tolist() == [0, 5]
-        assert batch.value.tolist() == [0, 0.5]
+        assert batch.observations[:, 0].tolist() == [0, 1]
+        assert batch["values"].tolist() == [[0], [0.5]]
 
 
 @pytest.mark.parametrize("axis", [(), (1,)])
@@ -310,3 +311,248 @@ def test_a_store_of_other_rollouts_is_refused(tmp_store: Path) -> None:
         dr.RolloutBuffer(8, 1024, path=tmp_store)
     with pytest.raises(dr.SchemaError, match="extra fields"):
         dr.RolloutBuffer(2, 4, num_privileged_obs=1, path=tmp_store)
+
+
+# --- time limits -----------------------------------------------------------------------------------------------------
+
+
+def critic(obs: Any) -> torch.Tensor:
+    return torch.as_tensor(obs).double() @ torch.tensor([0.5, -1.0, 0.25], dtype=torch.float64)
+
+
+class TimeLimited:
+    """Steps of which some terminate, some are truncated and some are both, with what came behind each."""
+
+    def __init__(self, steps: int, envs: int, seed: int, ends: float = 0.25) -> None:
+        rng = np.random.default_rng(seed)
+        self.obs, self.final = rng.standard_normal((2, steps, envs, 3)).astype("f4")
+        self.rewards = rng.standard_normal((steps, envs)).astype("f4")
+        self.done, self.cut = rng.random((2, steps, envs)) < ends
+        self.values = critic(self.obs).numpy().astype("f4")
+        self.final_values = critic(self.final).numpy()
+        self.last = rng.standard_normal(envs)
+
+    def fill(self, buffer: dr.RolloutBuffer, final: bool = True, dones: Any = None) -> None:
+        dones = self.done if dones is None else dones
+        for t in range(len(self.obs)):
+            zeros = np.zeros(self.obs.shape[1])
+            ends = {"truncated": self.cut[t], "final_observations": self.final[t] if final else None}
+            buffer.add(self.obs[t], zeros, self.rewards[t], dones[t], self.values[t], zeros, **ends)
+
+    def advantages(self, gamma: float, lam: float) -> np.ndarray:
+        steps, envs = self.rewards.shape
+        found = np.zeros((steps, envs))
+        for env in range(envs):
+            run = 0.0
+            for t in reversed(range(steps)):
+                following = float(self.values[t + 1, env]) if t + 1 < steps else self.last[env]
+                if self.cut[t, env]:
+                    following, run = self.final_values[t, env], 0.0
+                if self.done[t, env]:
+                    following, run = 0.0, 0.0
+                run = float(self.rewards[t, env]) + gamma * following - float(self.values[t, env]) + gamma * lam * run
+                found[t, env] = run
+        return found
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 20), st.integers(1, 4), st.integers(0, 99), st.sampled_from([0.05, 0.3]), st.booleans())
+def test_a_time_limit_is_bootstrapped_from_the_final_observation(
+    steps: int, envs: int, seed: int, ends: float, stored: bool
+) -> None:
+    given = TimeLimited(steps, envs, seed, ends)
+    seen = []
+
+    def value_fn(obs: torch.Tensor) -> torch.Tensor:
+        seen.append(obs)
+        return critic(obs)
+
+    left = given.cut & ~given.done
+    with dr.RolloutBuffer(envs, steps) as buffer:
+        given.fill(buffer, final=stored)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if not left.any() else "error")  # of a rollout with nothing to bootstrap
+            if stored:
+                buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, value_fn=value_fn)
+                assert len(seen) == left.any()
+                if seen:
+                    assert torch.equal(seen[0], torch.from_numpy(given.final[left]))
+            else:
+                final_values = np.where(left, given.final_values, np.nan)
+                buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, final_values=final_values)
+        advantages = given.advantages(0.9, 0.8)
+        np.testing.assert_allclose(buffer.advantages, advantages, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(buffer.returns, advantages + given.values, rtol=1e-5, atol=1e-5)
+        assert buffer.dones.bool().tolist() == given.done.tolist()
+        assert buffer.truncated.bool().tolist() == given.cut.tolist()
+        # The store says what happened, and holds each final observation.
+        ended = [[t for t in range(steps) if given.done[t, env] or given.cut[t, env]] for env in range(envs)]
+        buffer.store.refresh()
+        episodes = [episode for episode in buffer.store.episodes if episode.terminated or episode.truncated]
+        assert len(episodes) == sum(map(len, ended))
+        finals = {tuple(given.final[t, env]) for env in range(envs) for t in ended[env] if given.cut[t, env] and stored}
+        assert {tuple(ep.obs[-1]) for ep in episodes if len(ep.obs) > len(ep)} == finals
+        assert not any(episode.cut for episode in episodes)
+
+
+def test_time_limits_are_bootstrapped_as_by_stable_baselines3() -> None:
+    """Its PPO adds what the final observation is worth to the reward (`OnPolicyAlgorithm.collect_rollouts`)."""
+    buffers = pytest.importorskip("stable_baselines3.common.buffers")
+    spaces = pytest.importorskip("gymnasium.spaces")
+    steps, envs, compared, bootstrapped = 256, 8, 0, 0
+    for seed, (gamma, lam) in enumerate([(0.99, 0.95), (0.9, 1.0), (1.0, 0.0)]):
+        given = TimeLimited(steps, envs, seed, ends=0.05)
+        box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        peer = buffers.RolloutBuffer(steps, box, spaces.Discrete(2), "cpu", lam, gamma, envs)
+        limits, starts = given.cut & ~given.done, np.ones(envs)
+        rewards = given.rewards + gamma * given.final_values * limits
+        ended = given.done | given.cut
+        for t in range(steps):
+            values, zeros = torch.from_numpy(given.values[t]), torch.zeros(envs)
+            peer.add(given.obs[t], np.zeros((envs, 1)), rewards[t], starts, values, zeros)
+            starts = ended[t]
+        peer.compute_returns_and_advantage(torch.from_numpy(given.last), ended[-1])
+        with dr.RolloutBuffer(envs, steps) as buffer:
+            given.fill(buffer)
+            buffer.compute_returns_and_advantages(given.last, gamma, lam, value_fn=critic)
+            np.testing.assert_allclose(buffer.advantages, peer.advantages, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(buffer.returns, peer.returns, rtol=1e-4, atol=1e-4)
+        compared, bootstrapped = compared + peer.advantages.size, bootstrapped + int(limits.sum())
+    assert (compared, bootstrapped > 200) == (3 * steps * envs, True)
+
+
+def test_a_truncation_that_nothing_tells_the_value_of_is_an_error() -> None:
+    given = TimeLimited(8, 2, seed=1)
+    given.done[:], given.cut[:] = False, False
+    given.cut[3, 1] = True
+    with dr.RolloutBuffer(2, 8) as buffer:
+        given.fill(buffer, final=False)
+        with pytest.raises(dr.ReplayError, match="^step 3 of environment 1 was truncated, .*value_fn.*final_values$"):
+            buffer.compute_returns_and_advantages(given.last)
+        with pytest.raises(dr.ReplayError, match="was not added.*give final_observations to add, or final_values$"):
+            buffer.compute_returns_and_advantages(given.last, value_fn=critic)
+        for arguments, message in (
+            ({"value_fn": critic, "final_values": given.final_values}, "give one of them"),
+            ({"final_values": given.final_values[:4]}, re.escape("final_values must be [8, 2], one for each step")),
+        ):
+            with pytest.raises(ValueError, match=message):
+                buffer.compute_returns_and_advantages(given.last, **arguments)
+        assert buffer.advantages is None
+        buffer.clear()
+        given.fill(buffer)
+        with pytest.raises(ValueError, match=re.escape("value_fn gave shape (3,) for 1 observations")):
+            buffer.compute_returns_and_advantages(given.last, value_fn=lambda obs: torch.zeros(3))
+
+
+def test_time_limits_that_are_given_as_terminations_too_are_told() -> None:
+    given = TimeLimited(8, 2, seed=2)
+    with dr.RolloutBuffer(2, 8) as buffer:
+        given.fill(buffer, dones=given.done | given.cut)
+        with pytest.warns(UserWarning, match="every truncated step is done as well") as told:
+            buffer.compute_returns_and_advantages(given.last, value_fn=critic)
+        assert told[0].filename == __file__
+        buffer.compute_returns_and_advantages(given.last, value_fn=critic)  # once
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_final_observations_come_as_gymnasium_has_them(nested: bool) -> None:
+    gym = pytest.importorskip("gymnasium")
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+    from gymnasium.wrappers import TransformObservation
+
+    box = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+    def make() -> Any:
+        env = gym.make("CartPole-v1", max_episode_steps=9)
+        if not nested:
+            return env
+        return TransformObservation(env, lambda obs: {"a": obs, "b": -obs}, gym.spaces.Dict(a=box, b=box))
+
+    envs = SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    truncations, rng = [], np.random.default_rng(0)
+    with dr.RolloutBuffer(3, 40) as buffer:
+        obs, _ = envs.reset(seed=0)
+        for _ in range(40):
+            next_obs, reward, terminated, truncated, info = envs.step(rng.integers(0, 2, 3))
+            final = info.get("final_obs")
+            more = {"truncated": truncated, "final_observations": final}
+            buffer.add(obs, np.zeros(3), reward, terminated, np.zeros(3), np.zeros(3), **more)
+            truncations += [final[env] for env in np.flatnonzero(truncated & ~terminated)]
+            obs = next_obs
+        seen: list[Any] = []
+        value_fn = lambda obs: (seen.append(obs), torch.zeros(len(obs["a"] if nested else obs)))[1]  # noqa: E731
+        buffer.compute_returns_and_advantages(np.zeros(3), value_fn=value_fn)
+    assert len(truncations) > 5
+    for key in ("a", "b") if nested else ("",):
+        found, expected = (seen[0][key], [x[key] for x in truncations]) if nested else (seen[0], truncations)
+        assert found.tolist() == np.stack(expected).tolist()
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_step_empties_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = TimeLimited(6, 3, seed=0)
+    given.cut[2] = [True, False, False]
+    with dr.RolloutBuffer(3, 6) as buffer:
+        append, calls = VectorWriter.append, []
+
+        def failing(self: VectorWriter, *args: Any, **kwargs: Any) -> None:
+            if "mask" in kwargs:
+                calls.append(kwargs)
+            if len(calls) == 2:
+                raise dr.StorageFull("no room")
+            append(self, *args, **kwargs)
+
+        given.cut[:2] = False
+        monkeypatch.setattr(VectorWriter, "append", failing)
+        with pytest.raises(dr.StorageFull):
+            given.fill(buffer)
+        monkeypatch.undo()
+        assert len(buffer) == 0
+        given.fill(buffer)
+        assert torch.equal(buffer.observations, torch.from_numpy(given.obs))
+        buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, value_fn=critic)
+        np.testing.assert_allclose(buffer.advantages, given.advantages(0.9, 0.8), rtol=1e-5, atol=1e-5)
+
+
+# --- recurrent networks ----------------------------------------------------------------------------------------------
+
+
+def test_sequences_are_whole_episodes_with_masks_and_initial_states() -> None:
+    given = TimeLimited(20, 3, seed=0, ends=0.1)
+    hidden = dr.Field((2, 4), "float32")
+    with dr.RolloutBuffer(3, 20, num_privileged_obs=1, extra={"hidden": hidden}) as buffer:
+        for t in range(20):
+            numbers = [given.rewards[t], given.done[t], given.values[t], np.full(3, -t)]
+            more = {"hidden": np.full((3, 2, 4), t), "privileged_observations": np.ones((3, 1))}
+            buffer.add(given.obs[t], np.arange(3), *numbers, truncated=given.cut[t], **more)
+        buffer.compute_returns_and_advantages(given.last, final_values=given.final_values)
+        names = {"observations", "privileged_observations", "actions", "rewards", "dones", "values", "log_probs"}
+        names |= {"hidden", "advantages", "returns", "index", "mask"}
+        ended = given.done | given.cut
+        for length in (None, 6):
+            seen = np.zeros((20, 3), int)
+            for part in buffer.sequences(4, seed=1, length=length, start_only=("hidden",)):
+                assert set(part) == names
+                size, longest = part.mask.shape[:2]
+                assert len(part) == size
+                assert part.mask.shape == part.rewards.shape == part.advantages.shape == (size, longest, 1)
+                assert part.observations.shape == (size, longest, 3)
+                assert part.hidden.shape == (size, 2, 4)
+                for i in range(size):
+                    count, env = int(part.mask[i].sum()), int(part.actions[i, 0])
+                    first = int(part.hidden[i, 0, 0])  # which step's state it is
+                    rows = slice(first, first + count)
+                    seen[rows, env] += 1
+                    assert first == 0 or ended[first - 1, env] or (length is not None and count > 0)
+                    assert not ended[first : first + count - 1, env].any()
+                    assert part.observations[i, :count].tolist() == given.obs[rows, env].tolist()
+                    assert torch.equal(part.advantages[i, :count, 0], buffer.advantages[rows, env])
+                    assert not part.observations[i, count:].any()
+            assert (seen == 1).all()
+        assert len(buffer) == 60  # none was consumed
+
+
+@pytest.mark.parametrize("name", ["value", "states", "returns", "next_hidden", "obs"])
+def test_an_extra_field_has_a_name_of_its_own(name: str) -> None:
+    extra = {name: dr.Field((), "float32")}
+    with pytest.raises(ValueError, match=f"{name!r}"), dr.RolloutBuffer(1, 4, extra=extra) as buffer:
+        buffer.add(np.zeros(3), 0, 0.0, False, 0.0, 0.0, **{name: 0.0})
