@@ -14,11 +14,12 @@ from diskreplay.sampling.number_arguments import fraction, int_argument
 def nstep_targets(
     reward: torch.Tensor,
     terminated: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     n: int,
     gamma: float | torch.Tensor,
     mask: torch.Tensor | None = None,
     truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the n-step target of every step of a batch of windows (Kapturowski et al. 2019, section 2.3).
 
@@ -37,10 +38,10 @@ def nstep_targets(
         (batch, length), any dtype.
     terminated : Tensor
         (batch, length), bool, or numbers of which 0 is False.
-    values : Tensor
+    values : Tensor or None
         (batch, length + 1) float: of the observation of each step, and of that behind the last one. Behind an episode's
         end stands the value of its final observation. With a batch of `Sequences`, these are the values of
-        ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``.
+        ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None where `next_values` is given.
     n : int
         Steps of a sum.
     gamma : float or Tensor
@@ -50,6 +51,9 @@ def nstep_targets(
         (batch, length), true at real steps; None: all are. Targets of the others are 0.
     truncated : Tensor or None
         (batch, length): where an episode was cut short. In a batch of `Sequences` the mask says the same.
+    next_values : Tensor or None
+        (batch, length) float: of the observation that each step led to, in place of ``values[:, 1:]``. Windows that
+        cross episodes need it, and `truncated`: there the final observation of an episode is not that of the next step.
 
     Returns
     -------
@@ -62,7 +66,7 @@ def nstep_targets(
         A shape does not fit, `values` is no float, or n or gamma is invalid.
     """
     n = int_argument("n", n)
-    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values)
     targets = one_step = steps.reward + steps.discount * steps.following
     for _ in range(min(n, reward.shape[1]) - 1):
         targets = torch.where(steps.goes_on, steps.reward + steps.discount * _next(targets), one_step)
@@ -72,11 +76,12 @@ def nstep_targets(
 def lambda_returns(
     reward: torch.Tensor,
     terminated: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     lambda_: float,
     gamma: float | torch.Tensor,
     mask: torch.Tensor | None = None,
     truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the lambda-return of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.1).
 
@@ -87,19 +92,20 @@ def lambda_returns(
     `nstep_targets`. The generalized advantage estimates are these less ``values[:, :-1]``.
     """
     lambda_ = fraction("lambda_", lambda_)
-    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values)
     return steps.corrected(steps.following, torch.full_like(steps.reward, lambda_))
 
 
 def q_lambda_targets(
     reward: torch.Tensor,
     terminated: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     greedy: torch.Tensor,
     lambda_: float,
     gamma: float | torch.Tensor,
     mask: torch.Tensor | None = None,
     truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute Watkins's Q(lambda) target of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.10).
 
@@ -108,20 +114,21 @@ def q_lambda_targets(
     step is one of that Q. `lambda_` is 0 to 1; all else is as of `nstep_targets`.
     """
     lambda_ = fraction("lambda_", lambda_)
-    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, greedy=greedy)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values, greedy=greedy)
     return steps.corrected(steps.following, lambda_ * (greedy != 0).double())
 
 
 def retrace_targets(
     reward: torch.Tensor,
     terminated: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     q: torch.Tensor,
     log_rho: torch.Tensor,
     lambda_: float,
     gamma: float | torch.Tensor,
     mask: torch.Tensor | None = None,
     truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the Retrace(lambda) target of every step of a batch of windows (Munos et al. 2016, section 2).
 
@@ -135,7 +142,7 @@ def retrace_targets(
     `lambda_` is 0 to 1; all else is as of `nstep_targets`.
     """
     lambda_ = fraction("lambda_", lambda_)
-    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, q=q, log_rho=log_rho)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values, q=q, log_rho=log_rho)
     traces = lambda_ * torch.clamp(torch.exp(steps.known(log_rho)), max=1.0)
     return steps.corrected(_next(steps.known(q)), traces)
 
@@ -148,6 +155,7 @@ def vtrace_targets(
     gamma: float | torch.Tensor,
     mask: torch.Tensor | None = None,
     truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
     *,
     lambda_: float = 1.0,
     rho_bar: float = 1.0,
@@ -163,8 +171,8 @@ def vtrace_targets(
 
     Parameters
     ----------
-    reward, terminated, values, gamma, mask, truncated
-        As of `nstep_targets`.
+    reward, terminated, values, gamma, mask, truncated, next_values
+        As of `nstep_targets`; but with `next_values`, `values` is (batch, length), of each step's own observation.
     log_rho : Tensor
         (batch, length): log pi(a|s) - log mu(a|s) of the action taken, where pi is the policy that is learned and mu
         the one that took it: store its log-probability as an extra field.
@@ -184,8 +192,9 @@ def vtrace_targets(
         A shape does not fit, `values` is no float, or a number is invalid.
     """
     lambda_, rho_bar, c_bar = fraction("lambda_", lambda_), _limit("rho_bar", rho_bar), _limit("c_bar", c_bar)
-    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, log_rho=log_rho)
-    weights, value = torch.exp(steps.known(log_rho)), steps.known(values[:, :-1])
+    both, own = (values, {}) if next_values is None else (None, {"values": values})
+    steps = _Steps.of(reward, terminated, both, gamma, mask, truncated, next_values, log_rho=log_rho, **own)
+    weights, value = torch.exp(steps.known(log_rho)), steps.known(values[:, : reward.shape[1]])
     rho, traces = torch.clamp(weights, max=rho_bar), lambda_ * torch.clamp(weights, max=c_bar)
     delta = rho * (steps.reward + steps.discount * steps.following - value)
     targets = value + _backward(delta, torch.where(steps.goes_on, steps.discount * traces, 0.0))
@@ -213,16 +222,18 @@ class _Steps(NamedTuple):
         cls,
         reward: torch.Tensor,
         terminated: torch.Tensor,
-        values: torch.Tensor,
+        values: torch.Tensor | None,
         gamma: float | torch.Tensor,
         mask: torch.Tensor | None,
         truncated: torch.Tensor | None,
+        next_values: torch.Tensor | None,
+        /,
         **others: torch.Tensor,
     ) -> "_Steps":
         """Check the arguments, and choose what counts: what nobody needs may be NaN, so nothing is multiplied by 0."""
         discounts = gamma if isinstance(gamma, torch.Tensor) else None
         shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}
-        _check_shapes(reward, values, shaped)
+        following = _checked(reward, values, next_values, shaped)
         if not isinstance(gamma, torch.Tensor):
             gamma = torch.full_like(reward, fraction("gamma", gamma), dtype=torch.float64)
         ended = terminated != 0
@@ -235,10 +246,10 @@ class _Steps(NamedTuple):
         return cls(
             torch.where(real, reward.double(), 0.0),
             torch.where(bootstraps, gamma.double(), 0.0),
-            torch.where(bootstraps, values[:, 1:].double(), 0.0),
+            torch.where(bootstraps, following.double(), 0.0),
             goes_on,
             real,
-            torch.result_type(reward, values),
+            torch.result_type(reward, following),
         )
 
     def known(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -275,19 +286,25 @@ def _limit(name: str, value: float) -> float:
     return float(value)
 
 
-def _check_shapes(reward: Any, values: Any, others: dict[str, Any]) -> None:
-    for name, tensor in {"reward": reward, "values": values, **others}.items():
-        if not isinstance(tensor, torch.Tensor) and not (tensor is None and name in ("mask", "truncated", "gamma")):
-            raise ValueError(f"{name} must be a tensor, not {type(tensor).__name__}")
+def _checked(reward: Any, values: Any, next_values: Any, others: dict[str, Any]) -> torch.Tensor:
+    """Check types and shapes; return the value of the observation that each step led to."""
+    if values is not None and next_values is not None:
+        raise ValueError("values must be None where next_values is given, which takes its place")
+    name, following = ("values", values) if next_values is None else ("next_values", next_values)
+    for of, tensor in {"reward": reward, name: following, **others}.items():
+        if not isinstance(tensor, torch.Tensor) and not (tensor is None and of in ("mask", "truncated", "gamma")):
+            raise ValueError(f"{of} must be a tensor, not {type(tensor).__name__}")
     if reward.ndim != 2:
         raise ValueError(f"reward must be (batch, length), not {tuple(reward.shape)}")
-    if not values.is_floating_point():
-        raise ValueError(f"values must be floats, not {values.dtype}")
+    if not following.is_floating_point():
+        raise ValueError(f"{name} must be floats, not {following.dtype}")
     batch, length = reward.shape
-    if tuple(values.shape) != (batch, length + 1):
+    if next_values is None and tuple(values.shape) != (batch, length + 1):
         raise ValueError(
             f"values must be {(batch, length + 1)}, one more than the steps of reward, not {tuple(values.shape)}"
         )
-    for name, tensor in others.items():
+    found: torch.Tensor = values[:, 1:] if next_values is None else next_values
+    for of, tensor in {**others, name: found}.items():
         if tensor is not None and tensor.shape != reward.shape:
-            raise ValueError(f"{name} must have the shape of reward, {(batch, length)}, not {tuple(tensor.shape)}")
+            raise ValueError(f"{of} must have the shape of reward, {(batch, length)}, not {tuple(tensor.shape)}")
+    return found

@@ -40,6 +40,7 @@ class Windows(NamedTuple):
     q: np.ndarray
     greedy: np.ndarray
     log_rho: np.ndarray
+    next_values: np.ndarray
 
     def chain(self, b: int, t: int) -> Chain:
         end = t
@@ -58,7 +59,7 @@ class Windows(NamedTuple):
             total += discount * float(self.reward[b, s])
             discount *= float(self.gamma[b, s])
         if len(steps) < len(chain.steps) or chain.bootstraps:
-            total += discount * float(self.values[b, t + len(steps)])
+            total += discount * float(self.next_values[b, steps[-1]])
         return total
 
     def mean_of_nsteps(self, b: int, t: int, lambda_: float, longest: int) -> float:
@@ -75,7 +76,7 @@ class Windows(NamedTuple):
         return self.mean_of_nsteps(b, t, lambda_, min([*explored, len(later) + 1]))
 
     def following(self, b: int, s: int) -> float:
-        return 0.0 if self.terminated[b, s] else float(self.values[b, s + 1])
+        return 0.0 if self.terminated[b, s] else float(self.next_values[b, s])
 
     def retrace(self, b: int, t: int, lambda_: float) -> float:
         """Sum the errors as Munos et al. 2016, section 2."""
@@ -130,7 +131,7 @@ def drawn(batch: int, length: int, padded: bool, rng: np.random.Generator) -> Wi
     else:
         mask, terminated, truncated = (rng.random((batch, length)) < p for p in (0.9, 0.2, 0.2))
     gamma, greedy = rng.random((batch, length)), rng.random((batch, length)) < 0.7
-    return Windows(reward, terminated, values, mask, truncated, gamma, q, greedy, log_rho)
+    return Windows(reward, terminated, values, mask, truncated, gamma, q, greedy, log_rho, values[:, 1:].copy())
 
 
 @st.composite
@@ -158,7 +159,7 @@ def test_nstep_targets_equal_the_loop(
         batch = batch._replace(gamma=np.full_like(batch.gamma, gamma))
     if not with_mask:
         batch = batch._replace(mask=np.ones_like(batch.mask), reward=np.nan_to_num(batch.reward))
-        batch = batch._replace(values=np.nan_to_num(batch.values))
+        batch = batch._replace(values=np.nan_to_num(batch.values), next_values=np.nan_to_num(batch.next_values))
     if not with_truncated:
         batch = batch._replace(truncated=np.zeros_like(batch.truncated))
     tensors = batch.tensors()
@@ -249,6 +250,33 @@ def test_4800_targets_equal_torchrls() -> None:
     assert found[0].numel() + want.numel() == 4_800
 
 
+def test_windows_across_episodes_bootstrap_from_final_observations() -> None:
+    rng, compared = np.random.default_rng(5), 0
+    batch = drawn(60, 25, False, rng)
+    # The value of the observation behind a step is that of the next step, unless the episode ends there.
+    finals = batch.truncated | batch.terminated
+    finals[:, -1] = True
+    batch = batch._replace(
+        mask=np.ones_like(batch.mask),
+        next_values=np.where(finals, rng.standard_normal((60, 25)), batch.values[:, 1:]),
+    )
+    batch.next_values[batch.terminated] = np.nan
+    x = batch.tensors()
+    first, behind = (x.reward, x.terminated, None), (x.gamma, None, x.truncated, x.next_values)
+    vtrace = vtrace_targets(x.reward, x.terminated, x.values[:, :-1], x.log_rho, *behind)
+    for found, target in (
+        (nstep_targets(*first, 4, *behind), lambda b, t: batch.nstep(b, t, 4)),
+        (lambda_returns(*first, 0.9, *behind), lambda b, t: batch.lambda_return(b, t, 0.9)),
+        (q_lambda_targets(*first, x.greedy, 0.9, *behind), lambda b, t: batch.q_lambda(b, t, 0.9)),
+        (retrace_targets(*first, x.q, x.log_rho, 0.9, *behind), lambda b, t: batch.retrace(b, t, 0.9)),
+        (vtrace[0], lambda b, t: batch.vtrace(b, t, 1.0, 1.0, 1.0)[0]),
+        (vtrace[1], lambda b, t: batch.vtrace(b, t, 1.0, 1.0, 1.0)[1]),
+    ):
+        close(found, batch.each(target))
+        compared += found.numel()
+    assert compared == 6 * 1_500
+
+
 def test_with_every_action_greedy_and_on_policy_all_are_lambda_returns() -> None:
     x = drawn(50, 20, True, np.random.default_rng(1)).tensors()
     first, behind = (x.reward, x.terminated, x.values), (x.gamma, x.mask, x.truncated)
@@ -318,6 +346,19 @@ def test_gradients_reach_the_values_that_bootstrap_and_no_others() -> None:
         ({"terminated": torch.zeros(2, 4)}, "terminated must have the shape of reward, (2, 3), not (2, 4)"),
         ({"mask": torch.zeros(2)}, "mask must have the shape of reward, (2, 3), not (2,)"),
         ({"truncated": torch.zeros(3, 2)}, "truncated must have the shape of reward, (2, 3), not (3, 2)"),
+        ({"values": None}, "values must be a tensor, not NoneType"),
+        (
+            {"next_values": torch.ones(2, 3)},
+            "values must be None where next_values is given, which takes its place",
+        ),
+        (
+            {"values": None, "next_values": torch.ones(2, 4)},
+            "next_values must have the shape of reward, (2, 3), not (2, 4)",
+        ),
+        (
+            {"values": None, "next_values": torch.ones(2, 3, dtype=torch.int32)},
+            "next_values must be floats, not torch.int32",
+        ),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(changed: Any, message: str) -> None:
@@ -354,6 +395,11 @@ ARGUMENTS = {
         ),
         (retrace_targets, {"q": torch.ones(2, 4)}, "q must have the shape of reward, (2, 3), not (2, 4)"),
         (retrace_targets, {"log_rho": None}, "log_rho must be a tensor, not NoneType"),
+        (
+            vtrace_targets,
+            {"next_values": torch.ones(2, 3)},
+            "values must have the shape of reward, (2, 3), not (2, 4)",
+        ),
         (vtrace_targets, {"log_rho": 0.0}, "log_rho must be a tensor, not float"),
         (
             vtrace_targets,
