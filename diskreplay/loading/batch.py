@@ -1,5 +1,6 @@
 """A batch: torch tensors by name."""
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from typing import Any
@@ -21,8 +22,9 @@ class Batch:
     """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
 
     Dict spaces give nested dicts, and Tuple spaces tuples that also answer to the keys "0", "1", ...: `batch.action[0]`
-    and `batch.action["0"]` are the same. A batch is valid as long as it, any tensor of it, or any view of one, is
-    alive: its memory is not used again before. Immutable in its names; the tensors are yours to change.
+    and `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`. A batch is valid as
+    long as it, any tensor of it, or any view of one, is alive: its memory is not used again before. Immutable in its
+    names; the tensors are yours to change.
 
     Parameters
     ----------
@@ -64,7 +66,10 @@ class Batch:
         raise AttributeError(f"a batch is frozen: cannot delete {name!r}")
 
     def __getitem__(self, name: str) -> Tree:
-        value = self._fields[name]
+        try:
+            value = self._fields[name]
+        except KeyError:
+            return self._leaf(name)
         if type(value) is np.ndarray:
             value = self._fields[name] = _tensor(value)
         elif type(value) in _NODES and _has_arrays(value):
@@ -72,6 +77,13 @@ class Batch:
         if name == "index" and self._kind is not None:
             value.__dict__["kind"] = self._kind
         return value
+
+    def _leaf(self, path: str) -> Tree:
+        """Return what a path names, "obs/image"; KeyError where there is no such."""
+        first, _, rest = path.partition("/")
+        if not rest or first not in self._fields:
+            raise KeyError(path)
+        return functools.reduce(operator.getitem, rest.split("/"), self[first])
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields

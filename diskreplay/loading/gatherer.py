@@ -13,10 +13,12 @@ from diskreplay.loading.batch import Batch, torch_values
 from diskreplay.loading.buffer_pool import BufferPool, Fields, Slot, ordinary_memory
 from diskreplay.loading.cuda import DeviceCopy, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
+from diskreplay.loading.sampler_states import Told
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested, tuple_fields
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.parallel_copy import helping_thread
+from diskreplay.views.requested import OF_DRAWS
 
 
 class Gathered(NamedTuple):
@@ -42,8 +44,9 @@ class Destination:
 class Gatherer:
     """Makes batches of one view of a store's steps. One thread at a time gathers, and one makes batches.
 
-    For view, schema and fields see `Sampler`. `helped`: whether another thread copies half of what is large. Not for
-    what is made beside the trainer, which has use for the other processor meanwhile.
+    `drawn` are the fields that say how a batch was drawn, and the places of their arrays in a block. For view, schema
+    and fields see `Sampler`. `helped`: whether another thread copies half of what is large. Not for what is made beside
+    the trainer, which has use for the other processor meanwhile.
     """
 
     def __init__(
@@ -69,16 +72,25 @@ class Gatherer:
         # Nearly always: a batch's arrays become tensors when they are asked for.
         self._gives_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
+        self.drawn = {
+            path[0]: at for at, path in enumerate(leaves) if path[0] in OF_DRAWS and path[0] not in schema.extra
+        }
         self.disk = Readahead(self.reader, schema)
         self.reader.helper = self._helper = helping_thread() if helped else None
         self.seconds_gathering = self.seconds_copying = 0.0
 
     def gather(
-        self, snapshot: Snapshot, ids: NDArray[np.int64], entropy: int | None = None, pages: Pages | None = None
+        self,
+        snapshot: Snapshot,
+        ids: NDArray[np.int64],
+        entropy: int | None = None,
+        told: Told | None = None,
+        pages: Pages | None = None,
     ) -> Gathered:
         """Gather these ids; all weights are 1.
 
-        `entropy` seeds what the view draws itself; `pages` is what the disk was asked for, None if it was not.
+        `entropy` seeds what the view draws itself; `told` has the fields that `drawn` names; `pages` is what the disk
+        was asked for, None if it was not.
         InvalidIndex where an id is not one of the view's, SegmentGone where a segment was evicted since the snapshot.
         """
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
@@ -89,6 +101,9 @@ class Gatherer:
         if entropy is not None:
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
+        if told is not None:
+            for name, at in self.drawn.items():
+                slot.block.arrays[at][:] = told[name]
         sent = None if self.device_copy is None else self.device_copy.send(slot)
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:

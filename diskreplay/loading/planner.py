@@ -1,6 +1,7 @@
 """Which ids make the next batches: drawn in the order of the batches, some of them ahead."""
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import NotEnoughData
 from diskreplay.format.schema import Schema
 from diskreplay.loading.gatherer import Destination, Gatherer
-from diskreplay.loading.sampler_states import PlannerState, SavedPlan, load_distribution
+from diskreplay.loading.sampler_states import PlannerState, SavedPlan, Told, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population, Share
@@ -37,25 +38,28 @@ class Plan:
     """A batch that is drawn and not yet delivered. It keeps its snapshot, and with it what is mapped, alive.
 
     `asked` is the size that it was drawn for; `entropy` seeds what the view draws itself, None where it draws nothing;
-    `gathered` is the batch, or what will be it, where that was begun: see `Prefetcher`.
+    `told` are the fields of the batch that say how it was drawn; `gathered` is the batch, or what will be it, where
+    that was begun: see `Prefetcher`.
     """
 
     snapshot: Snapshot
     draw: Draw
     asked: int
     entropy: int | None = None
+    told: Told | None = None
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it was drawn as."""
-        return {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy}
+        told = self.told or {}
+        return {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **told}
 
 
 class Planner:
     """Draws batches from a store. Not thread-safe: one sampler, under its lock.
 
     `distribution` is what the sampler was given, `active` what draws: the view's own, where it has one; `queue` holds
-    the plans that are drawn ahead.
+    the plans that are drawn ahead. `tells` names the fields of batches that say how they were drawn.
     """
 
     def __init__(
@@ -68,13 +72,14 @@ class Planner:
         where: Callable[[Episode], bool] | None,
         share: Share = EVERY_ID,
         max_times_sampled: int | None = None,
+        tells: Sequence[str] = (),
     ) -> None:
         self._store = store
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self._where: Callable[[Snapshot, int], bool] | None = None
         if where is not None:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
-        self._share = share
+        self._share, self.tells = share, tells
         self.queue: deque[Plan] = deque()
         self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
         self._returned = _NONE  # what was drawn, not delivered and does not come again by itself
@@ -111,7 +116,9 @@ class Planner:
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
     def _check_times(self, view: View, distribution: Distribution) -> None:
-        """Refuse a view or distribution that gives ids a number of times of its own, where the sampler has one."""
+        """Refuse a view or distribution that the sampler's arguments do not fit."""
+        if "probability" in self.tells and not distribution.tells_chances:
+            raise ValueError(f"fields names 'probability', and {distribution} does not tell the chances of its ids")
         own = view.own_distribution(EpisodeFilter())
         if self._times is not None and (own or distribution).gives_once:
             raise ValueError(
@@ -191,7 +198,32 @@ class Planner:
         except RefreshNeeded:
             return self.draw(size, refresh, lost)
         self._returned = returned
-        return Plan(snapshot, draw, size, int(self.rng.integers(1 << 62)) if self._random else None)
+        entropy = int(self.rng.integers(1 << 62)) if self._random else None
+        return Plan(snapshot, draw, size, entropy, self.tell(draw.ids) if self.tells else None)
+
+    def tell(self, ids: Ints) -> Told:
+        """Return the fields that say how these ids are drawn."""
+        told, counts = Told(), self.counts()
+        if "probability" in self.tells:
+            told["probability"] = self.active.share_chances(self.population, ids)
+        return told | {name: np.full(len(ids), count) for name, count in counts.items() if name in self.tells}
+
+    def tell_now(self, ids: Ints, snapshot: Snapshot) -> Told:
+        """Return the fields that say how these ids are drawn from a snapshot, 0 of those that cannot be."""
+        self.population.refresh(snapshot)
+        told = self.tell(ids)
+        if "probability" in told:
+            told["probability"] *= self._share.contains(ids)
+        return told
+
+    def counts(self) -> dict[str, float]:
+        """Return N, how many ids there were to be drawn when it was last looked, and the sum of their priorities."""
+        population = self.population
+        if population.snapshot is None:
+            return {"population": 0, "priority_sum": math.nan}
+        left = None if self._own is None else self._own.left(population)
+        size = population.share_size() if left is None else len(left)
+        return {"population": size, "priority_sum": self.active.priority_sum(population)}
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
         """Return how many batches of this size `next` has until the end, None where there is none."""
@@ -322,7 +354,9 @@ class Planner:
             if (plan.entropy is None) == self._random or not self.active.accept(self.population, plan.draw):
                 self._returned = self._once(other.draw for other in plans[len(queue) :])
                 break
-            queue.append(Plan(snapshot, *plan))
+            # What was not asked for when it was drawn is told as of now.
+            told = self.tell(plan.draw.ids) | plan.told if self.tells else None
+            queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, told))
         return queue
 
     def update(self, ids: Ints, errors: NDArray[np.float64], schema: Schema, kind: tuple[Any, ...] | None) -> int:

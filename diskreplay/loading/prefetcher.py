@@ -4,12 +4,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
-import numpy as np
-from numpy.typing import NDArray
-
 from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
-from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import offsets
 from diskreplay.views.page_ranges import Pages
 
@@ -35,9 +31,9 @@ class Prefetcher:
         """Begin to make the batches of these plans, where that was not begun."""
         for plan in plans:
             if plan.gathered is None:
-                ids, disk = plan.draw.ids, self.gatherer.disk
-                asked = self._asking.submit(disk.ask, plan.snapshot, ids) if disk.cold else None
-                plan.gathered = self._making.submit(_make, self.gatherer, plan.snapshot, ids, plan.entropy, asked)
+                disk = self.gatherer.disk
+                asked = self._asking.submit(disk.ask, plan.snapshot, plan.draw.ids) if disk.cold else None
+                plan.gathered = self._making.submit(_make, self.gatherer, plan, asked)
 
     def wait(self, gathered: Future[Gathered]) -> Gathered:
         """Return the batch of a plan that was begun, or raise what the thread raised."""
@@ -60,7 +56,6 @@ def is_large(gatherer: Gatherer, size: int) -> bool:
     return offsets(reader.leaves, size)[1] >= LEAST_FOR_A_THREAD
 
 
-def _make(
-    gatherer: Gatherer, snapshot: Snapshot, ids: NDArray[np.int64], entropy: int | None, asked: Future[Pages] | None
-) -> Gathered:
-    return gatherer.gather(snapshot, ids, entropy, None if asked is None else asked.result())
+def _make(gatherer: Gatherer, plan: Plan, asked: Future[Pages] | None) -> Gathered:
+    pages = None if asked is None else asked.result()
+    return gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.told, pages)

@@ -72,8 +72,12 @@ class Sampler(IterableDataset[Batch]):
     seed : int or None
         Makes the draws a function of the seed and the calls; None is different each time.
     fields : sequence of str or None
-        What a batch holds, beside index and weight: "obs" with all below it, "obs/image" alone. None is all but
-        "time", the seconds since the epoch at which a step was published, float64.
+        What a batch holds, beside index and weight: "obs" with all below it, "obs/image" alone. None is all but the
+        following, and so is "..." beside some of these. Of each step: "time" (float64, seconds since the epoch at which
+        it was published), "step" (its number in its episode), "return_to_go" (the sum of rewards from it on) and
+        "discounted_return_to_go". Of each item: "age" (steps of the store that are newer), "episode/NAME" (a value of
+        its episode; "episode_known" tells where it was given), "probability" (P(i) of the draw), "population" (N) and
+        "priority_sum" (Σ p). See "Fields on request" in docs/concepts.md.
     where : callable or None
         A predicate over episodes; steps of others are not drawn. It is asked once of an ended episode, and of an open
         one at every refresh that changed something.
@@ -156,6 +160,7 @@ class Sampler(IterableDataset[Batch]):
                 where=where,
                 share=share,
                 max_times_sampled=max_times_sampled,
+                tells=list(self._gatherer.drawn),
             )
         except BaseException:
             if self._own_store is not None:
@@ -319,7 +324,7 @@ class Sampler(IterableDataset[Batch]):
                     self._prefetcher.begin(planner.queue)
                 gathered = plan.gathered
                 if gathered is None:
-                    gathered = self._gatherer.gather(plan.snapshot, ids, plan.entropy)
+                    gathered = self._gatherer.gather(plan.snapshot, ids, plan.entropy, plan.told)
                 elif self._prefetcher is not None:
                     gathered = self._prefetcher.wait(gathered)
                 batch = self._gatherer.to_batch(gathered, weights)
@@ -372,7 +377,8 @@ class Sampler(IterableDataset[Batch]):
                 try:
                     snapshot = self._store.snapshot
                     self._gatherer.reader.check(snapshot, wanted)
-                    return self._gatherer.to_batch(self._gatherer.gather(snapshot, wanted))
+                    told = self._planner.tell_now(wanted, snapshot) if self._planner.tells else None
+                    return self._gatherer.to_batch(self._gatherer.gather(snapshot, wanted, told=told))
                 except SegmentGone:
                     self._store.refresh()  # which makes an evicted id an InvalidIndex
             raise SegmentGone("segments were evicted faster than they could be read")
@@ -540,13 +546,13 @@ class Sampler(IterableDataset[Batch]):
         closed it. Where time went: `seconds_planning` (drawing ids, and waiting for a limiter), `seconds_waiting` for
         batches that are made ahead, `seconds_elsewhere` between the calls: the trainer's own. In whichever thread:
         `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows) and `seconds_copying` to a device
-        that is no CUDA device.
+        that is no CUDA device. `population` and `priority_sum` are what the fields of these names are, as of now.
         """
         with self._lock:
             steps = self._steps_when_closed
             if steps is None:
                 steps = len(self._store.snapshot)
-            return self._statistics.report(steps, self._seconds())
+            return {**self._statistics.report(steps, self._seconds()), **self._planner.counts()}
 
     def close(self) -> None:
         """End the threads and release memory. Batches stay valid; the store stays open, unless a path named it."""

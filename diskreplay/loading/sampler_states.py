@@ -12,8 +12,12 @@ from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Order
 from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.sampling.saved_state import columns, state_of
+from diskreplay.views.requested import OF_DRAWS
 
 VERSION = 1
+
+Told = dict[str, NDArray[Any]]
+"""Fields of a batch that say how it was drawn, (batch,) each; see `views.requested.OF_DRAWS`."""
 
 
 class SavedPlan(NamedTuple):
@@ -22,6 +26,7 @@ class SavedPlan(NamedTuple):
     draw: Draw
     asked: int
     entropy: int | None
+    told: Told
 
 
 class PlannerState(NamedTuple):
@@ -117,8 +122,12 @@ def _plan(plan: Mapping[str, Any]) -> SavedPlan:
     chances = None if plan["chances"] is None else np.array(plan["chances"], np.float64)
     if ids.ndim != 1 or not (chances is None or chances.shape == ids.shape):
         raise ValueError("a planned batch has ids and chances of two shapes")
+    told = {name: np.array(plan[name], dtype) for name, dtype in OF_DRAWS.items() if name in plan}
+    if any(values.shape != ids.shape for values in told.values()):
+        raise ValueError("a planned batch tells of other ids than it has")
     draw = Draw(ids, chances, int(plan["size"]), float(plan["least"]))
-    return SavedPlan(draw, int(plan.get("asked", len(ids))), None if plan["entropy"] is None else int(plan["entropy"]))
+    entropy = None if plan["entropy"] is None else int(plan["entropy"])
+    return SavedPlan(draw, int(plan.get("asked", len(ids))), entropy, told)
 
 
 def as_tensors(tree: Any) -> Any:

@@ -1,5 +1,6 @@
 """What a distribution is, and what it returns."""
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -111,12 +112,27 @@ class Distribution(ABC):
 
     def mixing_error(self) -> str | None:
         """Say why a `Mixture` cannot hold it; None: it can, since it tells the `chances` of its ids."""
-        tells = type(self).chances is not Distribution.chances
-        return None if tells else f"is {self}, which does not tell the chances of its ids"
+        return None if self.tells_chances else f"is {self}, which does not tell the chances of its ids"
 
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         raise NotImplementedError(f"{self} does not tell the chances of its ids")
+
+    @property
+    def tells_chances(self) -> bool:
+        """Whether it tells the `chances` of its ids."""
+        return type(self).chances is not Distribution.chances
+
+    def share_chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        found = self.chances(population, ids)
+        if population.share.world_size > 1:
+            found /= sum(float(self.chances(population, some).sum()) for some in population.ids()) or 1.0
+        return found
+
+    def priority_sum(self, population: Population) -> float:
+        """Return the sum of the priorities of the population's share, NaN where ids are not drawn by priorities."""
+        return math.nan
 
     def left(self, population: Population) -> Ints | None:
         """Return the ids of the population's share that can be drawn, if these are not all of them; None: they are."""

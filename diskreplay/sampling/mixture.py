@@ -81,6 +81,13 @@ class Mixture(Distribution):
             found += share * part.chances(population, ids)
         return found
 
+    def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
+        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        found = np.zeros(len(ids))
+        for part, share in zip(self._parts, self._shares, strict=True):
+            found += share * part.share_chances(population, ids)
+        return found
+
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, by the beta of the first prioritized distribution, or None."""
         for part in self._parts:

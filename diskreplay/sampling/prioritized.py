@@ -151,6 +151,14 @@ class Prioritized(Owned):
         places = table.places(ids)
         return np.where(places >= 0, table.tree.masses[places] / (table.tree.total or 1.0), 0.0)
 
+    def priority_sum(self, population: Population) -> float:
+        """Return the sum of the priorities p of the population's share."""
+        table = self._followed(population)
+        if population.share.world_size == 1:
+            return table.tree.total
+        places = (table.places(ids) for ids in population.ids())
+        return sum(float(table.tree.masses[some[some >= 0]].sum()) for some in places)
+
     def mixing_error(self) -> str | None:
         """Return None where weights are normalized over the batch."""
         if self._normalize == "batch":

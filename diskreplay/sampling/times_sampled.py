@@ -172,6 +172,18 @@ class AtMost(Distribution):
         self._left, self._mark, self._left_of = left[population.contains(left)], changes.mark, population
         return self._left
 
+    def chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability of each id as if none had been drawn too often."""
+        return self._distribution.chances(population, ids)
+
+    def share_chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability of each id of the share as if none had been drawn too often."""
+        return self._distribution.share_chances(population, ids)
+
+    def priority_sum(self, population: Population) -> float:
+        """Return the sum of the priorities of the share, of ids that were drawn too often as well."""
+        return self._distribution.priority_sum(population)
+
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw in place of a batch that lost ids, which does not count."""
         self.forget(population, lost)

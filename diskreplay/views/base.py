@@ -25,6 +25,9 @@ Path = tuple[str, ...]
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
 ALIGNMENT = 64  # a cache line, and what a copy to a device likes
 
+EPISODE_KNOWN = "episode_known"
+"""The field that says of which items the values of their episodes were given."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -173,20 +176,25 @@ def select(
     always: Sequence[str] = ("index", "weight"),
     on_request: Sequence[Leaf] = (),
 ) -> list[Leaf]:
-    """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone; None: all that are given.
+    """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone; None and "...": all.
 
-    Those of `on_request` are there only where they are named. Raises ValueError where a name is not one of the batch's.
+    Those of `on_request` are there only where they are named, and `EPISODE_KNOWN` where any of an episode's values is.
+    Raises ValueError where a name is not one of the batch's.
     """
     if fields is None:
         return leaves
-    leaves = [*leaves, *on_request]
+    default, leaves = leaves, [*leaves, *on_request]
     if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"fields must be a sequence of names, not {fields!r}")
-    chosen = [tuple(name.split("/")) for name in (*fields, *always)]
+    chosen = [tuple(name.split("/")) for name in (*fields, *always) if name != "..."]
+    if "..." in fields:
+        chosen += [leaf.path for leaf in default]
     for path in chosen:
         if not any(leaf.path[: len(path)] == path for leaf in leaves):
             known = sorted({leaf.path[0] for leaf in leaves})
             raise ValueError(f"fields names {'/'.join(path)!r}, and a batch has {', '.join(known)}")
+    if any(path[0] == "episode" for path in chosen):
+        chosen.append((EPISODE_KNOWN,))
     return [leaf for leaf in leaves if any(leaf.path[: len(path)] == path for path in chosen)]
 
 

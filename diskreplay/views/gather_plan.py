@@ -33,9 +33,9 @@ _NO_IDS = np.zeros(0, np.int64)
 class GatherPlan:
     """Gathers the leaves of a batch, and sums rewards over windows, in one call. Not thread-safe.
 
-    Rows of `TIME_SOURCE` become seconds since the epoch. The record that the kernel reads is made once, and changed in
-    place. What it has addresses of is kept alive here. Whatever interrupts a change, the next call makes it again: what
-    tells that it was made is set last.
+    Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. The record that the kernel reads is made
+    once, and changed in place. What it has addresses of is kept alive here. Whatever interrupts a change, the next call
+    makes it again: what tells that it was made is set last.
 
     `view`, for messages, is that whose windows these are, and `bounds` says which of them `gather` finds: None for a
     plan that only copies rows of windows that are given. `summands` are path, dtype and weight of scalar fields, whose
@@ -107,7 +107,7 @@ class GatherPlan:
                 arguments = ids, block.addresses, snapshot.record, self._record
                 bad = in_halves(helper, self.windows.size, partial(self._kernel, *arguments))
             if bad < 0:
-                if self._time >= 0:
+                if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
             held = self._map(snapshot, ids)

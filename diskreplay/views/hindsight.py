@@ -17,6 +17,7 @@ from diskreplay.views.arguments import check_fields
 from diskreplay.views.base import Block, Ints, Reader
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages
+from diskreplay.views.requested import RETURNS
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, windows_of
 
 if TYPE_CHECKING:
@@ -141,6 +142,12 @@ class HindsightReader(Reader):
         self.leaves, self.paths = self._plain.leaves, self._plain.paths
         self._goal = schema.leaves[ACHIEVED]
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
+        for name in RETURNS:
+            if (name,) in place and name not in schema.extra:
+                raise ValueError(
+                    f"fields names {name!r}, which relabel has not: it does not compute the rewards of steps behind an "
+                    "item's own anew"
+                )
         shown = (("obs", "desired_goal"), ("next_obs", "desired_goal"))
         self._shown = [place[path] for path in shown if path in place]
         recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)

@@ -23,6 +23,7 @@ from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import (
     check_fields,
     described,
+    discount_leaf,
     name_or_none,
     reward_leaves,
     scalar_leaf,
@@ -44,6 +45,7 @@ from diskreplay.views.base import (
 )
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import Pages, wide_pages
+from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.rollout_cursor import RolloutCursor
 from diskreplay.views.successors import NONE, Bools, Following, Successors, place
 from diskreplay.views.windows import TIME, TIME_SOURCE, Copy, StepField, Windows, refuse, refuse_evicted, step_fields
@@ -174,12 +176,16 @@ class RolloutsReader(Reader):
         del steps["reward"]  # which is summed
         steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
         self._obs = steps["obs"]
-        self.leaves: Sequence[Leaf] = select(_leaves(steps), fields, always=("index",), on_request=[TIME])
+        requested = [*each_step(schema), *each_item(schema, drawn=False)]
+        self.leaves: Sequence[Leaf] = select(_leaves(steps), fields, always=("index",), on_request=requested)
         self.paths = [leaf.path for leaf in self.leaves]
         self._place = {path: number for number, path in enumerate(self.paths)}
         every = [field for below in steps.values() for field in below]
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
+        self._requested = Requested(
+            schema, self._place, self._rewards, view.gamma, discount_leaf(schema, view.discount)
+        ).if_any()
         self._plan = GatherPlan(self._copies)
         self._obs_plan = GatherPlan([field.copy(target) for target, field in enumerate(self._obs)])
         self._successors = Successors(max(field.stack for field in self._obs))
@@ -223,6 +229,8 @@ class RolloutsReader(Reader):
             found = estimates(self._view.gamma, self._view.gae_lambda, *inputs)
             made |= dict(zip(ESTIMATES, found, strict=True))
         self._plan.copy(snapshot, steps, block, self.helper)
+        if self._requested is not None:
+            self._requested.fill(snapshot, ids, block)
         with np.errstate(over="ignore"):
             for name, array in made.items():
                 if (name,) in self._place:

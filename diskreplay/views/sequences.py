@@ -14,12 +14,13 @@ from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.number_arguments import int_argument, int_or_none
+from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import check_fields, described, names, stack_depths
+from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.page_ranges import Pages
+from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.windows import (
     ATTEMPTS,
     TIME,
@@ -88,6 +89,8 @@ class Sequences(View):
         Where windows are counted from. With "end" they end at the episode's end, and stride, 2 stride, ... steps before
         it. There are none of open episodes, whose end is not known. The first one, where it would begin before the
         episode, begins with it, whether `pad` is True or False; with "drop" it is not there.
+    gamma : float
+        Discount a step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
     Raises
     ------
@@ -103,6 +106,7 @@ class Sequences(View):
     start_only: Sequence[str] = ()
     stride: int | None = None
     align: str = "start"
+    gamma: float = 0.99
 
     def __post_init__(self) -> None:
         check_fields(self, length=int_argument, stride=partial(int_or_none, none="length - overlap"))
@@ -119,7 +123,7 @@ class Sequences(View):
             raise ValueError(f'pad must be True, False or "drop", not {self.pad!r}')
         if self.align not in ("start", "end"):
             raise ValueError(f'align must be "start" or "end", not {self.align!r}')
-        check_fields(self, frame_stack=stack_depths, start_only=names)
+        check_fields(self, frame_stack=stack_depths, start_only=names, gamma=fraction)
 
     def _check_overlap(self) -> None:
         if self.overlap is None:
@@ -178,17 +182,20 @@ class Episodes(View):
     max_length : int or None
         Of longer episodes only the first `max_length` steps are gathered. None: all of them; then one long episode
         makes every item of its batch as long.
+    gamma : float
+        Discount a step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
     Raises
     ------
     ValueError
-        `max_length` is invalid.
+        An argument is invalid.
     """
 
     max_length: int | None = None
+    gamma: float = 0.99
 
     def __post_init__(self) -> None:
-        check_fields(self, max_length=partial(int_or_none, none="no limit"))
+        check_fields(self, max_length=partial(int_or_none, none="no limit"), gamma=fraction)
 
     def __repr__(self) -> str:
         return described(self, ())
@@ -270,6 +277,7 @@ class _StepsReader(Reader):
         burn_in: int = 0,
         frame_stack: int | Mapping[str, int] = 1,
         start_only: Sequence[str] = (),
+        gamma: float = 1.0,
     ) -> None:
         self._kinds, self._shown = _layout(schema, fields, frame_stack, start_only)
         self.paths = [field.path for field in self._shown]
@@ -280,6 +288,7 @@ class _StepsReader(Reader):
         computed = {name: place[name,] for name in ("index", "weight")}
         self._plan = GatherPlan(self._copies(LONGEST), view, self._bounds, computed=computed)
         self._wanted = {name: place[name,] for name in FLAGS if (name,) in place}
+        self._requested = Requested(schema, place, reward_leaves(schema, None), gamma).if_any()
 
     def _leaves(self, length: int) -> tuple[Leaf, ...]:
         """Return what is gathered for windows of this length; the same object each time, so that memory is reused."""
@@ -323,6 +332,8 @@ class _StepsReader(Reader):
         self._plan.gather(snapshot, ids, block, self.helper)
         if self._wanted:
             self._mark(block, length)
+        if self._requested is not None:
+            self._requested.fill(snapshot, ids, block, self._plan.windows.k)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of the steps from each id on lie; what is not mapped yet is mapped."""
@@ -350,7 +361,7 @@ class SequencesReader(_StepsReader):
     """Gathers `Sequences`. Not thread-safe: it owns scratch memory."""
 
     def __init__(self, view: Sequences, schema: Schema, fields: Sequence[str] | None) -> None:
-        super().__init__(view, schema, fields, view.length, view.burn_in, view.frame_stack, view.start_only)
+        super().__init__(view, schema, fields, view.length, view.burn_in, view.frame_stack, view.start_only, view.gamma)
         self.leaves = self._leaves(view.length)
         self._view = view
 
@@ -403,7 +414,8 @@ class EpisodesReader(_StepsReader):
     depends_on_ids = True
 
     def __init__(self, view: Episodes, schema: Schema, fields: Sequence[str] | None) -> None:
-        super().__init__(view, schema, fields, TO_THE_END if view.max_length is None else view.max_length)
+        length = TO_THE_END if view.max_length is None else view.max_length
+        super().__init__(view, schema, fields, length, gamma=view.gamma)
         self.leaves = self._leaves(1)
         self._view = view
 
@@ -453,7 +465,8 @@ def _layout(
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)
     every = [Leaf(path, BOOL) for path in _paths(steps)]
-    wanted = {leaf.path for leaf in select(every, fields, on_request=[TIME])}
+    of_steps, of_items = each_step(schema), each_item(schema)
+    wanted = {leaf.path for leaf in select(every, fields, on_request=[*of_steps, *of_items])}
     kinds: list[_Kind] = []
     shown: dict[Path, _Shown] = {}
 
@@ -473,11 +486,16 @@ def _layout(
     for name in FLAGS:
         if (name,) in wanted:
             add(_Kind(Leaf((name,), BOOL)))
-    if TIME.path in wanted:
-        add(_Kind(TIME, TIME_SOURCE))
+    for leaf in of_steps:
+        if leaf.path in wanted:
+            add(_Kind(leaf, TIME_SOURCE if leaf is TIME else None))
+    for leaf in of_items:
+        if leaf.path in wanted:
+            add(_Kind(leaf, each_step=False))
     for name, dtype in (("index", INT64), ("weight", FLOAT32)):
         add(_Kind(Leaf((name,), dtype), each_step=False))
-    return kinds, [shown[path] for path in (*_paths(steps), TIME.path) if path in wanted]
+    order = [*_paths(steps), *(leaf.path for leaf in (*of_steps, *of_items))]
+    return kinds, [shown[path] for path in order if path in wanted]
 
 
 def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:

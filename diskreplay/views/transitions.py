@@ -29,6 +29,7 @@ from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.hindsight import Hindsight, HindsightReader
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.random_steps import RandomSteps
+from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.windows import (
     TIME,
     TIME_SOURCE,
@@ -162,7 +163,8 @@ class TransitionsReader(Reader):
         self.view, self.schema = view, schema
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
-        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=[TIME]))
+        on_request = [*each_step(schema), *each_item(schema)]
+        self.leaves: Sequence[Leaf] = tuple(select(leaves, fields, on_request=on_request))
         self.paths = [leaf.path for leaf in self.leaves]
         place = {path: i for i, path in enumerate(self.paths)}
         self.copies = [copy._replace(target=place[path]) for path, copy in sources.items() if path in place]
@@ -170,6 +172,7 @@ class TransitionsReader(Reader):
         self._next_mask = self._computed.get("next_mask", -1)
         self.discount = discount_leaf(schema, view.discount)
         self._summands = self.weights if place.keys() & {(name,) for name in SCALARS} else []
+        self._requested = Requested(schema, place, self.weights, view.gamma, self.discount).if_any()
         self.plan()
 
     def plan(self, more: Sequence[Copy] = ()) -> None:
@@ -201,6 +204,8 @@ class TransitionsReader(Reader):
         self._plan.gather(snapshot, ids, block, self.helper)
         if self._next_mask >= 0:
             block.arrays[self._next_mask][:] = self.windows.step_stop > 0
+        if self._requested is not None:
+            self._requested.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""

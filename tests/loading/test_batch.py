@@ -23,7 +23,7 @@ def batch() -> Batch:
 
 def test_fields_are_attributes_and_items(batch: Batch) -> None:
     assert batch.reward is batch["reward"]
-    assert batch.obs["image"] is batch["obs"]["image"]
+    assert batch.obs["image"] is batch["obs"]["image"] is batch["obs/image"]
     assert list(batch.keys()) == list(batch) == ["obs", "reward", "index"]
     assert "obs" in batch
     assert "action" not in batch
@@ -35,8 +35,9 @@ def test_a_name_it_has_not_is_an_error_that_lists_the_others(batch: Batch) -> No
     message = "a batch of obs, reward, index has no 'rewards'"
     with pytest.raises(AttributeError, match=f"^{re.escape(message)}$"):
         batch.rewards  # noqa: B018  (the access is what is tested)
-    with pytest.raises(KeyError):
-        batch["rewards"]
+    for name in ("rewards", "rewards/image", "obs/", "obs/picture"):
+        with pytest.raises(KeyError):
+            batch[name]
 
 
 def test_names_cannot_be_set(batch: Batch) -> None:

@@ -7,69 +7,18 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.store import Store
-from diskreplay.testing.model import ModelEpisode, ModelStore
+from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.reference import window_starts
+from tests.testing.collected import SCHEMA, Collected
 
-SCHEMA = dr.Schema(
-    obs=dr.Field((1,), "float32"),
-    action=dr.Field((), "int64"),
-    extra={"serial": dr.Field((), "int64"), "value": dr.Field((), "float32")},
-)
 VIEWS: dict[Any, Any] = {
     dr.Transitions(): lambda episode: episode.sampleable(1),
     dr.Transitions(n_step=3): lambda episode: episode.sampleable(3),
     dr.Transitions(n_step=None): lambda episode: episode.sampleable(None),
     dr.Sequences(8, 4): lambda episode: window_starts(episode, 8, 4),
-    dr.Sequences(5, 2, pad=False): lambda episode: window_starts(episode, 5, 2, pad=False),
+    dr.Sequences(5, 2, pad=False): lambda episode: window_starts(episode, 5, 3, pad=False),
     dr.Episodes(): lambda episode: [0] if episode.ended and not episode.hidden and episode.window_end else [],
 }
-
-
-class Collected:
-    """A store and its model that two writers append to in turn: each step's `serial` tells it from all others.
-
-    Steps are ordered by the call that published them and, of one call, by their ids: lanes may be in two segments.
-    """
-
-    def __init__(self, store: Store, rng: np.random.Generator) -> None:
-        self.store, self.model, self._rng, self._serial = store, ModelStore(), rng, 0
-        self._writers = [(store.writer(num_envs=n), self.model.writer(n)) for n in (2, None)]
-        self.at: dict[int, int] = {}  # ids by serial, of all that was ever seen
-        self._calls: list[int] = []  # by serial
-
-    def append(self, steps: int) -> None:
-        for _ in range(steps):
-            for pair, lanes in zip(self._writers, (2, None), strict=True):
-                shape = () if lanes is None else (lanes,)
-                ends, cut = self._rng.random(shape) < 0.06, self._rng.random(shape) < 0.03
-                serial = self._serial + np.arange(lanes or 1).reshape(shape)
-                self._serial += lanes or 1
-                self._calls += [len(self._calls)] * (lanes or 1)
-                obs = self._rng.standard_normal((*shape, 1)).astype("f4")
-                for writer in pair:
-                    writer.append(obs, serial, serial * 0.5, ends, cut & ~ends, serial=serial, value=serial * 0.0)
-        self.store.refresh()
-        self.at |= {int(n): int(i) for e in self.store.episodes for n, i in zip(e["serial"], e.ids, strict=True)}
-
-    def age_order(self) -> list[int]:
-        """List the serials, oldest first."""
-        return sorted(range(self._serial), key=lambda serial: (self._calls[serial], self.at.get(serial, 0)))
-
-    def trim(self, capacity: int) -> None:
-        """Hide of the model what the store's capacity hides: the oldest."""
-        self.model.trim(capacity, {serial: place for place, serial in enumerate(self.age_order())})
-
-    def expected(self, starts: Any, counts: Any = lambda episode: True) -> list[int]:
-        """List the ids of these steps of the model's episodes for which `counts`, oldest first."""
-        chosen = [e for e in self.model.episodes if counts(e)]
-        serials = {int(e.steps[t].extra["serial"]) for e in chosen for t in starts(e)}
-        return [self.at[serial] for serial in self.age_order() if serial in serials]
-
-    def close(self) -> None:
-        for pair in self._writers:
-            for writer in pair:
-                writer.close()
 
 
 @pytest.fixture(params=[None, 150], ids=["unbounded", "capacity 150"])
@@ -78,6 +27,7 @@ def collected(tmp_store: Path, request: Any) -> Any:
         yield Collected(store, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 def test_the_ids_are_those_of_the_model_while_the_store_grows_and_evicts(collected: Any) -> None:
     compared = 0
     samplers = {view: dr.Sampler(collected.store.path, view) for view in VIEWS}
@@ -86,11 +36,9 @@ def test_the_ids_are_those_of_the_model_while_the_store_grows_and_evicts(collect
             collected.close()
         else:
             collected.append(30)
-        collected.store.refresh()
-        if len(collected.store) == 150:
-            collected.trim(150)
+        collected.trim(150)
         for view, sampler in samplers.items():
-            expected = collected.expected(VIEWS[view])
+            expected = collected.ids(VIEWS[view])
             assert sampler.sampleable == len(expected)
             found = sampler.ids()
             assert (found.dtype, found.tolist()) == (np.int64, expected)
@@ -106,7 +54,7 @@ def test_an_empty_store_has_none(tmp_store: Path) -> None:
         assert sampler.ids().tolist() == []
         with store.writer() as writer:
             for _ in range(10):
-                writer.append(np.zeros(1, "f4"), 0, 0.0, False, serial=0, value=0.0)
+                writer.append(np.zeros(1, "f4"), 0, 0.0, False, serial=0, value=0.0, bonus=0.0)
             assert len(store) == 0
             assert (sampler.sampleable, len(sampler.ids()), len(store)) == (9, 9, 10)
 
@@ -120,15 +68,13 @@ def test_without_refresh_it_looks_for_nothing_new(collected: Any) -> None:
 def test_ranks_share_the_ids_and_where_leaves_some_out(collected: Any) -> None:
     collected.append(100)
     collected.close()
-    collected.store.refresh()
-    if len(collected.store) == 150:
-        collected.trim(150)
+    collected.trim(150)
 
     def is_long(episode: dr.Episode | ModelEpisode) -> bool:
         return len(episode) > 8
 
     kwargs: Any = {"batch_size": 64, "seed": 0, "where": is_long}
-    expected = collected.expected(VIEWS[dr.Transitions()], is_long)
+    expected = collected.ids(VIEWS[dr.Transitions()], is_long)
     ranks = [dr.Sampler(collected.store, dr.Transitions(), rank=r, world_size=3, **kwargs) for r in range(3)]
     ids = [rank.ids().tolist() for rank in ranks]
     assert [rank.sampleable for rank in ranks] == list(map(len, ids))
@@ -169,9 +115,8 @@ def test_of_rollouts_the_steps_count_that_were_not_given(tmp_store: Path) -> Non
         def append(steps: int) -> None:
             for _ in range(steps):
                 obs, zeros = np.zeros((3, 1), "f4"), np.zeros(3)
-                writer.append(
-                    obs, zeros.astype(int), zeros, zeros > 0, zeros > 0, obs, serial=zeros.astype(int), value=zeros
-                )
+                extra = {"serial": zeros.astype(int), "value": zeros, "bonus": zeros}
+                writer.append(obs, zeros.astype(int), zeros, zeros > 0, zeros > 0, obs, **extra)
 
         append(10)
         with dr.Sampler(store, dr.Rollouts(4, next_value="value")) as sampler:
