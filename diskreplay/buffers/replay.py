@@ -35,7 +35,7 @@ SAVE_EVERY_S = 60.0
 
 BETA = Linear(0.4, 1.0, 1_000_000)
 
-# What batches call the fields of `Transitions`; `truncated` is left to `discounts`.
+# What batches call the fields of `Transitions`; what `truncated` is for, `discounts` do.
 NAMES = {
     "obs": "states",
     "action": "actions",
@@ -45,8 +45,8 @@ NAMES = {
     "terminated": "dones",
     "discount": "discounts",
     "weight": "weights",
-    "n_steps": "n_steps",
 }
+HIDDEN = ("truncated",)
 
 
 class Experience(NamedTuple):
@@ -76,8 +76,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     With ``prioritized=True`` at a `path`, priorities and what goes with them (the batches that beta's schedule has
     counted, the random state) outlive the buffer. They are saved by `close`, by `save`, and while they are updated,
-    every minute. A process that is killed loses the updates since: the buffer goes on from what was saved last, and
-    steps that were added later have the largest priority.
+    every minute. A process that is killed, or ends without `close`, loses the updates since: the buffer goes on from
+    what was saved last, and steps that were added later have the largest priority.
 
     Concurrency: one thread adds; any thread may do all else. Of a store at a `path` other processes may be readers.
 
@@ -184,12 +184,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         if not isinstance(view, Transitions):
             raise ValueError(f"view must be Transitions(...), not {view!r}: a Sampler of buffer.store takes any view")
         if self._sampler is not None:
-            self._sampler.view = self._unless_cleared(view)
+            self._sampler.view = Since(**_arguments(view), mark=self._mark)
         self._view = view
-
-    def _unless_cleared(self, view: Transitions) -> Transitions:
-        """Return the view without the steps that were cleared."""
-        return Since(**{x.name: vars(view)[x.name] for x in fields(Transitions)}, mark=self._mark)
 
     @property
     def prioritized(self) -> bool:
@@ -321,8 +317,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
                 f"the buffer has {steps} steps that can be sampled, and a batch of {batch_size} needs {batch_size}"
             )
         batch = self._sampler.sample(batch_size)
-        names = NAMES | {name: name for name in batch if name not in (*NAMES, "truncated", "index")}
-        return Batch(renamed(batch, names), batch.kind)
+        return Batch(renamed(batch, NAMES, HIDDEN), batch.kind)
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
         """Tell the errors of sampled steps; see `Sampler.update_priorities`.
@@ -404,7 +399,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             self._writer.end_episode()  # a step that does not continue what is forgotten is nothing to warn of
         episodes = store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
-        self._sampler.view = self._unless_cleared(self._view)
+        self._sampler.view = Since(**_arguments(self._view), mark=self._mark)
 
     def save(self) -> None:
         """Make all steps durable, and save priorities and what goes with them; a buffer opened at `path` goes on there.
@@ -449,7 +444,14 @@ class Since(Transitions):
 
     mark: int = 0
 
+    def __repr__(self) -> str:
+        return repr(Transitions(**_arguments(self)))
+
     @property
     def starts(self) -> Starts:
         """Those of transitions from `mark` on."""
         return super().starts._replace(since=self.mark)
+
+
+def _arguments(view: Transitions) -> dict[str, Any]:
+    return {field.name: vars(view)[field.name] for field in fields(Transitions)}

@@ -55,6 +55,7 @@ ADDED = {
     "value": "values",
     "log_prob": "log_probs",
 }
+HIDDEN = ("truncated",)
 ESTIMATES = ("advantages", "returns")
 PUSHED = {"obs": "states", "action": "actions", "reward": "rewards", "next_obs": "next_states", "terminated": "dones"}
 
@@ -114,15 +115,13 @@ class RolloutBuffer(Backed):
         self._num_envs = int_argument("num_envs", num_envs)
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
-        self._more = list(extra)
         self._warned = False
         self._forget()
         fields = {name: Field((), "float32") for name in SCALARS}
         if self._privileged:
             fields[PRIVILEGED] = Field((self._privileged,), "float32")
-        if taken := sorted(
-            set(self._more) & {*fields, *ADDED.values(), *PUSHED.values(), *ESTIMATES, "final_observations"}
-        ):
+        known = {*fields, *ADDED.values(), *PUSHED.values(), *ESTIMATES, "final_observations"}
+        if taken := sorted(known & extra.keys()):
             raise ValueError(f"extra names {taken[0]!r}, which a batch has already: choose another name")
         steps = max(self._num_envs * self._num_steps, LEAST_SEGMENT_STEPS)
         super().__init__(path, device, Given(obs_shape, action_shape), KEPT * steps, steps, {**fields, **extra})
@@ -397,7 +396,7 @@ class RolloutBuffer(Backed):
         fields = map_tree(lambda tensor: tensor.flatten(0, 1), self._shown())
         if self._pushed:
             following = Batch({"next_obs": self._reading.next_obs(fields["index"]), "index": fields["index"]})
-            fields |= renamed(following, PUSHED)
+            fields |= renamed(following, PUSHED, ())
         return Batch(fields)
 
     def sequences(
@@ -434,8 +433,11 @@ class RolloutBuffer(Backed):
 
     def _shown(self) -> dict[str, Any]:
         """Return the fields of batches, (steps so far, num_envs, ...)."""
-        names = PUSHED if self._pushed else ADDED | {name: name for name in self._more}
-        fields = renamed(self._gathered(), names)
+        batch = self._gathered()
+        if self._pushed:
+            fields = renamed(batch, PUSHED, {*HIDDEN, *self._extra})
+        else:
+            fields = renamed(batch, ADDED, HIDDEN)
         if self._estimates is not None:
             fields |= zip(ESTIMATES, (tensor.unsqueeze(-1) for tensor in self._estimates), strict=True)
         return fields

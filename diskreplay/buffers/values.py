@@ -1,6 +1,6 @@
 """What users hand to buffers, with or without an axis of one environment, and the names that batches have for them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,8 @@ def leaves_of(value: Any) -> list[NDArray[Any]]:
     return [plain(value)] if items is None else [leaf for item in items.values() for leaf in leaves_of(item)]
 
 
-def renamed(batch: Batch, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a batch that have another name, by that name, and the index.
+def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a batch, those that have another name by that, but for those that are `hidden`.
 
     Scalars have an axis of 1 behind them, so that they go together with each other and with what a network returns;
     `terminated` is float32.
@@ -74,11 +74,11 @@ def renamed(batch: Batch, names: Mapping[str, str]) -> dict[str, Any]:
         return tensor.unsqueeze(-1) if tensor.ndim == axes else tensor
 
     shown = {}
-    for name, new in names.items():
-        if name in batch:
-            field = batch[name]
-            shown[new] = map_tree(column, field.float() if name == "terminated" else field)
-    return {**shown, "index": batch["index"]}
+    for name in batch:
+        if name not in hidden:
+            field = batch[name].float() if name == "terminated" else batch[name]
+            shown[names.get(name, name)] = field if name == "index" else map_tree(column, field)
+    return shown
 
 
 def rows_of(schema: Schema, obs: Any, lanes: NDArray[np.bool_]) -> Any:

@@ -42,6 +42,8 @@ def test_a_buffer_holds_its_newest_pairs(capacity: int, adds: list[int | None]) 
         (np.zeros((1, 4)), np.zeros((1, 2)), 1, ((4,), (2,))),
         (np.zeros((8, 8), "u1"), 3, 1, ((8, 8), ())),
         ({"a": np.zeros((5, 4)), "b": np.zeros((5, 2))}, np.zeros(5), 5, (None, ())),
+        ((np.zeros((5, 4)), np.zeros((5, 2))), np.zeros(5), 5, (None, ())),
+        ((np.zeros(4), 3), 1.0, 1, (None, ())),
     ],
 )
 def test_the_first_add_says_whether_it_is_a_batch(obs: Any, action: Any, count: int, shapes: Any) -> None:

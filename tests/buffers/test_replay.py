@@ -190,6 +190,24 @@ def test_n_step_returns_end_with_the_episode() -> None:
         assert buffer[0].next_state[0] == 1.0
 
 
+def test_one_environment_may_be_passed_over_too() -> None:
+    first, second = stream(2)
+    with dr.ReplayBuffer(10) as buffer:
+        buffer.add(*first, mask=[False])
+        assert buffer.store is None
+        for step, mask in ((first, True), (second, torch.tensor([0])), (second, np.array(1))):
+            buffer.add(*step, mask=mask)
+        assert [int(step.action) for step in buffer] == [0, 1]
+
+
+def test_a_view_of_what_is_left_after_clearing_is_told_as_it_was_given() -> None:
+    with dr.ReplayBuffer(10, n_step=3) as buffer:
+        buffer.push(stream(1)[0])
+        buffer.clear()
+        assert str(buffer.view) == "Transitions(n_step=3)"
+        assert str(buffer._sampler.view) == "Transitions(n_step=3)"
+
+
 # --- shapes and dtypes -----------------------------------------------------------------------------------------------
 
 

@@ -53,6 +53,16 @@ def test_a_prioritized_buffer_that_is_opened_again_goes_on(tmp_path: Path) -> No
     assert store.verify(deep=True) == []
 
 
+def test_priorities_are_of_steps_whatever_the_view(tmp_store: Path) -> None:
+    with filled(tmp_store, alpha=1.0) as buffer:
+        batch = buffer.sample(30)
+        buffer.update_priorities(batch.index, (batch.actions == 4).float() * 1e6)
+    with filled(tmp_store, steps=0, n_step=3, gamma=0.5, alpha=1.0) as buffer:
+        batch = buffer.sample(20)
+        assert set(serials(batch)) == {4}
+        assert (batch.n_steps == 3).all()
+
+
 def test_steps_added_since_have_the_largest_priority(tmp_store: Path) -> None:
     with filled(tmp_store) as buffer:
         batch = buffer.sample(30)

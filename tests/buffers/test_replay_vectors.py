@@ -117,6 +117,35 @@ def test_n_step_returns_of_a_vector_are_those_of_stable_baselines3(monkeypatch: 
     assert compared > 23_900
 
 
+@pytest.mark.slow
+def test_n_step_targets_of_a_vector_are_those_of_tianshou() -> None:
+    data = pytest.importorskip("tianshou.data")
+    algorithms = pytest.importorskip("tianshou.algorithm.algorithm_base")
+    weights, count, compared = torch.tensor([0.3, 0.01]), 1_000, 0
+
+    def values(buffer: Any, indices: np.ndarray) -> torch.Tensor:
+        return (torch.from_numpy(buffer[indices].obs_next) @ weights)[:, None]
+
+    for n_step in (1, 2, 4):
+        vector, peer = Vector(3, seed=n_step), data.VectorReplayBuffer(3 * count, 3)
+        with dr.ReplayBuffer(3 * count, num_envs=3, n_step=n_step, gamma=0.95) as buffer:
+            for _ in range(count):
+                step = vector.step()
+                buffer.add(**step)
+                cut = step["truncated"] & ~step["done"]
+                names = {"act": "action", "rew": "reward", "terminated": "done", "obs": "obs", "obs_next": "next_obs"}
+                peer.add(data.Batch({x: step[y] for x, y in names.items()} | {"truncated": cut, "info": {}}))
+            batch = buffer.sample(len(buffer))
+        at = [{int(step["action"]): t for t, step in enumerate(steps)} for steps in vector.steps]
+        indices = np.array([env * count + at[env][serial] for env, serial in batch.states.int().tolist()])
+        compute = algorithms.OffPolicyAlgorithm.compute_nstep_return
+        theirs = compute(peer[indices], peer, indices, values, gamma=0.95, n_step=n_step).returns
+        targets = batch.rewards + batch.discounts * (batch.next_states @ weights)[:, None]
+        torch.testing.assert_close(targets, theirs.float(), rtol=1e-5, atol=1e-5)
+        compared += len(batch)
+    assert compared > 8_990
+
+
 def test_environments_that_were_only_reset_are_passed_over(tmp_store: Path) -> None:
     """With NEXT_STEP autoreset; a recorder of whole vectors has the same episodes."""
     gym = pytest.importorskip("gymnasium")

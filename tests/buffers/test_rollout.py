@@ -513,6 +513,36 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_step_empties_the_buffer(monkeyp
         np.testing.assert_allclose(buffer.advantages, given.advantages(0.9, 0.8), rtol=1e-5, atol=1e-5)
 
 
+def test_nested_observations_and_actions_come_as_they_were_given() -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 255, (6, 2, 4, 4), "u1")
+    speeds, finals = rng.standard_normal((2, 6, 2)).astype("f4")
+    cut = np.zeros((6, 2), bool)
+    cut[2, 1] = cut[5, 0] = True
+    seen: list[Any] = []
+
+    def value_fn(obs: Any) -> torch.Tensor:
+        seen.append(obs)
+        return obs["at"][1]
+
+    with dr.RolloutBuffer(2, 6) as buffer:
+        for t in range(6):
+            obs = {"image": frames[t], "at": (np.arange(2), speeds[t])}
+            final = {"image": frames[t], "at": (np.arange(2), finals[t])}
+            action = (np.full(2, t), np.ones((2, 3)))
+            more = {"truncated": cut[t], "final_observations": final}
+            buffer.add(obs, action, *np.zeros((4, 2)), **more)
+        buffer.compute_returns_and_advantages(np.zeros(2), gamma=1.0, gae_lambda=0.0, value_fn=value_fn)
+        np.testing.assert_allclose(buffer.advantages, np.where(cut, finals, 0.0))
+        assert torch.equal(buffer.observations["at"][1], torch.from_numpy(speeds))
+        batch = buffer.sample()
+        assert (batch.observations["at"]["1"].shape, batch.actions[0].shape) == ((12, 1), (12, 1))
+        assert torch.equal(batch.observations["image"], torch.from_numpy(frames).flatten(0, 1))
+        part = next(buffer.sequences(4))
+        assert part.actions[1].shape == (3, 6, 3)
+    assert seen[0]["image"].shape == (2, 4, 4)
+
+
 # --- recurrent networks ----------------------------------------------------------------------------------------------
 
 
