@@ -37,7 +37,9 @@ if TYPE_CHECKING:
         RecordVectorEpisodes as RecordVectorEpisodes,
     )
     from diskreplay.loading.batch import Batch as Batch
+    from diskreplay.loading.frames import RandomShift as RandomShift, ToFloat as ToFloat
     from diskreplay.loading.mixed import MixedSampler as MixedSampler
+    from diskreplay.loading.normalize import Normalize as Normalize
     from diskreplay.loading.sampler import Sampler as Sampler
     from diskreplay.loading.targets import (
         lambda_returns as lambda_returns,
@@ -87,9 +89,11 @@ _MODULES = {
     "MissingExtra": "diskreplay.errors",
     "MixedSampler": "diskreplay.loading.mixed",
     "Mixture": "diskreplay.sampling.mixture",
+    "Normalize": "diskreplay.loading.normalize",
     "NotEnoughData": "diskreplay.errors",
     "Prioritized": "diskreplay.sampling.prioritized",
     "Problem": "diskreplay.verify.files",
+    "RandomShift": "diskreplay.loading.frames",
     "RateLimited": "diskreplay.errors",
     "RateLimiter": "diskreplay.store.limiter",
     "ReadOnlyError": "diskreplay.errors",
@@ -111,6 +115,7 @@ _MODULES = {
     "StoreLocked": "diskreplay.errors",
     "StoreNotFound": "diskreplay.errors",
     "Sweep": "diskreplay.sampling.sweep",
+    "ToFloat": "diskreplay.loading.frames",
     "Transitions": "diskreplay.views.transitions",
     "Uniform": "diskreplay.sampling.uniform",
     "VectorWriter": "diskreplay.store.writing.vector_writer",

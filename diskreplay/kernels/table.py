@@ -15,6 +15,7 @@ Kernel = Callable[..., Any]
 MODULES = {
     "advise": "advice",
     "bind_table": "gather",
+    "discounted": "discounted",
     "draw": "draw",
     "episode_offset": "episode_offset",
     "find_windows": "find_windows",

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,10 @@ class Batch:
     def keys(self) -> KeysView[str]:
         """Return the names of the fields."""
         return self._fields.keys()
+
+    def replaced(self, fields: Mapping[str, Tree]) -> "Batch":
+        """Return the batch with these fields in place of those of the same names, and beside the others."""
+        return Batch({**self._fields, **fields}, self._kind)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return the batch on a device; tensors that are there already are shared."""
@@ -258,6 +262,14 @@ def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
     if isinstance(trees[0], TupleRecord):
         return TupleRecord(map_tree(function, *below) for below in zip(*trees, strict=True))
     return function(*trees)
+
+
+def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
+    """Return a tree of what a function returns for path and value of each leaf; `path` is that of the tree."""
+    if isinstance(tree, (dict, TupleRecord)):
+        below = [(name, map_paths(function, inner, f"{path}/{name}")) for name, inner in tree.items()]
+        return dict(below) if isinstance(tree, dict) else TupleRecord(inner for _, inner in below)
+    return function(path, tree)
 
 
 def torch_values(value_fn: Callable[[Tree], Any], device: torch.device) -> Callable[[Any], NDArray[Any]]:

@@ -14,11 +14,14 @@ from diskreplay.loading.buffer_pool import BufferPool, Fields, Slot, ordinary_me
 from diskreplay.loading.cuda import DeviceCopy, Sent, pinned_memory
 from diskreplay.loading.readahead import Readahead
 from diskreplay.loading.sampler_states import Told
+from diskreplay.loading.transforms import Arrays, Pipeline
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested, tuple_fields
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.parallel_copy import helping_thread
 from diskreplay.views.requested import OF_DRAWS
+
+NOTHING = Pipeline()
 
 
 class Gathered(NamedTuple):
@@ -44,9 +47,9 @@ class Destination:
 class Gatherer:
     """Makes batches of one view of a store's steps. One thread at a time gathers, and one makes batches.
 
-    `drawn` are the fields that say how a batch was drawn, and the places of their arrays in a block. For view, schema
-    and fields see `Sampler`. `helped`: whether another thread copies half of what is large. Not for what is made beside
-    the trainer, which has use for the other processor meanwhile.
+    `drawn` are the fields that say how a batch was drawn, and the places of their arrays in a block; `pipeline` is what
+    is done to batches. For view, schema and fields see `Sampler`. `helped`: whether another thread copies half of what
+    is large. Not for what is made beside the trainer, which has use for the other processor meanwhile.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Gatherer:
         destination: Destination,
         *,
         helped: bool = False,
+        pipeline: Pipeline = NOTHING,
     ) -> None:
         device, self._kind = destination.device, view.kind
         self.reader: Reader = view.reader(schema, fields)
@@ -77,7 +81,8 @@ class Gatherer:
         }
         self.disk = Readahead(self.reader, schema)
         self.reader.helper = self._helper = helping_thread() if helped else None
-        self.seconds_gathering = self.seconds_copying = 0.0
+        self.seconds_gathering = self.seconds_copying = self.seconds_transforming = 0.0
+        self.pipeline = pipeline
 
     def gather(
         self,
@@ -141,6 +146,14 @@ class Gatherer:
         if self._names:
             return Batch(dict(zip(self._names, values)), self._kind)  # noqa: B905
         return Batch(nested(self._paths, values, self._tuples), self._kind)
+
+    def transformed(self, gathered: Gathered, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
+        """Return what the pipeline makes of a batch whose weights are all 1."""
+        batch = self.to_batch(gathered)
+        started = perf_counter()
+        batch = self.pipeline.apply(batch, prepared, entropy)
+        self.seconds_transforming += perf_counter() - started
+        return batch
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         started = perf_counter()

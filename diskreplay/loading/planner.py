@@ -37,9 +37,9 @@ ATTEMPTS = 100
 class Plan:
     """A batch that is drawn and not yet delivered. It keeps its snapshot, and with it what is mapped, alive.
 
-    `asked` is the size that it was drawn for; `entropy` seeds what the view draws itself, None where it draws nothing;
-    `told` are the fields of the batch that say how it was drawn; `gathered` is the batch, or what will be it, where
-    that was begun: see `Prefetcher`.
+    `asked` is the size that it was drawn for; `entropy` seeds what the view or a transform draws, None where they draw
+    nothing; `told` are the fields of the batch that say how it was drawn; `prepared` is what transforms knew of the
+    store at the draw; `gathered` is the batch, or what will be it, where that was begun: see `Prefetcher`.
     """
 
     snapshot: Snapshot
@@ -47,12 +47,13 @@ class Plan:
     asked: int
     entropy: int | None = None
     told: Told | None = None
+    prepared: Any = None
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it was drawn as."""
-        told = self.told or {}
-        return {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **told}
+        state = {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **(self.told or {})}
+        return state if self.prepared is None else {**state, "prepared": self.prepared}
 
 
 class Planner:
@@ -73,13 +74,14 @@ class Planner:
         share: Share = EVERY_ID,
         max_times_sampled: int | None = None,
         tells: Sequence[str] = (),
+        random: bool = False,
     ) -> None:
         self._store = store
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self._where: Callable[[Snapshot, int], bool] | None = None
         if where is not None:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
-        self._share, self.tells = share, tells
+        self._share, self.tells, self._transforms_random = share, tells, random
         self.queue: deque[Plan] = deque()
         self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
         self._returned = _NONE  # what was drawn, not delivered and does not come again by itself
@@ -138,7 +140,7 @@ class Planner:
         episode_filter = EpisodeFilter(self._where)
         cursors = self._cursors if self._own is None else {**self._cursors, self._own.key: self._own.state_dict()}
         self._own = _own_distribution(view, episode_filter, cursors)
-        self._view, self._cursors, self._random = view, cursors, view.random
+        self._view, self._cursors, self._random = view, cursors, view.random or self._transforms_random
         self.population = Population(view, episode_filter, self._share)
         self._loss_masks: Gatherer | None = None
 

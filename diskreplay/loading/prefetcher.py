@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
+from diskreplay.loading.batch import Batch
 from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
 from diskreplay.views.base import offsets
@@ -35,8 +36,8 @@ class Prefetcher:
                 asked = self._asking.submit(disk.ask, plan.snapshot, plan.draw.ids) if disk.cold else None
                 plan.gathered = self._making.submit(_make, self.gatherer, plan, asked)
 
-    def wait(self, gathered: Future[Gathered]) -> Gathered:
-        """Return the batch of a plan that was begun, or raise what the thread raised."""
+    def wait(self, gathered: Future[Gathered | Batch]) -> Gathered | Batch:
+        """Return the batch of a plan that was begun, a `Batch` if transforms are done, or raise what the thread did."""
         started = perf_counter()
         found = gathered.result()
         self.seconds_waiting += perf_counter() - started
@@ -56,6 +57,10 @@ def is_large(gatherer: Gatherer, size: int) -> bool:
     return offsets(reader.leaves, size)[1] >= LEAST_FOR_A_THREAD
 
 
-def _make(gatherer: Gatherer, plan: Plan, asked: Future[Pages] | None) -> Gathered:
+def _make(gatherer: Gatherer, plan: Plan, asked: Future[Pages] | None) -> Gathered | Batch:
     pages = None if asked is None else asked.result()
-    return gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.told, pages)
+    gathered = gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.told, pages)
+    # What computes on a CUDA device does so on the stream of the call that delivers.
+    if plan.prepared is None or gatherer.device_copy is not None:
+        return gathered
+    return gatherer.transformed(gathered, plan.prepared, plan.entropy)

@@ -24,11 +24,18 @@ from diskreplay.loading.arguments import (
     view_argument,
 )
 from diskreplay.loading.batch import Batch, Kind, kind_of
-from diskreplay.loading.gatherer import Destination, Gatherer
+from diskreplay.loading.gatherer import Destination, Gathered, Gatherer
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.prefetcher import Prefetcher, is_large
 from diskreplay.loading.sampler_states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
 from diskreplay.loading.statistics import Statistics
+from diskreplay.loading.transforms import (
+    Pipeline,
+    TransformLike,
+    load_transforms,
+    transform_argument,
+    transforms_state,
+)
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.forks import told_of_forks
@@ -95,6 +102,11 @@ class Sampler(IterableDataset[Batch]):
         How often each id of a kind may be in batches of this sampler, as in Reverb; None: as often as it is drawn.
         Those that are left keep their probabilities in proportion to each other. Not for `Rollouts`, nor where a
         `Sweep` draws: these give each id a number of times of their own.
+    transform : callable or sequence of callables, or None
+        What is done to each batch before it is delivered, one after the other: `Normalize`, `RandomShift`, `ToFloat`,
+        or functions of a batch that return a batch, or a dict of the fields that are new. They see all fields of the
+        batch on its device, with weights of 1: those of the draw are multiplied in last. They run in the thread that
+        makes the batch; on a CUDA device in the call that delivers it, on its stream. `gather` does without.
 
     Raises
     ------
@@ -122,6 +134,7 @@ class Sampler(IterableDataset[Batch]):
         refresh: bool = True,
         debug: bool = False,
         max_times_sampled: int | None = None,
+        transform: TransformLike | Sequence[TransformLike] | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
         self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; those behind the first are made ahead
@@ -135,7 +148,7 @@ class Sampler(IterableDataset[Batch]):
         device = torch.device("cpu" if device is None else device)
         if limiter is not None:
             limiter.check_batch(self._batch_size * (view.item_steps or 1))
-        self._fields = fields
+        self._fields, self._transforms = fields, transform_argument(transform)
         self._refresh = bool(refresh)
         self._statistics = Statistics()
         self._closed = False
@@ -150,6 +163,8 @@ class Sampler(IterableDataset[Batch]):
             _alive.add(self)
             self._lock: Any = threading.RLock()
             self._limiter = None if limiter is None else limiter.attach(self._store)
+            for one in self._transforms:
+                one.claim(self)
             self._set_gatherers(*self._make_gatherers(view))
             self._item_steps = view.item_steps
             self._planner = Planner(
@@ -161,6 +176,7 @@ class Sampler(IterableDataset[Batch]):
                 share=share,
                 max_times_sampled=max_times_sampled,
                 tells=list(self._gatherer.drawn),
+                random=any(one.random for one in self._transforms),
             )
         except BaseException:
             if self._own_store is not None:
@@ -171,10 +187,11 @@ class Sampler(IterableDataset[Batch]):
     def _make_gatherers(self, view: View) -> tuple[Gatherer, Prefetcher | None]:
         """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
         arguments = view, self._store.schema, self._fields, self._destination
-        gatherer = Gatherer(*arguments, helped=True)
+        pipeline = Pipeline.bound(self._transforms, self._store.schema, view)
+        gatherer = Gatherer(*arguments, helped=True, pipeline=pipeline)
         if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._sizes[0]):
             return gatherer, None
-        return gatherer, Prefetcher(Gatherer(*arguments))
+        return gatherer, Prefetcher(Gatherer(*arguments, pipeline=pipeline))
 
     def _set_gatherers(self, gatherer: Gatherer, prefetcher: Prefetcher | None) -> None:
         self._gatherer, self._prefetcher = gatherer, prefetcher
@@ -205,6 +222,7 @@ class Sampler(IterableDataset[Batch]):
             "seconds_reading": sum(maker.disk.seconds for maker in makers),
             "seconds_gathering": sum(maker.seconds_gathering for maker in makers),
             "seconds_copying": sum(maker.seconds_copying for maker in makers),
+            "seconds_transforming": sum(maker.seconds_transforming for maker in makers),
         }
 
     def _end_threads(self) -> None:
@@ -311,6 +329,8 @@ class Sampler(IterableDataset[Batch]):
                     plan = planner.draw_again(plan, size)
                 if not len(plan.draw.ids):
                     raise StopIteration(f"{active} has drawn every id")
+                if self._transforms:
+                    self._prepare(plan)
                 ids, item_steps = plan.draw.ids, self._item_steps
                 if item_steps is None:
                     steps = self._gatherer.reader.count_steps(plan.snapshot, ids)
@@ -327,7 +347,10 @@ class Sampler(IterableDataset[Batch]):
                     gathered = self._gatherer.gather(plan.snapshot, ids, plan.entropy, plan.told)
                 elif self._prefetcher is not None:
                     gathered = self._prefetcher.wait(gathered)
-                batch = self._gatherer.to_batch(gathered, weights)
+                if not self._transforms:
+                    batch = self._gatherer.to_batch(gathered, weights)
+                else:
+                    batch = self._transformed(gathered, plan, weights)
             except SegmentGone:
                 continue
             except Exception:
@@ -355,8 +378,27 @@ class Sampler(IterableDataset[Batch]):
         planner.put_back(plan, apart)
         raise SegmentGone("segments were evicted faster than they could be read")
 
+    def _prepare(self, plan: Plan) -> None:
+        """Tell transforms of this plan and those drawn ahead, in the order of the draws."""
+        pipeline = self._gatherer.pipeline
+        for drawn in (plan, *self._planner.queue):
+            if drawn.prepared is None:
+                drawn.prepared = pipeline.prepare(drawn.snapshot)
+
+    def _transformed(self, gathered: Gathered | Batch, plan: Plan, weights: NDArray[np.float32] | None) -> Batch:
+        """Return what transforms make of the batch of a plan, unless a thread did, with these weights."""
+        batch = gathered
+        if not isinstance(batch, Batch):
+            batch = self._gatherer.transformed(batch, plan.prepared, plan.entropy)
+        if weights is None or "weight" not in batch:
+            return batch
+        ones = batch["weight"]
+        return batch.replaced({"weight": ones * torch.as_tensor(weights, device=ones.device)})
+
     def gather(self, ids: Any) -> Batch:
         """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
+
+        Nothing is transformed or relabelled.
 
         Parameters
         ----------
@@ -505,11 +547,19 @@ class Sampler(IterableDataset[Batch]):
 
     def _state(self) -> dict[str, Any]:
         own = {"version": STATE_VERSION, "batch_size": self._batch_size, "paid": self._paid}
-        return {**own, **self._statistics.state_dict(), "planner": self._planner.state_dict()}
+        transforms = transforms_state(self._transforms)
+        counts = self._statistics.state_dict()
+        return {**own, **counts, "planner": self._planner.state_dict(), "transforms": transforms}
 
     def _load(self, state: Any) -> None:
         counts = own_state(state, self._batch_size, self._store.uuid)
-        self._planner.load_state_dict(state["planner"], self._refresh)
+        before = transforms_state(self._transforms)
+        load_transforms(self._transforms, state.get("transforms") or [])
+        try:
+            self._planner.load_state_dict(state["planner"], self._refresh)
+        except BaseException:
+            load_transforms(self._transforms, before)
+            raise
         self._paid = counts["paid"]
         self._statistics.resume(counts["batches"], counts["steps"])
 
@@ -545,8 +595,9 @@ class Sampler(IterableDataset[Batch]):
         batch was asked for; `replay_ratio`, steps delivered per step that is in the store now, or was when `close`
         closed it. Where time went: `seconds_planning` (drawing ids, and waiting for a limiter), `seconds_waiting` for
         batches that are made ahead, `seconds_elsewhere` between the calls: the trainer's own. In whichever thread:
-        `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows) and `seconds_copying` to a device
-        that is no CUDA device. `population` and `priority_sum` are what the fields of these names are, as of now.
+        `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows), `seconds_copying` to a device that
+        is no CUDA device, and `seconds_transforming`. `population` and `priority_sum` are what the fields of these
+        names are, as of now.
         """
         with self._lock:
             steps = self._steps_when_closed

@@ -27,6 +27,7 @@ class SavedPlan(NamedTuple):
     asked: int
     entropy: int | None
     told: Told
+    prepared: list[dict[str, NDArray[np.float64]]] | None
 
 
 class PlannerState(NamedTuple):
@@ -126,8 +127,11 @@ def _plan(plan: Mapping[str, Any]) -> SavedPlan:
     if any(values.shape != ids.shape for values in told.values()):
         raise ValueError("a planned batch tells of other ids than it has")
     draw = Draw(ids, chances, int(plan["size"]), float(plan["least"]))
-    entropy = None if plan["entropy"] is None else int(plan["entropy"])
-    return SavedPlan(draw, int(plan.get("asked", len(ids))), entropy, told)
+    entropy, prepared = plan["entropy"], plan.get("prepared")
+    if prepared is not None:
+        prepared = [{str(name): np.array(found, np.float64) for name, found in one.items()} for one in prepared]
+    entropy = None if entropy is None else int(entropy)
+    return SavedPlan(draw, int(plan.get("asked", len(ids))), entropy, told, prepared)
 
 
 def as_tensors(tree: Any) -> Any:

@@ -185,7 +185,7 @@ class Distribution(ABC):
         """Go on from what `state_dict` returned; ValueError where this is no such state."""
 
 
-class Owned(Distribution):
+class OneOwner:
     """What belongs to one sampler, because it holds state of its own."""
 
     _owner: Any = None  # a weak reference
@@ -199,3 +199,7 @@ class Owned(Distribution):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_owner": None}
+
+
+class Owned(OneOwner, Distribution):
+    """A distribution that belongs to one sampler."""

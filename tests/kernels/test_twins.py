@@ -35,9 +35,9 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "bind_table", "draw", "episode_offset", "find_windows", "follow", "freeze", "gae", "gather",
-        "hide_oldest", "ids_at", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs", "starts", "stream",
-        "sumtree_find", "sumtree_set", "update", "weights",
+        "advise", "bind_table", "discounted", "draw", "episode_offset", "find_windows", "follow", "freeze", "gae",
+        "gather", "hide_oldest", "ids_at", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs", "starts",
+        "stream", "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -269,6 +269,16 @@ def test_nstep(size: int, width: int, gamma: float, seed: int) -> None:
     fast, plain = both("nstep", (r, k, gamma), (np.zeros(size, np.float32),))
     for one, other in zip(fast, plain, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(-3, 3), st.sampled_from((0.0, 0.9, 1.0)), seeds)
+def test_discounted(steps: list[int], more: int, gamma: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Of rewards that are too few the first are summed.
+    r = rng.standard_normal(max(sum(steps) + more, 0)) * 10.0 ** rng.integers(-3, 30)
+    inputs = r, np.array(steps, np.int64), rng.standard_normal(len(steps)), gamma
+    fast, plain = both("discounted", inputs, (np.zeros(len(r)),))
+    np.testing.assert_array_equal(fast[1], plain[1])
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), seeds)
