@@ -4,11 +4,11 @@ It imports neither torch nor numba: the policy is three matrix products in numpy
 """
 
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -55,21 +55,15 @@ class Policy:
 
     def publish(self, file: Path) -> None:
         """Replace the published policy; a collector reads the one before or this one, never half of each."""
-        arrays: dict[str, Any] = {"epsilon": self.epsilon, "allowed": self.allowed}
-        for n, (weight, bias) in enumerate(self.layers):
-            arrays |= {f"w{n}": weight, f"b{n}": bias}
         unfinished = file.with_suffix(".new")
-        with unfinished.open("wb") as stream:
-            np.savez(stream, **arrays)
+        unfinished.write_bytes(pickle.dumps(self))
         os.replace(unfinished, file)
 
-    @classmethod
-    def load(cls, file: Path) -> "Policy":
+    @staticmethod
+    def load(file: Path) -> "Policy":
         """Read the published policy."""
-        with np.load(file) as arrays:
-            depth = len(arrays.files) // 2 - 1  # two scalars beside two arrays a layer
-            layers = [(arrays[f"w{n}"], arrays[f"b{n}"]) for n in range(depth)]
-            return cls(layers, float(arrays["epsilon"]), int(arrays["allowed"]))
+        policy: Policy = pickle.loads(file.read_bytes())
+        return policy
 
 
 def schema() -> dr.Schema:

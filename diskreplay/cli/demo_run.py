@@ -96,7 +96,7 @@ class Collectors:
     """The collector processes; leaving the context stops them and waits for them, whatever happened."""
 
     def __init__(self, store_path: Path, folder: Path, seed: int) -> None:
-        self.policy_file = folder / "policy.npz"
+        self.policy_file = folder / "policy.pickle"
         self._complaints = [folder / f"collector-{number}.txt" for number in range(COLLECTORS)]
         context = get_context("spawn")
         self._their_end, self._our_end = context.Pipe(duplex=False)

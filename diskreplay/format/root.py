@@ -70,21 +70,6 @@ class Root:
         """The store's folder by its descriptor; keep `home` as long as any path below it."""
         return self.home.path
 
-    @property
-    def capacity(self) -> int | None:
-        """The most steps that the store keeps; None: all."""
-        return self.limits.capacity
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        """The most bytes that its segments may take on disk; None: no limit."""
-        return self.limits.capacity_bytes
-
-    @property
-    def max_age_s(self) -> float | None:
-        """The age in seconds at which steps leave; None: they stay."""
-        return self.limits.max_age_s
-
     def follow_limits(self) -> None:
         """Read the limits again, which another process may have changed: it has counted a change.
 
@@ -207,7 +192,7 @@ class Root:
     @property
     def has_horizon(self) -> bool:
         """Whether what lies below the retention horizon is hidden: with a capacity, in steps or bytes."""
-        return self.capacity is not None or self.capacity_bytes is not None
+        return self.limits.capacity is not None or self.limits.capacity_bytes is not None
 
     @property
     def step_bytes(self) -> int:

@@ -162,7 +162,7 @@ class AttachedLimiter:
     def counts(self) -> tuple[Inserted, int]:
         """Return the steps inserted, and the steps drawn."""
         inserted = self._steps.read()
-        capacity = self._root.capacity
+        capacity = self._root.limits.capacity
         held = inserted.held if capacity is None else min(inserted.held, capacity)
         return Inserted(inserted.ever, held), int(self._slots.copy().sum())
 

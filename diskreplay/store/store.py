@@ -131,7 +131,7 @@ class Store:
     @property
     def capacity(self) -> int | None:
         """The most steps the store keeps; None: all."""
-        return self._root.capacity
+        return self._root.limits.capacity
 
     @property
     def mode(self) -> str:

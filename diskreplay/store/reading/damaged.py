@@ -15,13 +15,14 @@ _warned: set[tuple[str, int]] = set()
 def warn_of_quarantine(root: Root) -> None:
     """Warn that what is in quarantine takes space beside ``capacity_bytes``, once a process."""
     key = (str(root.path), -1)
-    if root.capacity_bytes is None or key in _warned:
+    limit = root.limits.capacity_bytes
+    if limit is None or key in _warned:
         return
     if any(entry.segment is not None for entry in read_quarantine(root.folder)):
         _warned.add(key)
         nbytes = disk_usage(root.folder / QUARANTINE)[0]
         warn_caller(
-            f"{nbytes} bytes in {root.path / QUARANTINE} do not count in the capacity_bytes of {root.capacity_bytes}: "
+            f"{nbytes} bytes in {root.path / QUARANTINE} do not count in the capacity_bytes of {limit}: "
             "diskreplay repair --restore or --drop decides about them",
             DamagedSegmentWarning,
         )

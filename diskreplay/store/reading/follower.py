@@ -96,7 +96,7 @@ class Follower:
         self._live.set_tables(*self._read_tables())
         self._segments: SegmentTable | None = None
         self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
-        self._frontier = CapacityFrontier(self._root.capacity, self._kernels["hide_oldest"])
+        self._frontier = CapacityFrontier(self._limits.capacity, self._kernels["hide_oldest"])
         self._compile_hiding()
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
@@ -169,7 +169,7 @@ class Follower:
             changed |= self._add_newly_sealed()
         changed = self._live.follow(changed, self._add_ended, self._prepare_segment)
         arrived += self._log.steps + self._live.open_steps - steps + self._lost
-        if self._is_timed and (changed or self._root.max_age_s is not None):
+        if self._is_timed and (changed or self._limits.max_age_s is not None):
             self._hide_oldest(changed)
         elif changed:
             if self._frontier.generation != self._log.generation:
@@ -184,8 +184,8 @@ class Follower:
     def _hide_oldest(self, changed: bool) -> None:
         """Hide what has to leave, and make a snapshot of the rest, if anything is different."""
         until, before = self._until, self._frontier.oldest
-        if self._root.max_age_s is not None:
-            until = max(until, self._now() - int(self._root.max_age_s * 1e9))
+        if self._limits.max_age_s is not None:
+            until = max(until, self._now() - int(self._limits.max_age_s * 1e9))
         while True:
             if self._frontier.generation != self._log.generation:
                 self._follow_log()
@@ -297,7 +297,7 @@ class Follower:
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(self._lanes)
         gone = set((known[self._last[known] < horizon] + self._origin).tolist())
-        if not (self._root.max_age_s is not None or words[layout.HIDDEN_ENTRIES] or everywhere):
+        if not (self._limits.max_age_s is not None or words[layout.HIDDEN_ENTRIES] or everywhere):
             # Only those of which nobody knows whether they were sealed before they were gone.
             known = known[~self._sealed[known] & ~np.isin(known, list(self._live.segments))]
         numbers = (known + self._origin).tolist()

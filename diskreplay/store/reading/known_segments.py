@@ -76,7 +76,7 @@ class KnownSegments:
         """Whether a segment is below the horizon, or is back after a loss of power that had left for its age."""
         if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
             return True
-        limit = self._root.max_age_s
+        limit = self._root.limits.max_age_s
         if limit is None or not info.sealed or info.sealed_at > time.time() - limit:
             return False
         return info.number < self._counters.peek(layout.FIRST_LIVE)

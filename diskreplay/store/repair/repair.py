@@ -375,7 +375,7 @@ class _Repair:
 
     def _keep_hidden(self) -> None:
         """See that what a capacity hides stays hidden, though fewer steps will be left to count."""
-        if self._store.capacity is None:
+        if self._store.limits.capacity is None:
             return
         counters = self._store.counters(writable=True)
         try:

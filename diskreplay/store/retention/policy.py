@@ -145,7 +145,9 @@ class RetentionPolicy:
             self._changes = int(words[layout.CHANGES])
             self._begin()
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
-        if self._evicted != words[layout.STEPS_EVICTED] and (self._root.max_age_s or words[layout.HIDDEN_ENTRIES]):
+        if self._evicted != words[layout.STEPS_EVICTED] and (
+            self._root.limits.max_age_s or words[layout.HIDDEN_ENTRIES]
+        ):
             self._forget_gone()
         for number in segment_numbers(self._root, first, end):
             self._accounts[number] = _Account()
@@ -170,8 +172,8 @@ class RetentionPolicy:
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
     def _candidates(self) -> list[int]:
-        if self._root.max_age_s is not None:
-            self._doomed |= self._ages.older_than(self._root.max_age_s) & self._accounts.keys()
+        if self._root.limits.max_age_s is not None:
+            self._doomed |= self._ages.older_than(self._root.limits.max_age_s) & self._accounts.keys()
         return [*self._below, *sorted(self._doomed - self._below.keys())]
 
     # --- the horizon -------------------------------------------------------------------------------------------------
@@ -205,12 +207,12 @@ class RetentionPolicy:
         return self._by_last[0] if self._by_last else None
 
     def _has_too_many_bytes(self) -> bool:
-        most = self._root.capacity_bytes
+        most = self._root.limits.capacity_bytes
         return most is not None and self._nbytes > most
 
     def _has_enough_without(self, last: int, number: int) -> bool:
         """Whether the other segments hold ``capacity`` steps that came after the last one of this segment."""
-        capacity = self._root.capacity
+        capacity = self._root.limits.capacity
         if capacity is None:
             return False
         newer = self._kept - self._accounts[number].kept
@@ -259,12 +261,12 @@ class RetentionPolicy:
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
             # Damaged: it holds what it takes on disk, and stays until it is repaired, as one that is not sealed.
-            if self._root.capacity_bytes is not None:
+            if self._root.limits.capacity_bytes is not None:
                 nbytes = disk_usage(path)[0]
                 with self._changing(number, account):
                     account.nbytes = nbytes
             return
-        nbytes = 0 if self._root.capacity_bytes is None else disk_usage(path)[0]
+        nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
         with self._changing(number, account):
             account.info, account.inode, account.steps, account.nbytes = info, inode, steps, nbytes
         if info.sealed and number in self._unsealed:
@@ -275,7 +277,7 @@ class RetentionPolicy:
         account.first, account.last = info.bounds
         heapq.heappush(self._by_last, (account.last, number))
         insort(self._by_first, (account.first, number))
-        if self._root.max_age_s is not None:
+        if self._root.limits.max_age_s is not None:
             self._ages.add(number, info)
 
     @contextmanager

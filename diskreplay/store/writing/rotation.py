@@ -48,8 +48,8 @@ class Rotation:
         self._target = layout.target_rows(
             1 if self.segment_per_episode else len(lanes),
             root.step_bytes,
-            root.capacity,
-            root.capacity_bytes,
+            root.limits.capacity,
+            root.limits.capacity_bytes,
             root.segment_steps,
         )
         self._most_lane_rows = layout.most_lane_rows(len(lanes))
