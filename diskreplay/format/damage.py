@@ -154,10 +154,8 @@ class _Search:
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
         above = chunk.number * per_chunk
         for start, stop in parts:
-            first, last = start // row_bytes, -(-stop // row_bytes)
-            for lane in range(first // per_chunk, -(-last // per_chunk)):
-                low = above + max(first - lane * per_chunk, 0)
-                high = min(above + min(last - lane * per_chunk, per_chunk), self._rows[lane])
+            for lane, inside, count in layout.split_range(start // row_bytes, -(-stop // row_bytes), per_chunk):
+                low, high = above + inside, min(above + inside + count, self._rows[lane])
                 if low < high:
                     yield lane, (low, high)
 
@@ -165,7 +163,7 @@ class _Search:
 
     def _pieces(self, lane: int, count: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield the first row and the flags of pieces of a lane; zeros where nothing can be read."""
-        for chunk, inside, width in layout.split_rows(0, count, self._per_chunk, _PIECE):
+        for chunk, inside, width in layout.split_range(0, count, self._per_chunk, _PIECE):
             data = self._read(chunk, lane * self._per_chunk + inside, width)
             yield chunk * self._per_chunk + inside, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
 

@@ -41,7 +41,7 @@ class HiddenEntries:
         Raises FormatError where a file of them is missing or damaged.
         """
         parts = [np.zeros((0, 2), np.int64)]
-        for chunk, inside, rows in layout.split_rows(self.count, count, ROWS):
+        for chunk, inside, rows in layout.split_range(self.count, count, ROWS):
             parts.append(self._read(f"{self._folder}/c.{chunk}.0", inside, rows))
         self.count = max(self.count, count)
         return np.concatenate(parts)
@@ -78,7 +78,7 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
     with storage_errors(folder):
         _make_room(root, folder, start, stop)
         entries = np.array(episodes, "<i8").reshape(-1, 2)
-        for chunk, inside, count in layout.split_rows(start, stop, ROWS):
+        for chunk, inside, count in layout.split_range(start, stop, ROWS):
             with opened(f"{folder}/c.{chunk}.0", _NBYTES, os.O_RDWR) as fd:
                 write_at(fd, entries[:count].tobytes(), 16 * inside)
                 os.fdatasync(fd)

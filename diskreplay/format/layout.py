@@ -117,12 +117,15 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def split_rows(first: int, stop: int, per_chunk: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
-    """Yield parts of rows that lie in one chunk each: its number, the place in it, and how many, ``most`` at most."""
+def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
+    """Split a range by blocks of a length: the rows of a lane by chunks, or those of a chunk by lanes.
+
+    Yields the number of each block, where in it the part begins, and the length of that, ``most`` at most.
+    """
     while first < stop:
-        chunk, inside = divmod(first, per_chunk)
-        count = min(stop - first, per_chunk - inside, most)
-        yield chunk, inside, count
+        block, inside = divmod(first, length)
+        count = min(stop - first, length - inside, most)
+        yield block, inside, count
         first += count
 
 

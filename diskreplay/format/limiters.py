@@ -180,7 +180,7 @@ class _Growing:
         committed = self._committed.copy()
         for lane in np.flatnonzero(committed != self._rows).tolist():
             new = int(self._rows[lane]), int(committed[lane])
-            for chunk, inside, count in layout.split_rows(*new, self._chunk_rows, _ROWS_AT_ONCE):
+            for chunk, inside, count in layout.split_range(*new, self._chunk_rows, _ROWS_AT_ONCE):
                 flags = self._chunk(chunk)[lane, inside : inside + count]
                 self._steps += int(np.count_nonzero(flags & NO_STEP == 0))
                 self._rows[lane] += count

@@ -139,11 +139,9 @@ class DurableRows:
 
     def _sync_new_segment(self) -> None:
         path, root = self._info.path, self._info.root
-        parts = {part for leaf in self._info.chunk_rows for part in [path / leaf, *(path / leaf).parents]}
-        folders = {part for part in parts if path in part.parents} | {path / name for name in layout.LANE_COUNTERS}
         for name in layout.LANE_COUNTERS:
             sync_file(path / name / "c.0")
-        for folder in [*folders, path]:
+        for folder in [*(path / below for below in root.blueprint.paths), path]:
             sync_file(folder / layout.METADATA)
             sync_folder(folder)
         for folder in (path.parent, root.counters_folder, root.folder):

@@ -110,10 +110,9 @@ def repeat_times(
     """
     lanes = len(rows)
     with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
-        for start, stop in ((first // _ITEM, -(-last // _ITEM)) for first, last in skipped):
-            for lane in range(start // per_chunk, -(-stop // per_chunk)):
-                first, last = max(start - lane * per_chunk, 0), min(stop - lane * per_chunk, per_chunk)
-                last = min(last, int(rows[lane]) - chunk * per_chunk)
+        for start, stop in skipped:
+            for lane, first, count in layout.split_range(start // _ITEM, -(-stop // _ITEM), per_chunk):
+                last = min(first + count, int(rows[lane]) - chunk * per_chunk)
                 row = chunk * per_chunk + first - 1
                 if first >= last:
                     continue

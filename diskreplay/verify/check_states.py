@@ -23,15 +23,12 @@ _PATIENCE_S = 5.0
 _PAUSE_S = 0.02
 
 
-def verify_states(root: str, store: str, only: str | None = None) -> list[Problem]:
-    """Return what is wrong with the states that are saved in a store and count; others are what a dead process left.
-
-    ``only``: those of one name.
-    """
+def verify_states(root: str, store: str) -> list[Problem]:
+    """Return what is wrong with the states that are saved in a store and count; others are what a dead process left."""
     names = Files(root)
     problems = []
     for name, kind in sorted((names.listing(layout.SAMPLERS) or {}).items()):
-        if kind == "folder" and not name.startswith(".") and only in (None, name):
+        if kind == "folder" and not name.startswith("."):
             problems += _verify(root, f"{layout.SAMPLERS}/{name}", store)
     return problems
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from diskreplay.errors import StoreNotFound
 from diskreplay.folders import OpenFolder, shown_paths
@@ -11,9 +12,10 @@ from diskreplay.verify.check_quarantine import check_quarantine
 from diskreplay.verify.check_root import COUNTERS_FILE, Words, check_root, read_hidden, read_plan, read_words
 from diskreplay.verify.check_segment import verify_segment
 from diskreplay.verify.check_states import verify_states
+from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem, reason
 
-__all__ = ["Problem", "segment_numbers", "verify"]
+__all__ = ["Problem", "check_beside", "segment_numbers", "verify"]
 
 Progress = Callable[[int, int], None]
 _NUMBER = re.compile(r"[0-9]{8,9}")
@@ -52,16 +54,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     plan = read_plan(files)
     if plan is None:
         return files.problems
-    good = check_root(files, plan)
-    # Before the counters: a segment that they do not count was made meanwhile, or is invalid.
-    numbers = segment_numbers(files) if layout.SEGMENTS in good else []
-    words = read_words(files) if layout.COUNTERS in good else None
-    hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
-    if layout.COUNTERS in good:
-        check_quarantine(files, words.next_segment if words else None)
-    problems = files.problems
-    if deep and layout.SAMPLERS in good:
-        problems += verify_states(root, plan.store)
+    problems, numbers, words, hidden = check_beside(root, plan, deep)
     for done, number in enumerate(numbers):
         if progress is not None:
             progress(done, len(numbers))
@@ -72,6 +65,29 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     if progress is not None:
         progress(len(numbers), len(numbers))
     return problems
+
+
+class Beside(NamedTuple):
+    """What was found beside segments: problems, the numbers of segments, counters, and what was evicted by hand."""
+
+    problems: list[Problem]
+    numbers: list[int]
+    words: Words | None
+    hidden: dict[int, list[tuple[int, int]]]
+
+
+def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
+    """Check what a store has beside its segments; ``deep``: the saved states of samplers too."""
+    files = Files(root)
+    good = check_root(files, plan)
+    # Before the counters: a segment that they do not count was made meanwhile, or is invalid.
+    numbers = segment_numbers(files) if layout.SEGMENTS in good else []
+    words = read_words(files) if layout.COUNTERS in good else None
+    hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
+    if layout.COUNTERS in good:
+        check_quarantine(files, words.next_segment if words else None)
+    states = verify_states(root, plan.store) if deep and layout.SAMPLERS in good else []
+    return Beside(files.problems + states, numbers, words, hidden)
 
 
 def segment_numbers(files: Files) -> list[int]:

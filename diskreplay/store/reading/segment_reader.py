@@ -60,7 +60,7 @@ def read_lanes(
     counts, gaps, total = [], [], 0
     for which, row, end in zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True):
         before = total
-        for chunk, inside, count in layout.split_rows(row, end, per_chunk):
+        for chunk, inside, count in layout.split_range(row, end, per_chunk):
             at = which * per_chunk + inside
             with opened(info.chunk_path(layout.DONE, chunk), size) as fd:
                 for part, left_out in _read_sparse(fd, at, at + count):

@@ -33,13 +33,11 @@ from diskreplay.store.repair.restore import restore_segment
 from diskreplay.store.repair.salvage import salvage
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.sealer import Sealer
-from diskreplay.verify.check_quarantine import check_quarantine
-from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, check_root, read_hidden, read_plan, read_words
+from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, read_hidden, read_plan, read_words
 from diskreplay.verify.check_segment import verify_folder, verify_segment
-from diskreplay.verify.check_states import verify_states
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
-from diskreplay.verify.verify import segment_numbers, verify
+from diskreplay.verify.verify import check_beside, segment_numbers, verify
 
 __all__ = ["Action", "Repaired", "repair"]
 
@@ -257,18 +255,9 @@ class _Repair:
         beside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
         if not beside:
             return problems
-        files = self._files
-        good = check_root(files, self._plan)
-        counters = read_words(files) if layout.COUNTERS in good else None
-        if counters is not None and layout.HIDDEN in good:
-            read_hidden(files, self._plan, counters)
-        if layout.COUNTERS in good:
-            check_quarantine(files, None)
-        found = files.problems
-        for name in {p.where.split("/")[1] for p in beside if p.where.startswith(f"{layout.SAMPLERS}/")}:
-            found += verify_states(str(self._root), name)
-        gone = set(beside) - {p for p in beside if any((p.kind, p.where) == (f.kind, f.where) for f in found)}
-        return [problem for problem in problems if problem not in gone]
+        are_of_states = any(p.where.startswith(f"{layout.SAMPLERS}/") for p in beside)
+        still = {(p.kind, p.where) for p in check_beside(str(self._root), self._plan, are_of_states).problems}
+        return [p for p in problems if p not in beside or (p.kind, p.where) in still]
 
     def _repair_counters(self, numbers: list[int]) -> None:
         path = self._root / COUNTERS_FILE

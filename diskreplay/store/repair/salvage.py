@@ -90,7 +90,7 @@ def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
 def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
     """Return the rows ``[first, stop)`` of a lane, of flags or times."""
     parts = [np.zeros(0, info.arrays[leaf].dtype)]
-    for chunk, inside, count in layout.split_rows(first, stop, info.chunk_rows[leaf]):
+    for chunk, inside, count in layout.split_range(first, stop, info.chunk_rows[leaf]):
         parts.append(info.map_numbers(leaf, chunk)[lane, inside : inside + count])
     return np.concatenate(parts)
 

@@ -21,7 +21,7 @@ from diskreplay.store.writing.casting import as_flag, leaf_caster, length
 from diskreplay.store.writing.dropped import seal_when_dropped
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.marker import Durability, Marker
-from diskreplay.store.writing.validation import NO_CHECKS, Check
+from diskreplay.store.writing.validation import Check
 
 # In a forked child, the writers of its parent refuse every call.
 _alive = told_of_forks(lambda writer: writer.refuse_calls())
@@ -41,9 +41,9 @@ class BaseWriter:
         episode_writer: EpisodeWriter,
         durability: Durability,
         on_close: Callable[[Any], None],
-        limiter: AttachedLimiter | None = None,
-        marker: Marker | None = None,
-        checks: Mapping[str, Check] = NO_CHECKS,
+        limiter: AttachedLimiter | None,
+        marker: Marker,
+        checks: Mapping[str, Check],
     ) -> None:
         self._schema, self._episode_writer, self._limiter = schema, episode_writer, limiter
         self._checks = checks
@@ -53,8 +53,8 @@ class BaseWriter:
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # when the call ends in the middle of which `close` was called
-        if marker is not None:  # first: where the system has no thread left, there is no writer
-            episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
+        # First: where the system has no thread left, there is no writer.
+        episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
 

@@ -16,7 +16,7 @@ from diskreplay.format.locks import held_lock, is_locked
 from diskreplay.store.repair import repair as repair_module
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify import check_root, check_segment
-from diskreplay.verify.verify import verify
+from diskreplay.verify.verify import Problem, verify
 from tests.store.writing.test_recovery import ENDLESS
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
 from tests.verify.test_verify import DAMAGE, SEGMENT, replace_bytes, set_words
@@ -210,6 +210,19 @@ def test_a_dead_writers_segment_that_is_damaged_is_set_aside_and_others_are_seal
         ("sealed", "segments/00000001"),
     ]
     assert serials(tmp_path / "dead") == [3, 4]
+
+
+def test_a_state_that_was_just_being_replaced_when_it_was_verified_is_left_alone(tmp_store, monkeypatch):
+    with dr.create(tmp_store, serial_schema()) as store:
+        store.save_sampler_state("run", {"step": 7})
+    stale, real = Problem("metadata", "samplers/run/1/zarr.json", "is of another store"), repair_module.verify
+    monkeypatch.setattr(
+        repair_module, "verify", lambda *args, deep=False, **kwargs: real(*args, deep=deep, **kwargs) + [stale] * deep
+    )
+    done = repair(tmp_store)
+    assert done.actions == done.left == done.quarantine == []
+    with dr.open(tmp_store) as store:
+        assert store.load_sampler_state("run") == {"step": 7}
 
 
 @pytest.mark.parametrize("look", ["is_never_written", "fate_of"])
