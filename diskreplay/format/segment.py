@@ -106,15 +106,10 @@ class SegmentInfo:
     @property
     def is_in_place(self) -> bool:
         """Whether these are the files that were written, and no copy, move or snapshot of them."""
-        return self.has_its_inode and self.volume.may_be(volume_of(str(self.path)))
+        return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
-    @property
-    def has_its_inode(self) -> bool:
+    def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
         """Whether the files are no copies; a snapshot of the volume may be one all the same."""
-        return self.has_inode_of(BY_PATH)
-
-    def has_inode_of(self, lookup: Lookup) -> bool:
-        """Return `has_its_inode`."""
         try:
             return self.inode == counter_inode(str(self.path), lookup)
         except FileNotFoundError:  # lost with the power
@@ -357,7 +352,7 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> Segmen
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows."""
     try:
-        if not info.sealed or info.has_inode_of(lookup) or is_whole_copy(info.arrays, str(info.path), info.checksums):
+        if not info.sealed or info.has_its_inode(lookup) or is_whole_copy(info.arrays, str(info.path), info.checksums):
             return info
     except FileNotFoundError:
         return info  # a counter is missing: reading it raises

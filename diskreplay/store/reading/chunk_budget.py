@@ -69,7 +69,7 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
 def _release(*, read: bool, before: int = sys.maxsize) -> bool:
     """Release the chunks that were asked for longest ago, of those that were read or mapped; False: there are none."""
     with ExitStack() as held:
-        tables = [table for each in _not_busy(held) for table in each.by_array()]
+        tables = [table for each in _not_busy(held) for table in each.leaves.values()]
         places = [
             np.flatnonzero((table.bases != 0) & (table.is_read == read) & (table.used < before)) for table in tables
         ]

@@ -3,7 +3,6 @@
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -294,10 +293,6 @@ class ChunkTables:
         self.infos: list[SegmentInfo | None] = []
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
         chunk_budget.share(self)
-
-    def by_array(self) -> Iterable[ChunkTable]:
-        """Return the table of each array."""
-        return self.leaves.values()
 
     def reset_after_fork(self) -> None:
         """Release all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
