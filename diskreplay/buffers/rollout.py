@@ -299,7 +299,8 @@ class RolloutBuffer(Backed):
 
         A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
         (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). That value comes from `value_fn` or from
-        `final_values`.
+        `final_values`. Without either it is the value of the step's own observation, which is close where little
+        changes in a step, and the first time a warning.
 
         Parameters
         ----------
@@ -319,7 +320,7 @@ class RolloutBuffer(Backed):
         NotEnoughData
             The buffer is empty. It is a BufferError.
         ReplayError
-            A step was truncated, and neither argument tells the value of its final observation.
+            `value_fn` is given, and the final observation of a truncated step was not.
         ValueError
             An argument is invalid.
         """
@@ -334,33 +335,38 @@ class RolloutBuffer(Backed):
         names = ("reward", "value", "terminated", "truncated")
         rewards, values, dones, truncated = (batch[name].cpu().numpy() for name in names)
         left = truncated & ~dones
-        self._warn_of_both(truncated, left, value_fn is not None or final_values is not None)
-        final = self._final_values(left, value_fn, final_values) if left.any() else 0.0
-        found = advantages(rewards, values, last.reshape(-1), dones, gamma, gae_lambda, left, final)
-        self._estimates = tuple(torch.from_numpy(array).to(self._device) for array in found)  # type: ignore[assignment]
-
-    def _warn_of_both(self, truncated: NDArray[np.bool_], left: NDArray[np.bool_], expected: bool) -> None:
-        """Warn, once, of a rollout in which time limits seem to be given as terminations too."""
-        if expected and truncated.any() and not left.any() and not self._warned:
-            self._warned = True
-            warn_caller(
+        if truncated.any() and not left.any():
+            self._warn(
                 "every truncated step is done as well, and so none is bootstrapped: where truncated is given, dones "
                 "says which steps terminated, and not which ones ended"
             )
+        final = self._final_values(left, values, value_fn, final_values)
+        found = advantages(rewards, values, last.reshape(-1), dones, gamma, gae_lambda, left, final)
+        self._estimates = tuple(torch.from_numpy(array).to(self._device) for array in found)  # type: ignore[assignment]
 
-    def _final_values(self, left: NDArray[np.bool_], value_fn: Any, final_values: Any) -> Any:
-        """Return the values of the final observations of steps, (steps so far, num_envs); elsewhere they are 0."""
+    def _warn(self, message: str) -> None:
+        """Warn of a rollout's ends, once a buffer."""
+        if not self._warned:
+            self._warned = True
+            warn_caller(message)
+
+    def _final_values(self, left: NDArray[np.bool_], values: Any, value_fn: Any, final_values: Any) -> Any:
+        """Return the values of the final observations of steps, (steps so far, num_envs); elsewhere they are any."""
         if final_values is not None:
             given = plain(final_values)
             if given.size != left.size or given.shape[:2] != left.shape:
                 raise ValueError(f"final_values must be {list(left.shape)}, one for each step, not {list(given.shape)}")
             return given.reshape(left.shape)
-        step, env = np.argwhere(left)[0]
+        if not left.any():
+            return 0.0
         if value_fn is None:
-            raise ReplayError(
-                f"step {step} of environment {env} was truncated, and nothing says the value of what it led to: give "
-                "value_fn, which computes it from the final observation, or final_values"
+            step, env = np.argwhere(left)[0]
+            self._warn(
+                f"step {step} of environment {env} was truncated, and nothing tells the value of its final "
+                "observation: such steps are bootstrapped with the values of their own observations. Give value_fn, "
+                "which computes it, or final_values; final_values=buffer.values says that this is meant"
             )
+            return values
         ids = self._gathered()["index"].cpu()[torch.from_numpy(left)]
         try:
             final_obs = self._reading.next_obs(ids)

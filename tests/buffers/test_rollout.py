@@ -421,14 +421,28 @@ def test_time_limits_are_bootstrapped_as_by_stable_baselines3() -> None:
     assert (compared, bootstrapped > 200) == (3 * steps * envs, True)
 
 
-def test_a_truncation_that_nothing_tells_the_value_of_is_an_error() -> None:
+def test_a_truncation_that_nothing_tells_the_value_of_is_bootstrapped_with_its_own_and_a_warning() -> None:
+    given = TimeLimited(8, 2, seed=1)
+    given.cut[3, 1], given.done[3, 1] = True, False
+    with dr.RolloutBuffer(2, 8) as buffer:
+        given.fill(buffer, final=False)
+        with pytest.warns(UserWarning, match="was truncated, and nothing tells the value of its final") as told:
+            buffer.compute_returns_and_advantages(given.last, 0.9, 0.8)
+        assert told[0].filename == __file__
+        given.final_values = given.values
+        np.testing.assert_allclose(buffer.advantages, given.advantages(0.9, 0.8), rtol=1e-5, atol=1e-5)
+    with dr.RolloutBuffer(2, 8) as buffer:
+        given.fill(buffer, final=False)
+        buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, final_values=buffer.values)  # without a warning
+        np.testing.assert_allclose(buffer.advantages, given.advantages(0.9, 0.8), rtol=1e-5, atol=1e-5)
+
+
+def test_final_observations_that_value_fn_needs_must_be_there() -> None:
     given = TimeLimited(8, 2, seed=1)
     given.done[:], given.cut[:] = False, False
     given.cut[3, 1] = True
     with dr.RolloutBuffer(2, 8) as buffer:
         given.fill(buffer, final=False)
-        with pytest.raises(dr.ReplayError, match="^step 3 of environment 1 was truncated, .*value_fn.*final_values$"):
-            buffer.compute_returns_and_advantages(given.last)
         with pytest.raises(dr.ReplayError, match="was not added.*give final_observations to add, or final_values$"):
             buffer.compute_returns_and_advantages(given.last, value_fn=critic)
         for arguments, message in (
