@@ -168,7 +168,7 @@ class MapDataset(Dataset[Any]):
 def _items(batch: dr.Batch) -> list[dict[str, Any]]:
     """Return the items of a batch as dicts of tensors, nested as the batch is."""
     fields = {name: batch[name] for name in batch if name != "weight"}
-    return [pytree.tree_map(itemgetter(i), fields) for i in range(len(batch))]
+    return [pytree.tree_map(itemgetter(i), fields) for i in range(batch.batch_size)]
 
 
 def _path_of(store: dr.Store | PathLike) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleR
 Kind = tuple[Any, ...]
 
 
-class Batch:
+class Batch(Mapping[str, Tree]):
     """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
+
+    It is a mapping of names to tensors, so that `dict(batch)`, `batch.items()`, TensorDict and the collation of a
+    DataLoader work, and a pytree of torch. `len` is the number of fields, `batch_size` that of items.
 
     Dict spaces give nested dicts, and Tuple spaces tuples that also answer to the keys "0", "1", ...: `batch.action[0]`
     and `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`. A batch is valid as
@@ -92,7 +95,16 @@ class Batch:
         return iter(self._fields)
 
     def __len__(self) -> int:
-        """Return the number of items, the length of the leading axis."""
+        """Return the number of fields."""
+        return len(self._fields)
+
+    # Equal to itself alone: a comparison of tensors is a tensor.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def batch_size(self) -> int:
+        """The number of items, the length of the leading axis."""
         return len(self._fields["index"])
 
     def __dir__(self) -> list[str]:
@@ -107,9 +119,28 @@ class Batch:
     def _tensors(self) -> dict[str, Tree]:
         return {name: self[name] for name in self._fields}
 
-    def keys(self) -> KeysView[str]:
-        """Return the names of the fields."""
-        return self._fields.keys()
+    def select(self, indices: Any) -> "Batch":
+        """Return a batch of some of the items, copies of them.
+
+        Parameters
+        ----------
+        indices : array_like of int or bool, or Tensor
+            Which items, in this order, (n,); or a mask of all items, (batch_size,).
+
+        Raises
+        ------
+        IndexError
+            There is no such item, or it is no list of them.
+        """
+        chosen = torch.as_tensor(indices, device=self["index"].device)
+        if chosen.ndim != 1:
+            raise IndexError(f"indices must have one axis, not shape {tuple(chosen.shape)}")
+        chosen = chosen if chosen.numel() else chosen.long()
+        return Batch(map_tree(operator.itemgetter(chosen), self._tensors()), self._kind)
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in pinned memory, from where a copy to a CUDA device is fastest."""
+        return Batch(map_tree(torch.Tensor.pin_memory, self._tensors()), self._kind)
 
     def replaced(self, fields: Mapping[str, Tree]) -> "Batch":
         """Return the batch with these fields in place of those of the same names, and beside the others."""
@@ -195,12 +226,11 @@ class Batch:
 
     def _shuffled(self, size: int, epochs: int, rng: np.random.Generator) -> Iterator["Batch"]:
         axes = self["index"].ndim
-        flat = map_tree(lambda tensor: tensor.flatten(0, axes - 1), self._tensors())
-        index = flat["index"]
+        flat = Batch(map_tree(lambda tensor: tensor.flatten(0, axes - 1), self._tensors()), self._kind)
         for _ in range(epochs):
-            order = torch.from_numpy(rng.permutation(len(index))).to(index.device)
+            order = torch.from_numpy(rng.permutation(flat.batch_size)).to(flat["index"].device)
             for start in range(0, len(order), size):
-                yield Batch(map_tree(operator.itemgetter(order[start : start + size]), flat), self._kind)
+                yield flat.select(order[start : start + size])
 
 
 # Looked up once: a batch is made and read in a few microseconds.

@@ -216,7 +216,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
 def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
     """Return one batch of several, with indices that tell them apart; shorter sequences are padded with zeros."""
     batches = list(parts.values())
-    sizes, lengths = [len(batch) for batch in batches], [_length(batch) for batch in batches]
+    sizes, lengths = [batch.batch_size for batch in batches], [_length(batch) for batch in batches]
 
     def concatenated(*tensors: torch.Tensor) -> torch.Tensor:
         if len({tensor.shape[1:] for tensor in tensors}) == 1:

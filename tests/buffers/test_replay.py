@@ -81,7 +81,7 @@ def test_batches_have_one_set_of_names_and_one_convention_of_shapes() -> None:
             torch.float32,
         )
         assert (batch.actions.item(), batch.rewards.item(), batch.dones.item()) == (2, 3.0, 1.0)
-        assert len(batch) == 1
+        assert batch.batch_size == 1
 
 
 def test_a_target_of_columns_is_a_column() -> None:

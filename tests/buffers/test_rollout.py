@@ -136,7 +136,7 @@ def test_a_sample_is_all_steps_flat() -> None:
         buffer.compute_returns_and_advantages(torch.zeros(3))
         for batch in (buffer.sample(), buffer.sample()):
             expected = {name: tensor.flatten(0, 1) for name, tensor in filler.expected().items()}
-            assert len(batch) == len(buffer) == 12
+            assert batch.batch_size == len(buffer) == 12
             assert set(batch) == {*names, "advantages", "returns", "index"}
             for name in names:
                 assert torch.equal(batch[name].squeeze(-1), expected[name].squeeze(-1)), name
@@ -144,7 +144,7 @@ def test_a_sample_is_all_steps_flat() -> None:
             assert torch.equal(batch.advantages, buffer.advantages.flatten()[:, None])
             assert torch.equal(batch.returns, buffer.returns.flatten()[:, None])
         parts = list(batch.minibatches(5, seed=0))
-        assert [len(part) for part in parts] == [5, 5, 2]
+        assert [part.batch_size for part in parts] == [5, 5, 2]
         assert sorted(torch.cat([part.returns for part in parts]).tolist()) == sorted(batch.returns.tolist())
 
 
@@ -577,7 +577,7 @@ def test_sequences_are_whole_episodes_with_masks_and_initial_states() -> None:
             for part in buffer.sequences(4, seed=1, length=length, start_only=("hidden",)):
                 assert set(part) == names
                 size, longest = part.mask.shape[:2]
-                assert len(part) == size
+                assert part.batch_size == size
                 assert part.mask.shape == part.rewards.shape == part.advantages.shape == (size, longest, 1)
                 assert part.observations.shape == (size, longest, 3)
                 assert part.hidden.shape == (size, 2, 4)

@@ -3,9 +3,17 @@
 import copy
 import pickle
 import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate, default_convert
 
 from diskreplay.loading.batch import Batch
 
@@ -27,7 +35,7 @@ def test_fields_are_attributes_and_items(batch: Batch) -> None:
     assert list(batch.keys()) == list(batch) == ["obs", "reward", "index"]
     assert "obs" in batch
     assert "action" not in batch
-    assert len(batch) == 2
+    assert batch.batch_size == 2
     assert {"obs", "reward", "keys"} <= set(dir(batch))
 
 
@@ -68,3 +76,75 @@ def test_it_is_copied_and_pickled_by_value(batch: Batch) -> None:
 
 def test_its_repr_tells_dtypes_and_shapes(batch: Batch) -> None:
     assert repr(batch) == "Batch(obs={image: uint8[2, 4], state: float32[2, 3]}, reward=float32[2], index=int64[2])"
+
+
+def test_it_is_a_mapping_of_names_to_tensors(batch: Batch) -> None:
+    assert isinstance(batch, Mapping)
+    assert len(batch) == len(dict(batch)) == 3
+    assert dict(batch)["reward"] is batch.reward is next(value for name, value in batch.items() if name == "reward")
+    assert [type(value) for value in batch.values()] == [dict, torch.Tensor, torch.Tensor]
+    assert batch.get("rewards") is None
+    assert batch.get("reward") is batch.reward
+    assert {**batch}.keys() == batch.keys()
+    assert batch == batch
+    assert batch != Batch(dict(batch))
+    assert len({batch, batch}) == 1
+
+
+def test_a_loaders_collation_stacks_batches_and_converts_them(batch: Batch) -> None:
+    stacked = default_collate([batch, batch])
+    assert stacked["obs"]["image"].shape == (2, 2, 4)
+    assert default_convert(batch)["reward"].equal(batch.reward)
+
+
+def test_arrays_become_tensors_whichever_way_they_are_read() -> None:
+    batch = Batch({"reward": np.zeros(2, np.float32), "pair": {"a": np.ones(2)}, "index": np.array([7, 8])})
+    assert all(isinstance(value, torch.Tensor) for value in pytree.tree_leaves(dict(batch.items())))
+    assert isinstance(batch.get("reward"), torch.Tensor)
+
+
+@pytest.mark.parametrize("indices", [[1, 0, 1], np.array([1, 0, 1]), torch.tensor([1, 0, 1])])
+def test_items_are_selected_in_the_order_of_their_indices(batch: Batch, indices: Any) -> None:
+    found = batch.select(indices)
+    assert type(found) is Batch
+    assert found.batch_size == 3
+    assert found.index.tolist() == [8, 7, 8]
+    assert found.obs["state"].shape == (3, 3)
+    found.reward[0] = 9.0  # copies
+    assert batch.reward.tolist() == [1.0, 2.0]
+
+
+def test_a_mask_selects_items_and_so_does_an_empty_list(batch: Batch) -> None:
+    assert batch.select([True, False]).index.tolist() == [7]
+    assert batch.select(batch.reward > 1).index.tolist() == [8]
+    assert batch.select([]).obs["image"].shape == (0, 4)
+
+
+@pytest.mark.parametrize("indices", [0, [[0]], [2], [True]])
+def test_what_names_no_items_is_an_index_error(batch: Batch, indices: Any) -> None:
+    with pytest.raises(IndexError):
+        batch.select(indices)
+
+
+def test_the_kind_of_its_ids_stays_with_what_is_made_of_it() -> None:
+    batch = Batch({"index": torch.tensor([7, 8])}, ("transitions",))
+    assert batch.select([1]).kind == batch.to("cpu").kind == next(batch.minibatches(1)).kind == ("transitions",)
+
+
+JAX = """
+import jax, torch
+from diskreplay.loading.batch import Batch
+
+batch = Batch({"obs": {"image": torch.zeros(2, 4, dtype=torch.uint8)}, "reward": torch.tensor([1.0, 2.0])})
+arrays = jax.tree.map(jax.dlpack.from_dlpack, dict(batch))
+assert arrays["obs"]["image"].dtype == "uint8"
+assert float(jax.numpy.sum(arrays["reward"])) == 3.0
+assert arrays["reward"].unsafe_buffer_pointer() == batch.reward.data_ptr()
+"""
+
+
+def test_jax_takes_its_tensors_without_a_copy() -> None:
+    if find_spec("jax") is None:
+        pytest.skip("jax is not installed")
+    # In a process of its own: its threads outlive the test, and no later one could fork.
+    subprocess.run([sys.executable, "-c", JAX], check=True, timeout=120)

@@ -27,4 +27,4 @@ def test_a_small_batch_takes_few_calls_in_few_files(tmp_store: Path, n_step: int
             check(calls(sampler.sample), 25, 13)
             append()
             check(calls(sampler.sample), 45, 16)
-            assert len(batch) == 256
+            assert batch.batch_size == 256

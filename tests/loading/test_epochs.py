@@ -57,7 +57,7 @@ def test_one_pass_gives_every_id_once_and_its_len_counts_down(store: Any, order:
         assert sampler  # though none is left
     ids = np.concatenate([batch.index.numpy() for batch in batches])
     assert len(set(ids.tolist())) == len(ids) == len(store) > 250
-    assert [len(batch) for batch in batches[:-1]] == [32] * (len(batches) - 1)
+    assert [batch.batch_size for batch in batches[:-1]] == [32] * (len(batches) - 1)
     published = np.concatenate([batch.action.numpy() for batch in batches])
     assert (np.diff(published) >= 0).all() == (order == "time")
 
@@ -69,7 +69,7 @@ def test_items_of_any_view_come_oldest_first_and_ranks_keep_to_their_share(store
         with dr.Sampler(store, view, dr.Sweep(order="time"), batch_size=16, rank=rank, world_size=2) as sampler:
             count, batches = len(sampler), list(sampler)
         assert len(batches) == count > 0
-        begins = np.concatenate([batch.action.numpy().reshape(len(batch), -1)[:, 0] for batch in batches])
+        begins = np.concatenate([batch.action.numpy().reshape(batch.batch_size, -1)[:, 0] for batch in batches])
         assert (np.diff(begins) >= 0).all()
         every += [int(i) for batch in batches for i in batch.index]
     assert len(set(every)) == len(every)
@@ -135,7 +135,7 @@ def test_a_data_loader_of_an_endless_sampler_goes_on(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), batch_size=8) as one:
         for sampler in (one, dr.MixedSampler([(one, 1.0)], batch_size=8)):
             loader = DataLoader(sampler, batch_size=None)
-            assert [len(batch) for batch, _ in zip(loader, range(20), strict=False)] == [8] * 20
+            assert [batch.batch_size for batch, _ in zip(loader, range(20), strict=False)] == [8] * 20
             with pytest.raises(TypeError):
                 len(loader)
 

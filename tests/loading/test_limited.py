@@ -38,13 +38,13 @@ def test_both_sides_stop_where_the_rule_says(store: Any) -> None:
     drawn = 0
     while True:
         try:
-            drawn += len(sampler.sample())
+            drawn += sampler.sample().batch_size
         except dr.RateLimited:
             break
     assert drawn == 16
     append(writer, 4)  # the writer was not closed by the refusals
     writer.end_episode()
-    assert len(sampler.sample()) == 4
+    assert sampler.sample().batch_size == 4
     assert sampler.stats()["batches"] == 5
     writer.close()
 

@@ -20,7 +20,9 @@ def test_each_item_is_in_one_minibatch_of_each_epoch(steps: int, envs: int, size
     found = list(batch_of(steps, envs).minibatches(size, epochs, seed))
     items = steps * envs
     each = -(-items // size)
-    assert [len(b) for b in found] == ([size] * (items // size) + [items % size] * (each - items // size)) * epochs
+    assert [b.batch_size for b in found] == (
+        [size] * (items // size) + [items % size] * (each - items // size)
+    ) * epochs
     for epoch in range(epochs):
         index = torch.cat([b.index for b in found[epoch * each : (epoch + 1) * each]])
         assert sorted(index.tolist()) == list(range(items))

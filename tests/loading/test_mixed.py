@@ -147,11 +147,11 @@ def test_parts_that_are_made_ahead_are_what_they_would_have_been(store: Any, pre
             sizes.add(int((batch.index >> SOURCE_SHIFT == 0).sum()))
             assert [len(sampler._planner.queue) for sampler in (three, four)] == list(prefetch)
             if number % 9 == 8:  # of another size: on the spot, by whichever sampler
-                assert len(ahead.sample(5)) == len(plain.sample(5)) == 5
+                assert ahead.sample(5).batch_size == plain.sample(5).batch_size == 5
                 break
         assert threads() == {"diskreplay-gather"}
         batches = [ahead.sample() for _ in range(20)]
-        assert {len(batch) for batch in batches} == {16}
+        assert {batch.batch_size for batch in batches} == {16}
     assert sizes == {4, 5}
 
 
@@ -203,4 +203,4 @@ def test_a_call_that_failed_goes_on_where_it_stopped(store: Any, tmp_path: Path)
         batches = list(mixed)
         drawn = [i for batch in batches for i in batch.index.tolist() if i >> SOURCE_SHIFT == 0]
     assert sorted(drawn) == sorted(int(i) for i in episode_of(store))
-    assert {len(batch) for batch in batches[:-1]} == {16}
+    assert {batch.batch_size for batch in batches[:-1]} == {16}

@@ -121,7 +121,7 @@ def test_where_is_asked_of_a_newer_store_after_an_eviction(tmp_store: Path, monk
                 raise SegmentGone("gone")
             return True
 
-        assert len(dr.Sampler(store, dr.Transitions(), batch_size=7, where=where).sample()) == 7
+        assert dr.Sampler(store, dr.Transitions(), batch_size=7, where=where).sample().batch_size == 7
         assert not gone
 
 

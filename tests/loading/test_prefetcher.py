@@ -126,7 +126,7 @@ def test_the_last_batch_of_a_sweep_is_short(store: Any) -> None:
     assert 0 < last < size
     kwargs: Any = {"batch_size": size, "fields": ("obs/number",), "prefetch": 3, "seed": 0}
     with dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1), **kwargs) as sampler:
-        assert [len(batch) for batch in sampler] == [size] * 6 + [last]
+        assert [batch.batch_size for batch in sampler] == [size] * 6 + [last]
 
 
 @pytest.mark.usefixtures("threads_make_all")
@@ -293,7 +293,7 @@ def test_what_a_thread_raises_is_raised_to_the_caller(tmp_store: Path) -> None:
             for _ in range(2):
                 with pytest.raises(ArithmeticError, match="no reward today"):
                     sampler.sample()
-            assert len(sampler.sample()) == 128
+            assert sampler.sample().batch_size == 128
 
 
 def test_a_new_view_begins_anew_and_a_dropped_sampler_ends_its_threads(store: Any) -> None:

@@ -50,12 +50,12 @@ def test_sequences_are_those_of_a_loop(
     expected = {ids[0]: ids for ids in plain(batch, length)}
     parts = list(batch.sequences(size, 2, seed, length=length, start_only=("hidden",)))
     each = -(-len(expected) // size)
-    assert [len(part) for part in parts] == [*[size] * (each - 1), len(expected) - size * (each - 1)] * 2
+    assert [part.batch_size for part in parts] == [*[size] * (each - 1), len(expected) - size * (each - 1)] * 2
     for epoch in (parts[:each], parts[each:]):
         assert sorted(torch.cat([part.index for part in epoch]).tolist()) == sorted(expected)
         for part in epoch:
             longest = max(len(expected[first]) for first in part.index.tolist()) if length is None else length
-            assert part.mask.shape == (len(part), longest)
+            assert part.mask.shape == (part.batch_size, longest)
             for i, first in enumerate(part.index.tolist()):
                 ids = expected[first]
                 padding = [0] * (longest - len(ids))

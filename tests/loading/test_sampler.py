@@ -110,7 +110,7 @@ def test_the_seed_makes_the_draws(store: Store) -> None:
 
 def test_a_batch_of_another_size_may_be_asked_for(store: Store) -> None:
     sampler = Sampler(store, Transitions(), batch_size=4)
-    assert [len(sampler.sample(size)) for size in (None, 1, 700, None)] == [4, 1, 700, 4]
+    assert [sampler.sample(size).batch_size for size in (None, 1, 700, None)] == [4, 1, 700, 4]
     for size in (0, -3, 1.0, "2", True):
         with pytest.raises(ValueError, match="^batch_size must be an int of at least 1"):
             sampler.sample(size)
@@ -149,7 +149,7 @@ def test_steps_that_are_not_sampleable_yet_are_counted() -> None:
 
 
 def test_one_sampleable_step_is_enough_for_any_batch() -> None:
-    assert len(Sampler(Store(snapshot_of([1])), Transitions(), batch_size=64).sample()) == 64
+    assert Sampler(Store(snapshot_of([1])), Transitions(), batch_size=64).sample().batch_size == 64
 
 
 def test_gather_gives_exactly_these_ids_in_their_order(store: Store) -> None:
@@ -159,7 +159,7 @@ def test_gather_gives_exactly_these_ids_in_their_order(store: Store) -> None:
         again = sampler.gather(ids)
         for name in batch.keys():  # noqa: SIM118  (a batch iterates over its names too)
             assert again[name].equal(batch[name])
-    assert len(sampler.gather([])) == 0
+    assert sampler.gather([]).batch_size == 0
     assert sampler.gather(sorted(store.snapshot.model)[3:5]).index.tolist() == sorted(store.snapshot.model)[3:5]
 
 
@@ -250,7 +250,7 @@ class Vanishing(Snapshot):
 def test_a_batch_whose_segment_is_gone_is_drawn_again() -> None:
     gone, left = Vanishing(FLAT_SCHEMA, snapshot_of([4]).segments), snapshot_of([9])
     store = Store(gone, [gone, gone, left])
-    assert len(Sampler(store, Transitions(), batch_size=5, refresh=False).sample()) == 5
+    assert Sampler(store, Transitions(), batch_size=5, refresh=False).sample().batch_size == 5
     assert store.snapshot is left
 
 

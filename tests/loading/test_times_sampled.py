@@ -131,7 +131,7 @@ def test_what_has_a_number_of_times_of_its_own_takes_no_other(tmp_store: Path, v
         with pytest.raises(ValueError, match="^max_times_sampled means nothing to .*: leave it out$"):
             setattr(sampler, *(("view", VIEWS[view]()) if distribution is None else ("distribution", distribution)))
         assert (sampler.view, sampler.distribution) == before
-        assert len(sampler.sample()) == 4
+        assert sampler.sample().batch_size == 4
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.0, True, "2"])
@@ -148,10 +148,10 @@ def test_a_state_from_before_counts_starts_at_zero_and_a_damaged_one_is_refused(
         sampler = dr.Sampler(store, VIEWS["transitions"](), batch_size=8, seed=0, max_times_sampled=1)
         state = plain.state_dict()
         sampler.load_state_dict(state)
-        assert len(sampler.sample()) == 8
+        assert sampler.sample().batch_size == 8
         del state["planner"]["times"]
         sampler.load_state_dict(state)
-        assert len(sampler.sample()) == 8
+        assert sampler.sample().batch_size == 8
         for wrong in (3, {"x": {}}):
             state["planner"]["times"] = wrong
             with pytest.raises(ValueError, match="^this is no state of how often ids were sampled"):

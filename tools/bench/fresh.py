@@ -97,7 +97,7 @@ def reading(path: str, distribution: str) -> dict[str, float]:
     if sampler.distribution.weighted:
         sampler.update_priorities(batch.index, batch.weight)
     after = memory()["RssAnon"]
-    return {"open": opened - before, "sample": after - before, "batch": len(batch), "steps": len(store)}
+    return {"open": opened - before, "sample": after - before, "batch": batch.batch_size, "steps": len(store)}
 
 
 def collecting(path: str, steps: str) -> dict[str, float]:
@@ -223,7 +223,7 @@ def first_batch(path: str, kind: str, kept: str) -> dict[str, float]:
     sampler = dr.Sampler(store, view, distribution, batch_size=256, seed=0)
     batch = sampler.sample()
     if kind == "updated":
-        sampler.update_priorities(batch.index, np.ones(len(batch)))
+        sampler.update_priorities(batch.index, np.ones(batch.batch_size))
     return {"first": perf_counter() - started, "cpu": process_time() - cpu, "numba": numba}
 
 
