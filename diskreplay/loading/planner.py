@@ -358,7 +358,7 @@ class Planner:
                 break
             # What was not asked for when it was drawn is told as of now.
             told = self.tell(plan.draw.ids) | plan.told if self.tells else None
-            queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, told))
+            queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, told, plan.prepared))
         return queue
 
     def update(self, ids: Ints, errors: NDArray[np.float64], schema: Schema, kind: tuple[Any, ...] | None) -> int:

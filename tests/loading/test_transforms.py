@@ -1,5 +1,6 @@
 """What a sampler does to its batches: functions and ready ones, in threads, over saved states, and when they fail."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -172,10 +173,16 @@ def test_statistics_are_those_of_the_draw(store: dr.Store, collector: Collector)
         assert len({mean.tobytes() for mean, _ in drawn}) > 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", READY)
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("ahead", [0, 3])
+FAST = ("transitions", "all", 3)
+
+
+@pytest.mark.parametrize(
+    ("view", "name", "ahead"),
+    [
+        pytest.param(*case, marks=[] if case == FAST else pytest.mark.slow)
+        for case in itertools.product(VIEWS, READY, (0, 3))
+    ],
+)
 def test_a_saved_sampler_goes_on_with_the_same_bits(
     store: dr.Store, collector: Collector, name: str, view: str, ahead: int
 ) -> None:
