@@ -17,7 +17,6 @@ MODULES = {
     "bind_table": "gather",
     "discounted": "discounted",
     "draw": "draw",
-    "episode_offset": "episode_offset",
     "find_windows": "find_windows",
     "follow": "follow",
     "freeze": "freeze",

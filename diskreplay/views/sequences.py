@@ -13,16 +13,15 @@ from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Starts
-from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
+from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.windows import (
-    ATTEMPTS,
     TIME,
     TIME_SOURCE,
     TO_THE_END,
@@ -30,7 +29,6 @@ from diskreplay.views.windows import (
     Copy,
     StepField,
     Windows,
-    refuse,
     refuse_evicted,
     step_fields,
     windows_of,
@@ -288,6 +286,7 @@ class _StepsReader(Reader):
         computed = {name: place[name,] for name in ("index", "weight")}
         self._plan = GatherPlan(self._copies(LONGEST), view, self._bounds, computed=computed)
         self._wanted = {name: place[name,] for name in FLAGS if (name,) in place}
+        self._finder = EpisodeFinder()
         self._requested = Requested(schema, place, reward_leaves(schema, None), gamma).if_any()
 
     def _leaves(self, length: int) -> tuple[Leaf, ...]:
@@ -317,6 +316,12 @@ class _StepsReader(Reader):
             if kind.each_step:
                 return leaf.shape[0] - kind.stack
         return 0
+
+    def _steps_before(self, snapshot: Snapshot, ids: Ints) -> Ints:
+        """Return how many steps of its episode come before each of these visible steps, hidden ones included."""
+        episodes = self._finder.find(snapshot, ids)
+        before: Ints = (ids - episodes.first) // episodes.stride
+        return before
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors (size, *shape)."""
@@ -370,7 +375,7 @@ class SequencesReader(_StepsReader):
         view, from_end = self._view, self._view.starts.from_end
         windows = windows_of(snapshot, ids, Bounds(TO_THE_END if from_end else view.length), view)
         refuse_evicted(snapshot, ids)
-        before = _steps_before(snapshot, windows, ids, view)
+        before = self._steps_before(snapshot, ids)
         good = self._from_end(windows, before) if from_end else self._from_start(snapshot, ids, windows, before)
         if not good.all():
             odd = good.argmin()
@@ -429,30 +434,13 @@ class EpisodesReader(_StepsReader):
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
-        windows = windows_of(snapshot, ids, Bounds(TO_THE_END), self._view)
+        windows_of(snapshot, ids, Bounds(TO_THE_END), self._view)
         refuse_evicted(snapshot, ids)
-        before = _steps_before(snapshot, windows, ids, self._view)
+        before = self._steps_before(snapshot, ids)
         inside = np.flatnonzero(before)
         if len(inside):
             first = inside[0]
             raise InvalidIndex(f"id {ids[first]} is step {before[first]} of its episode; {self._view} start at step 0")
-
-
-def _steps_before(snapshot: Snapshot, windows: Windows, ids: Ints, view: Any) -> Ints:
-    """Return how many steps of its episode come before each window, hidden ones included."""
-    before, flags = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint8)
-    done = snapshot.leaf("done")
-    bad = 0
-    for _ in range(ATTEMPTS):
-        _held, chunks, first_chunk, bases = done.addresses()
-        bad = chosen("episode_offset")(
-            windows.slot, windows.lane, windows.row, first_chunk, chunks, done.shift, snapshot.lanes, bases,
-            before, flags,
-        )  # fmt: skip
-        if bad < 0:
-            return before
-        done.ensure(windows.slot, np.zeros_like(windows.row), windows.row)
-    raise refuse(snapshot, int(ids[bad]), view)
 
 
 def _layout(

@@ -63,7 +63,7 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
 
 @pytest.mark.slow
 def test_who_compiles_says_so_once(tmp_path):
-    code = PICK.replace("print(", 'table.chosen("episode_offset")\nprint(')
+    code = PICK.replace("print(", 'table.chosen("nstep")\nprint(')
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == f"{cache.COMPILING}\n"
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == ""
     quiet = "import logging\nlogging.getLogger('diskreplay').setLevel('ERROR')\n" + code
