@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from diskreplay.sampling.prioritized import Prioritized as Prioritized
     from diskreplay.sampling.recency import Recency as Recency
     from diskreplay.sampling.schedule import Linear as Linear
+    from diskreplay.sampling.stratified import Stratified as Stratified
     from diskreplay.sampling.sweep import Sweep as Sweep
     from diskreplay.sampling.uniform import Uniform as Uniform
     from diskreplay.store.limiter import RateLimiter as RateLimiter
@@ -114,6 +115,7 @@ _MODULES = {
     "StoreExists": "diskreplay.errors",
     "StoreLocked": "diskreplay.errors",
     "StoreNotFound": "diskreplay.errors",
+    "Stratified": "diskreplay.sampling.stratified",
     "Sweep": "diskreplay.sampling.sweep",
     "ToFloat": "diskreplay.loading.frames",
     "Transitions": "diskreplay.views.transitions",

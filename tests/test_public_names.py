@@ -59,6 +59,7 @@ NAMES = {
     "Schema",
     "Sequences",
     "Store",
+    "Stratified",
     "Transitions",
     "Uniform",
     "VectorWriter",

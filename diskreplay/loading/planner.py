@@ -146,6 +146,10 @@ class Planner:
 
     def _claim(self, distribution: Distribution) -> Distribution:
         """Claim a distribution; a new `Prioritized` goes on with the priorities of the one before."""
+        known = [leaf for leaf in self._store.schema.leaves if leaf.startswith("episode/")]
+        if unknown := set(distribution.episode_fields).difference(known):
+            names = ", ".join(known) or "none"
+            raise ValueError(f"{distribution} reads {min(unknown)!r}, and the store's episode fields are: {names}")
         distribution.claim(self)
         if isinstance(distribution, Prioritized):
             before = self._priorities
@@ -199,6 +203,8 @@ class Planner:
                 draw = active.draw_share(population, size, self.rng)
         except RefreshNeeded:
             return self.draw(size, refresh, lost)
+        except SegmentGone:  # the distribution read times or values of steps
+            return self.draw(size, True, lost)
         self._returned = returned
         entropy = int(self.rng.integers(1 << 62)) if self._random else None
         return Plan(snapshot, draw, size, entropy, self.tell(draw.ids) if self.tells else None)

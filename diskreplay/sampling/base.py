@@ -57,6 +57,8 @@ class Distribution(ABC):
     # Whether what was drawn does not come again by itself. Then what is left of a draw that lost ids stays in its
     # batch, and `delivered` is called.
     gives_once: bool = False
+    # Paths of the episode fields that it reads: a sampler refuses it where the store has not all of them.
+    episode_fields: tuple[str, ...] = ()
     # Whether there is an end, behind which draws have no ids; then `count_left` is defined.
     ends: bool = False
     # Whether `draw` itself draws of the population's share alone.

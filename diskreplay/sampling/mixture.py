@@ -54,6 +54,7 @@ class Mixture(Distribution):
             self._parts.append(distribution)
             shares.append(number(f"the share of parts[{i}]", share, above=0.0))
         self._shares = np.array(shares) / sum(shares)
+        self.episode_fields = tuple(field for part in self._parts for field in part.episode_fields)
         # eta is that of the first prioritized distribution.
         self.weighted = any(part.weighted for part in self._parts)
         self.gives_once = any(part.gives_once for part in self._parts)

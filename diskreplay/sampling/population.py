@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, mixed
+from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, locate, mixed
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
     BEFORE,
@@ -27,7 +27,9 @@ from diskreplay.kernels.runs import (
     COUNT,
     FIRST,
     FIRST_ONLY,
+    MOVED_BACK,
     NEVER,
+    STRIDE,
     TIME,
     IdRuns,
     Starts,
@@ -432,22 +434,55 @@ class Population:
         runs = IdRuns(every.first, every.stride, every.steps)
         return without_hidden(runs, self.visible.least_ids(every.first))
 
-    def find(self, ids: Ints) -> Ints:
-        """Return the position of each id, -1 where it cannot be drawn."""
-        positions = np.full(len(ids), -1)
+    def find_runs(self, ids: Ints) -> Ints:
+        """Return the place in `runs` of the run that each id is in, -1 where it cannot be drawn."""
+        found = np.full(len(ids), -1)
         if self.size:
             keys = lane_keys(ids, *self.segments)
-            if self._main_index is None:
-                self._main_index = self._index(0, self._main)
-            if self._rest_index is None:
-                self._rest_index = self._index(self._main, self._end)
-            for index in (self._main_index, self._rest_index):
-                self._look_up(ids, keys, index, positions)
-        return positions
+            for index in self._indices():
+                self._look_up(ids, keys, index, found)
+        return found
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
         """Tell which ids can be drawn."""
-        return self.find(ids) >= 0
+        return self.find_runs(ids) >= 0
+
+    def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return where in `runs` the moved sample of the episode of each of these runs is, and which ones it is itself.
+
+        -1 where the episode has none, or no other run; then none is told to be one itself.
+        """
+        found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
+        if self._starts.last != MOVED_BACK or self._starts.step == 1:
+            return found, is_moved
+        lane, moved = self._lanes_of(runs + self._hidden)
+        key = lane_keys(self.runs().first[runs], *self.segments)
+        # In its lane, a sample that was moved is next to the others of its episode, behind them unless `from_end`.
+        beside = np.where(moved == self._starts.from_end, 1, -1)
+        for keys, places in self._indices():
+            if not len(keys):
+                continue
+            at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+            other = places[np.clip(at + beside, 0, len(keys) - 1)]
+            others_lane, others_moved = self._lanes_of(other)
+            is_pair = (keys[at] == key) & (other >= self._hidden) & (others_lane == lane) & (others_moved != moved)
+            found[is_pair & ~moved] = other[is_pair & ~moved] - self._hidden
+            is_moved |= is_pair & moved
+        return found, is_moved
+
+    def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return a number for the lane of each of these runs of the block, and which are a sample that was moved."""
+        first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
+        _, slot, width, lane, _ = locate(first, *self.segments)
+        return (slot << POSITION_BITS) + lane, stride == width
+
+    def _indices(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Return the runs of the first region, and all others, in the order of their lanes; see `_index`."""
+        if self._main_index is None:
+            self._main_index = self._index(0, self._main)
+        if self._rest_index is None:
+            self._rest_index = self._index(self._main, self._end)
+        return self._main_index, self._rest_index
 
     def _index(self, start: int, end: int) -> tuple[Ints, Ints]:
         """Return the runs of a region in the order of their lanes: keys, and where in the block they stand."""
@@ -455,16 +490,15 @@ class Population:
         order = np.argsort(keys, kind="stable")
         return keys[order], order + start
 
-    def _look_up(self, ids: Ints, keys: Ints, index: tuple[Ints, Ints], positions: Ints) -> None:
-        """Write the positions of the ids that lie in the indexed runs."""
+    def _look_up(self, ids: Ints, keys: Ints, index: tuple[Ints, Ints], places: Ints) -> None:
+        """Write where in `runs` the indexed runs are in which ids lie."""
         if not len(index[0]):
             return
         run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
         first, stride, count = (column[run] for column in self._block.runs[:3])
         number, between = np.divmod(ids - first, stride)
         found = (keys >= 0) & (run >= self._hidden) & (between == 0) & (number >= 0) & (number < count)
-        before = self._block.before
-        positions[found] = (before[run] + number - before[self._hidden])[found]
+        places[found] = run[found] - self._hidden
 
 
 class _Block:

@@ -1,6 +1,6 @@
 """What populations and distributions need of a snapshot: they know nothing of stores."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,3 +63,6 @@ class Snapshot(Protocol):
 
     def times(self, ids: Ints) -> Ints:
         """Return when each step was published."""
+
+    def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the value of an episode field for the ended episode of each step, and which have one."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.errors import SegmentGone
 from diskreplay.ids import mixed
 from diskreplay.kernels.runs import NEVER, IdRuns
 from diskreplay.sampling.base import Draw, Owned
@@ -19,7 +20,7 @@ Ints = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 
 ROUNDS = 6
-# Ids that are put in the order of their times together, and of a run that are looked up together for it.
+# Ids that are put in the order of their times together; and that are permuted together, or are one piece of a run.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
@@ -89,14 +90,20 @@ class Sweep(Owned):
                     raise population.nothing_in_share()
                 current = self._pass = _PASSES[self._order].begun(population, rng)
                 fruitless = self._passes is None
-            ids = current.peek(population, missing * population.share.world_size)
-            good = np.flatnonzero(_drawable(population, ids))[:missing]
-            missing -= len(good)
-            fruitless = fruitless and not len(good)
-            found.append(ids[good])
-            # What was looked at behind the last one that is needed comes again.
-            current.advance(len(ids) if missing else int(good[-1]) + 1)
-            if current.is_over(population):
+            try:
+                ids = current.peek(population, missing * population.share.world_size)
+                good = np.flatnonzero(_drawable(population, ids))[:missing]
+                missing -= len(good)
+                fruitless = fruitless and not len(good)
+                found.append(ids[good])
+                # What was looked at behind the last one that is needed comes again.
+                current.advance(len(ids) if missing else int(good[-1]) + 1)
+                is_over = current.is_over(population)
+            except SegmentGone:
+                if missing == size:
+                    raise
+                break  # a short batch: what was drawn must not be lost
+            if is_over:
                 self._pass, self._finished = None, self._finished + 1
         return Draw(np.concatenate(found), None, population.size)
 
@@ -185,6 +192,7 @@ class _RandomPass(_Pass):
         self._key, self._cursor = key, cursor
         self._before: Ints = np.cumsum(runs.count) - runs.count
         self._size = int(runs.count.sum())
+        self._next: Ints = np.zeros(0, np.int64)  # some of the ids from the cursor on
 
     @classmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:
@@ -201,11 +209,13 @@ class _RandomPass(_Pass):
 
     def peek(self, population: Population, count: int) -> Ints:
         """Return the next ids, at most `count`."""
-        return self._slice(self._cursor, count)
+        if len(self._next) < count:
+            self._next = self._slice(self._cursor, max(count, _PIECE))
+        return self._next[:count]
 
     def advance(self, count: int) -> None:
         """Go on behind so many ids."""
-        self._cursor += count
+        self._cursor, self._next = self._cursor + count, self._next[count:]
 
     def is_over(self, population: Population) -> bool:
         """Tell whether no id is left."""

@@ -16,7 +16,9 @@ from diskreplay.loading.readahead import WARM_BATCHES
 from tests.testing.support import resident_pages, run_python
 
 SCHEMA = dr.Schema(
-    obs={"image": dr.Field((40, 40), "uint8"), "number": dr.Field((), "int64")}, action=dr.Field((), "int64")
+    obs={"image": dr.Field((40, 40), "uint8"), "number": dr.Field((), "int64")},
+    action=dr.Field((), "int64"),
+    episode={"task": dr.Field((), "int64")},
 )
 VIEWS = (
     dr.Transitions(3, frame_stack={"image": 4}),
@@ -31,8 +33,8 @@ def append(writer: Any, first: int, steps: int) -> None:
     """Append an episode whose observations hold their numbers."""
     numbers = np.arange(first, first + steps + 1)
     images = np.broadcast_to((numbers % 251)[:, None, None], (steps + 1, 40, 40)).astype(np.uint8)
-    obs = {"image": images, "number": numbers}
-    writer.append_episode(obs, numbers[:-1], np.ones(steps, np.float32), terminated=True)
+    obs, task = {"image": images, "number": numbers}, {"task": first // 100 % 3}
+    writer.append_episode(obs, numbers[:-1], np.ones(steps, np.float32), terminated=True, episode=task)
 
 
 @pytest.fixture
@@ -85,6 +87,7 @@ def threads_make_all(monkeypatch: pytest.MonkeyPatch) -> None:
 DISTRIBUTIONS = (
     dr.Uniform, dr.Prioritized, lambda: dr.Prioritized(normalize="store", stratified=False), lambda: dr.Recency(100),
     lambda: dr.Sweep(passes=None), lambda: dr.Sweep(passes=None, order="time"),
+    dr.Stratified, lambda: dr.Stratified("episode/task"),
     lambda: dr.Mixture([(dr.Sweep(None), 0.5), (dr.Prioritized(), 0.5)]),
 )  # fmt: skip
 

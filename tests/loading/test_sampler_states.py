@@ -23,6 +23,7 @@ SCHEMA = dr.Schema(
     obs={"observation": dr.Field((3,), "float32"), "achieved_goal": GOAL, "desired_goal": GOAL},
     action=dr.Field((), "int64"),
     extra={"value": dr.Field((), "float32")},
+    episode={"task": dr.Field((), "int64")},
 )
 LANES = 3
 
@@ -57,6 +58,8 @@ DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
     "recency": lambda: dr.Recency(60),
     "sweep": lambda: dr.Sweep(passes=None),
     "by time": lambda: dr.Sweep(passes=None, order="time"),
+    "by episode": dr.Stratified,
+    "by task": lambda: dr.Stratified("episode/task"),
     "mixture": lambda: dr.Mixture([(dr.Sweep(None), 0.3), (dr.Uniform(), 0.3), (dr.Prioritized(alpha=0.9), 0.4)]),
 }
 
@@ -82,10 +85,12 @@ class Collector:
             self.several.append(
                 {k: x[lanes] for k, x in self.obs.items()}, action[lanes], reward[lanes], ends[0, lanes],
                 ends[1, lanes], next_obs={k: x[lanes] for k, x in coming.items()}, value=value[lanes],
+                episode={"task": action[lanes] % 3},
             )  # fmt: skip
             self.one.append(
                 {k: x[first] for k, x in self.obs.items()}, action[first], reward[first], ends[0, first],
                 ends[1, first], next_obs={k: x[first] for k, x in coming.items()}, value=value[first],
+                episode={"task": action[first] % 4} if ends[:, first].any() else None,
             )  # fmt: skip
             over = ends.any(axis=0)[:, None]
             self.obs = {name: np.where(over, fresh[name], coming[name]) for name in coming}

@@ -20,7 +20,8 @@ from tests.loading.test_sampler_states import (
     through_torch,
 )
 
-DISTRIBUTIONS = {name: ALL[name] for name in ("uniform", "prioritized", "recency")} | {
+NAMES = ("uniform", "prioritized", "recency", "by episode", "by task")
+DISTRIBUTIONS = {name: ALL[name] for name in NAMES} | {
     "mixture": lambda: dr.Mixture([(dr.Uniform(), 0.5), (dr.Prioritized(), 0.5)])
 }
 

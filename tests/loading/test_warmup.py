@@ -46,6 +46,7 @@ def path(tmp_store):
         ("dr.Sequences(5, overlap=2)", "dr.Prioritized()"),
         ("dr.Transitions()", "dr.Recency(10)"),
         ("dr.Episodes()", "dr.Sweep(4)"),
+        ("dr.Transitions()", "dr.Stratified()"),
     ],
 )
 def test_nothing_is_compiled_after_it(path, view, distribution):

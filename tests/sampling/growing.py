@@ -24,6 +24,7 @@ class FakeStore:
         self.next_row: list[list[int]] = []
         self.open: list[list[int]] = []
         self.log: list[tuple[int, int, int, int, int]] = []
+        self.values: dict[int, int] = {}  # of ended episodes that were given one, by their first ids
         self.frontier = 0
         self.generation = 0
         self._widths: list[int] = []
@@ -40,6 +41,7 @@ class FakeStore:
         snapshot.reached = self._visible.reached
         snapshot.least_ids = lambda ids: snapshot.visible._replace(reached=1).least_ids(ids)
         snapshot.times = lambda ids: ids
+        snapshot.episode_values = self.episode_values
         snapshot.origin, snapshot.lanes, snapshot.generation = 0, lanes, self.generation
         snapshot.segments = object()
         snapshot.log = Columns.of(self.log)
@@ -57,6 +59,12 @@ class FakeStore:
         frozen = frozen_of(snapshot.visible, known, sealed, Columns.of(rows))
         snapshot.record, snapshot.alive, snapshot.open = frozen
         return snapshot
+
+    def episode_values(self, leaf: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The value of each id's episode, and which have one."""
+        found = {f + s * j: self.values.get(f) for f, s, steps, *_ in self.log for j in range(steps)}
+        values = [found.get(i) for i in ids.tolist()]
+        return np.array([v or 0 for v in values], np.int64), np.array([v is not None for v in values], bool)
 
     def id(self, segment: int, lane: int, row: int) -> int:
         return segment << 35 | (row * self.lanes[segment] + lane)
@@ -110,3 +118,13 @@ def population_of(store: FakeStore, view: Any = None) -> Population:
 def everything(population: Population) -> np.ndarray:
     """All ids that can be drawn, in their order."""
     return np.sort(population.take(np.arange(population.size)))
+
+
+def positions_of(population: Population, ids: np.ndarray) -> np.ndarray:
+    """The position of each id, -1 where it cannot be drawn."""
+    run, (first, stride, count) = population.find_runs(ids), population.runs()
+    there = run >= 0
+    found = np.full(len(ids), -1)
+    at, before = run[there], np.cumsum(count) - count
+    found[there] = before[at] + (ids[there] - first[at]) // stride[at]
+    return found

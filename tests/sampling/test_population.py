@@ -13,7 +13,7 @@ from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Order, Population
 from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
-from tests.sampling.growing import FakeStore, grown
+from tests.sampling.growing import FakeStore, grown, positions_of
 from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode
 
 VIEWS = [
@@ -90,11 +90,11 @@ def compare(store: FakeStore, population: Population) -> None:
     want = sorted(i for i in want if i >= store.frontier)
     found = everything(population)
     assert sorted(found) == want
-    assert population.find(np.array(found, np.int64)).tolist() == list(range(len(found)))
+    assert positions_of(population, np.array(found, np.int64)).tolist() == list(range(len(found)))
     others = [i for f, s, steps, *_ in store.log for i in (f + s * steps, f - s, f + 1)]
     others += [-1, 1 << 50, store.frontier - 1]
     inside = set(want)
-    positions = population.find(np.array(others, np.int64))
+    positions = positions_of(population, np.array(others, np.int64))
     assert [(at >= 0, at >= -1) for at in positions] == [(i in inside, True) for i in others]
     assert population.contains(np.array(others, np.int64)).tolist() == [i in inside for i in others]
 
@@ -154,7 +154,7 @@ class Resumed:
         found = everything(other)
         assert everything(self.population) == found
         assert [r.tolist() for r in self.population.runs()] == [r.tolist() for r in other.runs()]
-        assert self.population.find(np.array(found, np.int64)).tolist() == list(range(len(found)))
+        assert positions_of(self.population, np.array(found, np.int64)).tolist() == list(range(len(found)))
         assert listed(self.population.order()) == listed(other.order())
 
 

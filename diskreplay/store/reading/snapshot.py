@@ -14,6 +14,7 @@ from diskreplay.kernels import following, frozen
 from diskreplay.kernels.runs import Visible, open_episodes
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.store.reading.episode_log import Hidden
+from diskreplay.store.reading.episode_values import episode_values
 
 __all__ = ["SegmentGone", "Snapshot"]
 
@@ -214,6 +215,13 @@ class Snapshot:
             times = self.leaf(layout.TIME).values(slot, int(self.lanes[slot]), lane[here], row[here])
             found[here] = times + self.clocks[slot]
         return found
+
+    def episode_values(self, leaf: str, ids: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the value of an episode field, ``(n, *shape)``, for the episode of each of these steps.
+
+        And which have one: episodes that are open, gone, or were given none have zeros.
+        """
+        return episode_values(self, leaf, ids)
 
     def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:
         """Return how many of each episode's first steps are hidden."""

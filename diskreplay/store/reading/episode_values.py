@@ -1,0 +1,54 @@
+"""Values of episode fields, read for many episodes at once."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import EPISODE_COLUMNS, EPISODE_VALUES, FIRST, EpisodeTable, Ints, locate
+from diskreplay.kernels.runs import lane_keys
+
+if TYPE_CHECKING:
+    from diskreplay.store.reading.snapshot import Snapshot
+
+# Of the newest ended episodes: most that are asked for have just ended. Then so many times more.
+_NEWEST, _MORE = 1024, 8
+
+
+def ended_episodes(snapshot: "Snapshot", ids: Ints) -> EpisodeTable:
+    """Return the ended episode of each of these steps; a line of zeros where it is open or not there any more."""
+    found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
+    keys = lane_keys(ids, snapshot.origin, snapshot.lanes)
+    while len(missing):
+        some = snapshot.log.select(slice(max(0, len(snapshot.log) - count), None))
+        begin = lane_keys(some.first, snapshot.origin, snapshot.lanes)
+        order = np.argsort(begin)
+        at = np.searchsorted(begin[order], keys[missing], "right") - 1
+        episode = order[at] if len(order) else at
+        inside = (at >= 0) & (keys[missing] >= 0)
+        inside[inside] = (keys[missing] - begin[episode] < some.steps[episode])[inside] if len(order) else False
+        found[missing[inside]] = some.lines[episode[inside]]
+        missing = missing[~inside]
+        if count >= len(snapshot.log):
+            break
+        count *= _MORE
+    return EpisodeTable(found)
+
+
+def episode_values(snapshot: "Snapshot", leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return a value of the episode of each of these steps, and which have one; see `Snapshot.episode_values`."""
+    episodes = ended_episodes(snapshot, ids)
+    _, slots, width, lane, row = locate(episodes.first, snapshot.origin, snapshot.lanes)
+    given = (episodes.end & EPISODE_VALUES) != 0
+    values = snapshot.leaf(leaf)
+    found = np.zeros((len(ids), *values.shape), values.dtype)
+    for slot in np.unique(slots[given]).tolist():
+        here = np.flatnonzero((slots == slot) & given)
+        lanes, own, last = int(width[here[0]]), lane[here], row[here] + episodes.steps[here]
+        # They are in the row that the episode's end published last: the one behind its steps where there is one.
+        behind = np.flatnonzero(last < snapshot.committed[snapshot.lane_base[slot] + own])
+        flags = np.full(len(here), FIRST, np.uint8)
+        flags[behind] = snapshot.leaf("done").values(slot, lanes, own[behind], last[behind])
+        last -= (flags & (EPISODE_VALUES | FIRST)) != EPISODE_VALUES
+        found[here] = values.values(slot, lanes, own, last)
+    return found, given
