@@ -113,7 +113,7 @@ def test_n_step_returns_of_a_vector_are_those_of_stable_baselines3(monkeypatch: 
         assert torch.equal(batch.dones, theirs.dones)
         torch.testing.assert_close(batch.rewards, theirs.rewards)
         torch.testing.assert_close(batch.discounts, theirs.discounts * (1 - theirs.dones))
-        compared += len(batch)
+        compared += batch.batch_size
     assert compared > 23_900
 
 
@@ -142,7 +142,7 @@ def test_n_step_targets_of_a_vector_are_those_of_tianshou() -> None:
         theirs = compute(peer[indices], peer, indices, values, gamma=0.95, n_step=n_step).returns
         targets = batch.rewards + batch.discounts * (batch.next_states @ weights)[:, None]
         torch.testing.assert_close(targets, theirs.float(), rtol=1e-5, atol=1e-5)
-        compared += len(batch)
+        compared += batch.batch_size
     assert compared > 8_990
 
 
