@@ -16,6 +16,7 @@ Every row is checked against the table of chunks before its address is formed.
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import TERMINATED, TRUNCATED
 from diskreplay.kernels import frozen, gathering as cols, jit
 from diskreplay.kernels.find_windows import find_windows
 from diskreplay.kernels.stream import WIDE, stream_apart
@@ -339,6 +340,13 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     if bad >= 0:
         record[cols.FAILED] = -1
         return begin + bad
+    for i in range(count if record[cols.LIMITS] != 0 else 0):
+        n = jit.load_int(record[cols.LIMITS] + 8 * (begin + i))
+        if n < windows[cols.K, _at(i)]:
+            windows[cols.K, _at(i)], windows[cols.AFTER, _at(i)] = n, windows[cols.ROW, _at(i)] + n
+            for stop in (cols.OBS_STOP, cols.STEP_STOP, cols.FRAMES_STOP):
+                windows[stop, _at(i)] = windows[cols.AFTER, _at(i)] + 1
+            ends[_at(i)] &= ~(TERMINATED | TRUNCATED)
     lines, copied, streamed = record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
     sources = jit.ints2_at(record[cols.SOURCES] + 8 * begin, lines, items)

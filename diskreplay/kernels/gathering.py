@@ -13,14 +13,15 @@ WINDOW_ROWS = 11
 
 # Columns of the record. Whether windows are to be found, how, where they are, and memory for the sources of all items.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
+LIMITS = 7  # the address of the most steps that each of these windows may have, or 0
 # How many lines there are, how many of them are copied, and the line behind the summands: that of the discounts, if
 # there is one. Then gamma, whether wide rows go past the caches, and the line that could not be copied, or -1.
-LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(7, 13)
+LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
 # Which array of the batch gets what is not copied from a leaf; -1 is none.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
-REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(13, 20)
+REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
 # The table of the flags, as those of leaves below.
-FLAGS = 20
+FLAGS = 21
 # Columns of a line. A table: addresses of the arrays by slot and their length, of the chunks' addresses, and of a row.
 FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7

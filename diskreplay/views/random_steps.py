@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.ids import TERMINATED, TRUNCATED
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as kernel
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.windows import Bounds, Copy, Windows, windows_of
+from diskreplay.views.windows import Bounds, Copy, Windows
 
 
 class RandomSteps(GatherPlan):
@@ -33,9 +32,9 @@ class RandomSteps(GatherPlan):
         discount: tuple[str, np.dtype[Any]] | None,
         computed: Mapping[str, int],
     ) -> None:
-        super().__init__(copies, view, None, summands, gamma, discount, computed)
+        super().__init__(copies, view, bounds, summands, gamma, discount, computed)
         self._least, self._searched = least, bounds
-        self._reached = [_all_ends(copy, bounds.n) if copy.begin == rows.AFTER else copy for copy in copies]
+        self._reached = [_all_ends(copy, bounds.n) if copy.begin == kernel.AFTER else copy for copy in copies]
         self._entropy: int | None = None
 
     def seed(self, entropy: int) -> None:
@@ -45,11 +44,11 @@ class RandomSteps(GatherPlan):
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, helper: Executor | None = None) -> None:
         """Draw the steps of the windows of these ids, and copy and sum them into the arrays of a block."""
         entropy, self._entropy = self._entropy, None
-        windows = windows_of(snapshot, ids, self._searched, self._view)
+        self._record[kernel.LIMITS] = 0
         if entropy is not None:
             generator = np.random.Generator(np.random.PCG64(entropy))
-            _shorten(windows, generator.integers(self._least, self._searched.n, len(ids), endpoint=True))
-        self._use(windows)
+            limits = generator.integers(self._least, self._searched.n, len(ids), endpoint=True)
+            self._record[kernel.LIMITS] = limits.ctypes.data
         super().gather(snapshot, ids, block, helper)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
@@ -63,14 +62,4 @@ class RandomSteps(GatherPlan):
 def _all_ends(copy: Copy, most: int) -> Copy:
     """Return a copy of what one from the row behind a window may need, for windows of 1 to `most` steps."""
     offset, length = copy.offset + 1, copy.length + most - 1
-    return copy._replace(begin=rows.ROW, stop=rows.FRAMES_STOP, offset=offset, length=length)
-
-
-def _shorten(windows: Windows, n: Ints) -> None:
-    """End each window after so many steps at most; one that ends earlier does so inside its episode."""
-    short = n < windows.k
-    windows.k[short] = n[short]
-    windows.after[short] = windows.row[short] + n[short]
-    for stop in (windows.obs_stop, windows.step_stop, windows.frames_stop):
-        stop[short] = windows.after[short] + 1
-    windows.ends[short] &= ~np.uint8(TERMINATED | TRUNCATED)
+    return copy._replace(begin=kernel.ROW, stop=kernel.FRAMES_STOP, offset=offset, length=length)

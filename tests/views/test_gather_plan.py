@@ -36,6 +36,7 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
         if way == "in halves":
             patch.setattr(gather_plan, "SHARED", 0)
             reader.helper = helper
+        reader.seed(7)  # of those that draw something
         reader.fill(snapshot, ids, block)
     return at_once, block
 
@@ -43,7 +44,7 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
 @pytest.mark.slow
 @given(
     snapshots(),
-    st.integers(1, 12) | st.none(),
+    st.integers(1, 12) | st.none() | st.sampled_from(((1, 3), (2, 9))),
     st.sampled_from((0.0, 0.9, 1.0)),
     st.integers(1, 4),
     st.sampled_from(REWARDS),
@@ -52,10 +53,10 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
     st.integers(0, 2**32 - 1),
 )
 def test_all_ways_gather_the_same_bytes(
-    snapshot: Snapshot, n_step: int | None, gamma: float, stack: int, reward: Any, fields: Any, discount: Any, seed: int
+    snapshot: Snapshot, n_step: Any, gamma: float, stack: int, reward: Any, fields: Any, discount: Any, seed: int
 ) -> None:
     view = Transitions(n_step=n_step, gamma=gamma, frame_stack=stack, reward=reward, discount=discount)
-    there = sorted(snapshot.sampleable(n_step))
+    there = sorted(snapshot.sampleable(view.most_steps))
     if not there:
         return
     ids = np.random.default_rng(seed).choice(np.array(there, np.int64), 20)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import Ints
+from diskreplay.ids import TERMINATED, TRUNCATED, Ints
 from diskreplay.kernels.gathering import (
+    AFTER,
     BASES,
     BASES_SIZE,
     BEGIN,
@@ -20,6 +21,7 @@ from diskreplay.kernels.gathering import (
     FIRST_CHUNK,
     FLAGS,
     FLOOR,
+    FRAMES_STOP,
     GAMMA,
     HEAD,
     INDEX,
@@ -28,14 +30,18 @@ from diskreplay.kernels.gathering import (
     KINDS,
     LANE,
     LENGTH,
+    LIMITS,
     LINES,
+    OBS_STOP,
     OFFSET,
     REWARD,
+    ROW,
     ROW_BYTES,
     SHIFT,
     SLOT,
     SLOTS,
     STACK,
+    STEP_STOP,
     STOP,
     SUMMED,
     TARGET,
@@ -83,6 +89,8 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
         bad = int(misplaced.argmax()) if misplaced.any() else -1
     if bad >= 0:
         return begin + bad
+    if head[LIMITS]:
+        _shorten(windows[:, some], ends[some], array_at(head[LIMITS], items)[some])
     r: Any = 0.0
     gammas: Any = float(np.int64(head[GAMMA]).view(np.float64))
     for number in range(head[LINES]):
@@ -116,6 +124,15 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
         if place >= 0:
             out[:] = values
     return -1
+
+
+def _shorten(windows: Ints, ends: NDArray[np.uint8], n: Ints) -> None:
+    short = n < windows[K]
+    windows[K, short] = n[short]
+    windows[AFTER, short] = windows[ROW, short] + n[short]
+    for row in (OBS_STOP, STEP_STOP, FRAMES_STOP):
+        windows[row, short] = windows[AFTER, short] + 1
+    ends[short] &= np.uint8(~(TERMINATED | TRUNCATED) & 0xFF)
 
 
 def _copy_plain(
