@@ -31,9 +31,9 @@ class StoreDataset(IterableDataset[dr.Batch]):
     ----------
     store : Store or path
         Where the steps are; each worker opens it with mode "r".
-    view, distribution, batch_size, seed, fields, where, max_times_sampled
-        As for `Sampler`; with worker processes that are spawned, they must pickle. A seed makes the batches of each
-        worker a function of it, the share and what the store holds.
+    view, distribution, batch_size, seed, fields, where, max_times_sampled, transform
+        As for `Sampler`; each worker has copies of its own. With worker processes that are spawned, they must pickle. A
+        seed makes the batches of each worker a function of it, the share and what the store holds.
     rank, world_size : int or None
         This process among those that train together; None asks `torch.distributed`, where that is initialized by
         then, and else there is one.
@@ -57,6 +57,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
         fields: Sequence[str] | None = None,
         where: Callable[[dr.Episode], bool] | None = None,
         max_times_sampled: int | None = None,
+        transform: Any = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -65,7 +66,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
         if rank is None or world_size is None:
             rank, world_size = _place()
         self._path, self._view, self._distribution = _path_of(store), view, distribution
-        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._seed, self._rank, self._world_size, self._transform = seed, rank, world_size, transform
         self._arguments: dict[str, Any] = {
             "batch_size": batch_size,
             "fields": fields,
@@ -76,12 +77,11 @@ class StoreDataset(IterableDataset[dr.Batch]):
         self._sampler(rank, world_size).close()
 
     def _sampler(self, rank: int, world_size: int) -> dr.Sampler:
-        # One that holds state belongs to one sampler: each gets a copy.
         seed = None if self._seed is None else int(np.random.SeedSequence([self._seed, rank]).generate_state(1)[0])
-        distribution = copy.deepcopy(self._distribution)
-        return dr.Sampler(
-            self._path, self._view, distribution, seed=seed, rank=rank, world_size=world_size, **self._arguments
-        )
+        # What holds state belongs to one sampler: each gets a copy.
+        distribution, transform = copy.deepcopy((self._distribution, self._transform))
+        own: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "transform": transform}
+        return dr.Sampler(self._path, self._view, distribution, **own, **self._arguments)
 
     def __iter__(self) -> Iterator[dr.Batch]:
         """Yield batches of this worker's share; each call begins anew.

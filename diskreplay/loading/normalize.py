@@ -50,7 +50,7 @@ class Normalize(OneOwner, Transform):
     The statistics follow the store as it grows: each step counts once and for good, when the sampler first sees it,
     whether it is drawn or not. What is new is merged in when a batch is drawn, before it is made; the first batch reads
     all that is there. They are part of the sampler's saved state. A batch is normalised by those of its draw, and what
-    is in the store stays as it is.
+    is in the store stays as it is. Padding, and observations that are not there, are zeros before they are normalised.
 
     It belongs to one sampler; ``copy.deepcopy`` makes one for another with the same statistics.
 

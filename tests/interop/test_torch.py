@@ -74,6 +74,24 @@ def test_a_seed_makes_the_batches(tmp_store):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_run_in_the_workers(tmp_store, workers):
+    def doubled(batch):
+        return {"serial": batch.serial * 2}
+
+    with filled(tmp_store, 500) as store:
+        transform = [dr.Normalize(), doubled]
+        dataset = StoreDataset(store, dr.Transitions(), dr.Sweep(), batch_size=64, seed=0, transform=transform)
+        for _ in range(2):
+            batches = list(DataLoader(dataset, batch_size=None, num_workers=workers))
+            serial = np.concatenate([batch.serial.numpy() for batch in batches])
+            np.testing.assert_array_equal(np.sort(serial), 2 * np.arange(500))
+            # Observations are their numbers: normalised, they are the same in all workers.
+            obs = np.concatenate([batch.obs[:, 0].numpy() for batch in batches])
+            expected = (serial / 2 - 249.5) / np.sqrt((500**2 - 1) / 12)
+            np.testing.assert_allclose(obs, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_spawned_opens_the_store_itself(tmp_store):
     with filled(tmp_store, 200) as store:
         dataset = StoreDataset(store, dr.Sequences(10, 5), dr.Sweep(), batch_size=16)

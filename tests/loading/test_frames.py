@@ -20,6 +20,7 @@ SCHEMA = dr.Schema(
         "state": dr.Field((4,), "float32"),
     },
     action=dr.Field((), "int64"),
+    extra={"value": dr.Field((), "float32")},
 )
 PAD = 2
 
@@ -39,7 +40,7 @@ def store(tmp_store: Path) -> Iterator[dr.Store]:
         obs = observe(rng)
         for t in range(90):
             following = observe(rng)
-            writer.append(obs, t, 0.0, t % 30 == 29, next_obs=following)
+            writer.append(obs, t, 0.0, t % 30 == 29, next_obs=following, value=0.0)
             obs = observe(rng) if t % 30 == 29 else following
         writer.flush()
         store.refresh()
@@ -108,6 +109,17 @@ def test_every_item_is_padded_and_cropped_at_one_place(store: dr.Store, view: An
     assert len(following) >= 80
     for found in (obs, following):
         assert len(set(found)) > 18  # of 25
+
+
+def test_each_step_of_a_rollout_has_a_shift_of_its_own(store: dr.Store) -> None:
+    transform = dr.RandomShift(PAD, ["grey"])
+    with dr.Sampler(store, dr.Rollouts(30), seed=0, transform=transform) as sampler:
+        batch = sampler.sample()
+        stored = sampler.gather(batch.index.flatten())
+        pairs = zip(batch.obs["grey"][:, 0].numpy(), stored.obs["grey"][:, 0].numpy(), strict=True)
+        found = [shift_of(item, frames, (-2, -1)) for item, frames in pairs]
+        assert len(found) == 30
+        assert len(set(found)) > 10
 
 
 @pytest.mark.slow
