@@ -128,6 +128,25 @@ class Changes(NamedTuple):
     left: int
 
 
+class Crossing(Protocol):
+    """Finds the steps of episodes at which samples start that run on across the episodes behind them in a lane."""
+
+    def update(
+        self,
+        snapshot: Any,
+        ended: EpisodeTable | None,
+        admitted: EpisodeTable | None,
+        still_open: EpisodeTable,
+        is_fresh: bool,
+    ) -> tuple[EpisodeTable | None, EpisodeTable]:
+        """Return the episodes that are done with, and those that may get more samples, without their other steps.
+
+        `ended` are those that ended since the last call, None where nothing did; with `is_fresh` there was none before,
+        and what is done with is not None. Of them and of the open ones those count that are `admitted`, and
+        `still_open`.
+        """
+
+
 class View(Protocol):
     """What is needed of a view: see `views.base.View`."""
 
@@ -138,6 +157,9 @@ class View(Protocol):
     @property
     def starts(self) -> Starts:
         """At which steps of episodes its samples start."""
+
+    def crossing(self) -> Crossing | None:
+        """Return what tells where samples start that run across episodes' ends; None: they stay in one."""
 
 
 class Population:
@@ -152,6 +174,7 @@ class Population:
     def __init__(self, view: View, episode_filter: EpisodeFilter | None = None, share: Share = EVERY_ID) -> None:
         self.share = share
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
+        self._crossing = view.crossing()
         self._find_starts = chosen("starts")
         self._find_random = chosen("random_ids")
         self._filter = episode_filter or EpisodeFilter()
@@ -196,13 +219,17 @@ class Population:
         # Most often all that is new is a few steps of open episodes.
         is_new = is_fresh or seen > self._seen
         # The predicate of `where` may raise: ask it before anything changes.
-        ended = self._filter.admit(snapshot, snapshot.log.select(slice(self._seen, None))) if is_new else None
-        still_open = self._filter.admit(snapshot, snapshot.open) if self._filter.asks else None
+        found = snapshot.log.select(slice(self._seen, None)) if is_new else None
+        ended = self._filter.admit(snapshot, found) if found is not None else None
+        needs_open = self._filter.asks or self._crossing is not None
+        still_open = self._filter.admit(snapshot, snapshot.open) if needs_open else None
         self.version += 1
         self.snapshot = None  # until the rest is done: whatever interrupts it, the next refresh starts afresh
+        if self._crossing is not None and still_open is not None:
+            ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
         hides, self._oldest, self._reached = snapshot.oldest is not self._oldest, snapshot.oldest, snapshot.reached
+        self._seen = seen
         if ended is not None or hides:
-            self._seen = seen
             if ended is not None:
                 self._add_ended(snapshot, ended, is_fresh)
             self._hide()

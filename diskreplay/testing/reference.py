@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,58 @@ def window(
         put({"terminated": last and episode.terminated, "truncated": last and episode.truncated})
         put({"is_first": is_first, "mask": is_real, "loss_mask": is_real and stays_in_loss})
     read_once = {leaf: x for leaf, x in episode.steps[start].extra.items() if leaf.split("/")[0] in start_only}
+    return {**{leaf: np.stack(values) for leaf, values in found.items()}, **read_once}
+
+
+def crossing_starts(lane: Sequence[ModelEpisode], length: int, stride: int) -> list[tuple[int, int]]:
+    """List where the windows of `Sequences` with `cross_episodes` start: an episode's place and the step in it.
+
+    `lane` has the episodes of a lane that directly follow one another.
+    """
+    steps = []
+    for i, episode in enumerate(lane):
+        is_newest = not episode.ended and i == len(lane) - 1
+        steps += [(i, t) for t in range(episode.num_frames - 1 if is_newest else len(episode.steps))]
+    full = steps[: max(len(steps) - length + 1, 0)]
+    return [(i, t) for i, t in full if t % stride == 0 and t >= lane[i].hidden]
+
+
+def crossing_window(
+    lane: Sequence[ModelEpisode],
+    start: tuple[int, int],
+    length: int,
+    burn_in: int = 0,
+    frame_stack: int = 1,
+    start_only: tuple[str, ...] = (),
+    continuing: Collection[int] = (),
+) -> dict[str, Any]:
+    """Compute the window that starts at one of `crossing_starts`; leaves are keyed by path.
+
+    `continuing` has the places of episodes that go on from one cut for its length.
+    """
+    found: dict[str, list[Any]] = {}
+
+    def put(values: Mapping[str, Any]) -> None:
+        for leaf, value in values.items():
+            found.setdefault(leaf, []).append(value)
+
+    (i, t), is_exact = start, False
+    read_once = {leaf: x for leaf, x in lane[i].steps[t].extra.items() if leaf.split("/")[0] in start_only}
+    for j in range(length):
+        episode, step = lane[i], lane[i].steps[t]
+        is_first = t == 0 and i not in continuing
+        is_exact |= is_first
+        last = t == len(episode.steps) - 1
+        ends = last and (episode.ended or i < len(lane) - 1)
+        put({**step.action, "reward": step.reward, **_without(step.extra, start_only)})
+        put(_padded_stack(episode, t, frame_stack, episode.num_frames))
+        following = _padded_stack(episode, t + 1, frame_stack, episode.num_frames)
+        if t + 1 == episode.num_frames:
+            following = {leaf: np.zeros_like(x) for leaf, x in following.items()}
+        put({f"next_{leaf}": x for leaf, x in following.items()})
+        put({"terminated": ends and episode.terminated, "truncated": ends and (episode.truncated or not episode.ended)})
+        put({"is_first": is_first, "mask": True, "loss_mask": is_exact or j >= burn_in})
+        i, t = (i + 1, 0) if last else (i, t + 1)
     return {**{leaf: np.stack(values) for leaf, values in found.items()}, **read_once}
 
 

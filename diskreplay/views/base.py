@@ -17,6 +17,7 @@ from diskreplay.store.reading.snapshot import Snapshot
 if TYPE_CHECKING:
     from diskreplay.sampling.base import Distribution
     from diskreplay.sampling.episode_filter import EpisodeFilter
+    from diskreplay.sampling.population import Crossing
     from diskreplay.views.page_ranges import Pages
 
 Ints = NDArray[np.int64]
@@ -157,6 +158,10 @@ class View(Protocol):
 
         `episode_filter` tells which episodes count.
         """
+        return None
+
+    def crossing(self) -> "Crossing | None":
+        """Return what tells at which steps samples start that run across episodes' ends; None: they stay in one."""
         return None
 
     @abstractmethod

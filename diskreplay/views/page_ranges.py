@@ -45,7 +45,11 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
     Narrow leaves are left out: the system reads a good deal around each fault, so they soon are in memory as a whole.
     """
     tables = [(copy, snapshot.leaf(copy.leaf)) for copy in copies]
-    found = [_ranges(windows, table, copy) for copy, table in tables if table.wide]
+    return merged_pages([_ranges(windows, table, copy) for copy, table in tables if table.wide])
+
+
+def merged_pages(found: Sequence[Pages]) -> Pages:
+    """Return the pages of several ranges of bytes."""
     if not found:
         return NO_PAGES
     starts, sizes = (np.concatenate(arrays) for arrays in ([p.starts for p in found], [p.sizes for p in found]))

@@ -15,8 +15,9 @@ from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths
+from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, switch
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
+from diskreplay.views.crossing import CrossingReader, CrossingStarts
 from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.page_ranges import Pages
@@ -59,6 +60,14 @@ class Sequences(View):
     initial state is exact. `is_first` marks the step after a reset of the environment. An episode that continues one
     cut for its length has none, and windows at its start have a burn-in.
 
+    With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window runs on into the next episodes of its lane, and
+    `is_first` tells where the environment was reset. Windows start at all of steps 0, stride, 2 stride, ... of each
+    episode, once `length` steps of the lane follow from there on; all are full. They hold the last step of episodes
+    that were truncated without a final observation, too. They run across a writer's segments and what was evicted, and
+    not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first
+    reset. `next_obs` is gathered apart, on request: it is the final observation at an episode's end, or zeros where the
+    store has none.
+
     Immutable: any thread may use it, and several samplers may share it.
 
     Parameters
@@ -83,6 +92,9 @@ class Sequences(View):
     stride : int or None
         Steps from one window's start to the next. Above `length` it leaves out steps between windows. None is length -
         overlap.
+    cross_episodes : bool
+        Whether windows run across the ends of episodes: see above. Then no window is partial, and `pad` must not be
+        False. ``Sequences(64, stride=1, cross_episodes=True)`` draws uniformly from all windows of 64 steps.
     align : {"start", "end"}
         Where windows are counted from. With "end" they end at the episode's end, and stride, 2 stride, ... steps before
         it. There are none of open episodes, whose end is not known. The first one, where it would begin before the
@@ -103,6 +115,7 @@ class Sequences(View):
     frame_stack: int | Mapping[str, int] = 1
     start_only: Sequence[str] = ()
     stride: int | None = None
+    cross_episodes: bool = False
     align: str = "start"
     gamma: float = 0.99
 
@@ -121,7 +134,11 @@ class Sequences(View):
             raise ValueError(f'pad must be True, False or "drop", not {self.pad!r}')
         if self.align not in ("start", "end"):
             raise ValueError(f'align must be "start" or "end", not {self.align!r}')
-        check_fields(self, frame_stack=stack_depths, start_only=names, gamma=fraction)
+        check_fields(self, frame_stack=stack_depths, start_only=names, cross_episodes=switch, gamma=fraction)
+        if self.cross_episodes and (not self.pad or self.align == "end"):
+            raise ValueError(
+                'windows with cross_episodes do not end with an episode: pad=False and align="end" do not go with it'
+            )
 
     def _check_overlap(self) -> None:
         if self.overlap is None:
@@ -143,6 +160,8 @@ class Sequences(View):
     def kind(self) -> tuple[Any, ...]:
         """Sequences whose windows are the same share a table of priorities."""
         overlap = self.length - self.starts.step
+        if self.cross_episodes:
+            return ("sequences", self.length, overlap, True, "cross_episodes")
         if self.align == "end":
             return ("sequences", self.length, overlap, self.pad == "drop", "end")
         return ("sequences", self.length, overlap, self.pad)
@@ -156,13 +175,22 @@ class Sequences(View):
     def starts(self) -> Starts:
         """The windows' first steps; those of open episodes are full, with the observation behind them."""
         step = self.length - (self.overlap or 0) if self.stride is None else self.stride
+        if self.cross_episodes:
+            return Starts(step=step)  # of the steps that `crossing` leaves
         if self.align == "end":
             return Starts(self.length, step, DROPPED if self.pad == "drop" else MOVED_BACK, from_end=True)
         last = DROPPED if self.pad == "drop" else PADDED if self.pad else MOVED_BACK
         return Starts(self.length, step, last, open_rows=self.length + 1)
 
+    def crossing(self) -> CrossingStarts | None:
+        """Return what tells how many steps of each episode start a window that runs across its end."""
+        return CrossingStarts(self.length) if self.cross_episodes else None
+
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""
+        if self.cross_episodes:
+            layout = _layout(schema, fields, self.frame_stack, self.start_only, shares_frames=False)
+            return CrossingReader(self, schema, *layout)
         return SequencesReader(self, schema, fields)
 
 
@@ -240,13 +268,14 @@ class _Shown(NamedTuple):
 class _Kind(NamedTuple):
     """A leaf: a value of it, what it is copied from, whether it has one for each step, and the depth of its stacks.
 
-    `source` is None where nothing is copied, `stack` 0 where it is no observation.
+    `source` is None where nothing is copied, `stack` 0 where stacks do not share frames. A value is made of `frames`.
     """
 
     value: Leaf
     source: str | None = None
     each_step: bool = True
     stack: int = 0
+    frames: int = 1
 
     def leaf(self, length: int) -> Leaf:
         """Return the leaf of windows of this length."""
@@ -444,17 +473,24 @@ class EpisodesReader(_StepsReader):
 
 
 def _layout(
-    schema: Schema, fields: Sequence[str] | None, frame_stack: int | Mapping[str, int], start_only: Sequence[str]
+    schema: Schema,
+    fields: Sequence[str] | None,
+    frame_stack: int | Mapping[str, int],
+    start_only: Sequence[str],
+    shares_frames: bool = True,
 ) -> tuple[list[_Kind], list[_Shown]]:
     """Return the leaves of a batch of windows, and its fields in order.
 
-    Raises ValueError where an argument names something that the schema has not.
+    With `shares_frames` all observations of a window are one leaf. Without, each step has its own, and `next_obs` is
+    there on request. Raises ValueError where an argument names something that the schema has not.
     """
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)
     every = [Leaf(path, BOOL) for path in _paths(steps)]
     of_steps, of_items = each_step(schema), each_item(schema)
-    wanted = {leaf.path for leaf in select(every, fields, on_request=[*of_steps, *of_items])}
+    asked = [] if shares_frames else [leaf for leaf in every if leaf.path[0] == "next_obs"]
+    given = [leaf for leaf in every if leaf not in asked]
+    wanted = {leaf.path for leaf in select(given, fields, on_request=[*asked, *of_steps, *of_items])}
     kinds: list[_Kind] = []
     shown: dict[Path, _Shown] = {}
 
@@ -464,7 +500,11 @@ def _layout(
 
     for field in steps["obs"]:
         following = ("next_obs", *field.path[1:])
-        if {field.path, following} & wanted:
+        if not shares_frames:
+            for path in (field.path, following):
+                if path in wanted:
+                    add(_Kind(replace(field.leaf, path=path), field.source, frames=field.stack))
+        elif {field.path, following} & wanted:
             add(_Kind(field._replace(stack=1).leaf, field.source, stack=field.stack))
             shown[following] = shown[field.path]._replace(path=following, offset=1)
     for name in steps:

@@ -66,7 +66,7 @@ class Successors:
         if not good.all():
             raise refuse(int(ids[np.argmin(good)]))
         if self._stack > 1:
-            self._set_floor(snapshot, steps)
+            self.set_floor(snapshot, steps)
         return steps
 
     def _flags_at(self, snapshot: Snapshot, windows: Windows, row: Ints, last: Ints) -> Bytes:
@@ -74,7 +74,7 @@ class Successors:
         windows.own[:], windows.own_stop[:] = row, last + 1
         return self._flags.rows(snapshot, windows)[0][:, 0].copy()
 
-    def _set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
+    def set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
         """Find the oldest row that a stack may show: the episode's first, or the first that retention has left."""
         steps.floor[:] = np.maximum(oldest(snapshot, steps), steps.row - self._stack + 1)
         flags = self._flags_before.rows(snapshot, steps)[0]

@@ -67,7 +67,8 @@ def leaves_of(tree):
     return [leaf for below in tree for leaf in leaves_of(below)] if isinstance(tree, list | tuple) else [tree]
 
 
-VIEWS = [dr.Transitions(n_step=3), dr.Transitions(n_step=2, frame_stack=3), dr.Sequences(length=4, overlap=2)]
+ACROSS = dr.Sequences(length=4, stride=2, cross_episodes=True)
+VIEWS = [dr.Transitions(n_step=3), dr.Transitions(n_step=2, frame_stack=3), dr.Sequences(length=4, overlap=2), ACROSS]
 
 
 def read_all(path, mode="r"):

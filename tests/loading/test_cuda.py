@@ -20,7 +20,12 @@ SCHEMA = dr.Schema(
     action=dr.Field((), "int64"),
     extra={"half": dr.Field((2,), "float16"), "flag": dr.Field((), "bool")},
 )
-VIEWS = (dr.Transitions(3, frame_stack={"image": 4}), dr.Sequences(length=20, overlap=10), dr.Episodes())
+VIEWS = (
+    dr.Transitions(3, frame_stack={"image": 4}),
+    dr.Sequences(length=20, overlap=10),
+    dr.Sequences(length=20, stride=4, frame_stack=2, cross_episodes=True),
+    dr.Episodes(),
+)
 LEAVES = (
     Leaf(("a",), np.dtype("float16"), (3,)),
     Leaf(("b",), np.dtype("bool")),

@@ -25,8 +25,10 @@ VIEWS = (
     dr.Transitions((1, 5), frame_stack={"image": 2}),
     dr.Sequences(length=20, overlap=10),
     dr.Sequences(length=9, stride=4, align="end"),
+    dr.Sequences(length=20, stride=3, cross_episodes=True),
     dr.Episodes(),
 )
+ACROSS = dr.Sequences(length=6, stride=2, cross_episodes=True)
 
 
 def append(writer: Any, first: int, steps: int) -> None:
@@ -93,7 +95,7 @@ DISTRIBUTIONS = (
 
 
 @pytest.mark.usefixtures("threads_make_all")
-@pytest.mark.parametrize("view", [dr.Transitions(2), dr.Sequences(length=5, overlap=2)], ids=str)
+@pytest.mark.parametrize("view", [dr.Transitions(2), dr.Sequences(length=5, overlap=2), ACROSS], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda make: repr(make()))
 @pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
 def test_what_is_drawn_ahead_is_what_would_have_been_drawn(

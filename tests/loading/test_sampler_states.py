@@ -48,6 +48,7 @@ VIEWS: dict[str, Callable[[], Any]] = {
     "sequences": lambda: dr.Sequences(length=8, overlap=4, burn_in=2),
     "moved back": lambda: dr.Sequences(length=7, overlap=3, pad=False),
     "aligned to the end": lambda: dr.Sequences(length=7, stride=5, align="end"),
+    "across episodes": lambda: dr.Sequences(length=8, stride=3, burn_in=2, cross_episodes=True),
     "episodes": lambda: dr.Episodes(),
     "rollouts": lambda: rollouts(4),
 }

@@ -19,6 +19,7 @@ VIEWS = {
     "moved back": dr.Sequences(length=7, overlap=0, pad=False),
     "dropped": dr.Sequences(length=4, stride=6, pad="drop"),
     "aligned to the end": dr.Sequences(length=7, overlap=2, align="end"),
+    "across episodes": dr.Sequences(length=7, stride=3, cross_episodes=True),
     "episodes": dr.Episodes(),
 }
 

@@ -44,6 +44,7 @@ def path(tmp_store):
         ("dr.Transitions(n_step=3)", "None"),
         ("dr.Transitions(frame_stack=2)", "dr.Prioritized()"),
         ("dr.Sequences(5, overlap=2)", "dr.Prioritized()"),
+        ("dr.Sequences(5, stride=2, cross_episodes=True)", "dr.Prioritized()"),
         ("dr.Transitions()", "dr.Recency(10)"),
         ("dr.Episodes()", "dr.Sweep(4)"),
         ("dr.Transitions()", "dr.Stratified()"),

@@ -35,7 +35,7 @@ def views(draw: st.DrawFn) -> Sequences:
     length = draw(st.integers(1, 12))
     overlap, stride = draw(st.integers(0, length - 1)), draw(st.none() | st.integers(1, 15))
     burn_in = draw(st.integers(0, overlap if stride is None else length - 1))
-    how = draw(pads), draw(stacks), draw(start_only), stride, draw(st.sampled_from(("start", "end")))
+    how = draw(pads), draw(stacks), draw(start_only), stride, False, draw(st.sampled_from(("start", "end")))
     return Sequences(length, overlap if stride is None else None, burn_in, *how)
 
 

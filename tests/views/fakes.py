@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,6 @@ class Snapshot:
     generation: int = 0
     discovery: np.random.Generator | None = None
     kept: Sequence[int] | None = None
-    tables: dict[str, Table] | None = None
     model: dict[int, tuple[ModelEpisode, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,6 +146,9 @@ class Snapshot:
         self.sealed = np.array([bool(s and s.sealed) for s in self.segments], np.bool_)
         self.committed = np.zeros(self.lanes.sum(), np.int64)
         self.observed = np.zeros(self.lanes.sum(), np.int64)
+        # One writer, whose lanes go on from segment to segment.
+        infos = [SimpleNamespace(writer=1, lanes=tuple(range(len(s.lanes)))) if s else None for s in self.segments]
+        self.tables = SimpleNamespace(infos=infos)
         fields = {"done": dr.Field((), "uint8"), **self.schema.leaves}
         self._tables = {leaf: Table(f) for leaf, f in fields.items() if not leaf.startswith("episode/")}
         ended, still_open = [], []

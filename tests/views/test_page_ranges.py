@@ -9,11 +9,12 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.kernels.table import chosen
+from diskreplay.sampling.population import Population
 from diskreplay.views import gather_plan
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.page_ranges import NO_PAGES, _merged
 from tests.kernels.plain import gather as module
-from tests.views.fakes import SCHEMA, Snapshot, runs_of
+from tests.views.fakes import SCHEMA, Snapshot
 from tests.views.strategies import snapshots
 
 VIEWS = (
@@ -22,6 +23,7 @@ VIEWS = (
     dr.Transitions(2, next_fields=("hidden",), next_missing="drop"),
     dr.Sequences(length=5, overlap=2, frame_stack={"image": 3}, start_only=("hidden",)),
     dr.Sequences(length=5, stride=4, pad="drop", align="end"),
+    dr.Sequences(length=6, stride=2, frame_stack={"image": 2}, start_only=("hidden",), cross_episodes=True),
     dr.Episodes(max_length=6),
 )
 
@@ -71,8 +73,9 @@ def of_leaf(snapshot: Snapshot, leaf: str, addresses: set[int]) -> list[int]:
 @given(drawn=snapshots(), data=st.data())
 def test_a_views_pages_are_those_of_the_rows_it_copies(view: Any, drawn: Snapshot, data: Any) -> None:
     snapshot = drawn
-    runs = runs_of(view, snapshot.log, snapshot.visible)
-    offered = [int(f + s * i) for f, s, c in zip(runs.first, runs.stride, runs.count, strict=True) for i in range(c)]
+    population = Population(view)
+    population.refresh(snapshot)
+    offered = population.take(np.arange(population.size)).tolist()
     if not offered:
         return
     ids = np.array(data.draw(st.lists(st.sampled_from(offered), min_size=1, max_size=6)), np.int64)

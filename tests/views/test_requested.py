@@ -122,6 +122,26 @@ def evict(collected: Collected) -> None:
     collected.refresh()
 
 
+def test_windows_across_episodes_have_them_for_each_step(collected: Collected) -> None:
+    view, compared = dr.Sequences(7, stride=2, gamma=GAMMA, cross_episodes=True), 0
+    with sampler_of(collected.store, view) as sampler:
+        for _ in range(4):
+            collected.append(20)
+            collected.trim(250)
+            batch, facts = sampler.gather(sampler.ids()), facts_for(collected, view)
+            episodes = list(collected.store.episodes)
+            ids = {int(s): int(i) for of in episodes for s, i in zip(of["serial"], of.ids, strict=True)}
+            found, serials = flat(batch), batch.serial.numpy()
+            assert serials[:, 0].size == len(np.unique(serials[:, 0]))
+            for (item, j), serial in np.ndenumerate(serials):
+                fact = facts[ids[int(serial)]]
+                for name in STEP_FIELDS if j else found:
+                    value = found[name][item, j] if name in STEP_FIELDS else found[name][item]
+                    assert np.array_equal(np.ravel(value), np.ravel(fact[name])), (name, serial)
+                    compared += 1
+    assert compared > 5000
+
+
 def test_rollouts_have_them_for_each_step(collected: Collected) -> None:
     view = dr.Rollouts(5, gamma=GAMMA, next_value="value", discount="bonus")
     compared: Counter[str] = Counter()
@@ -247,7 +267,7 @@ def test_a_field_of_the_store_goes_before_one_of_its_name(tmp_store: Path) -> No
 
 def test_of_no_ids_there_are_no_fields(collected: Collected) -> None:
     collected.append(20)
-    for view in VIEWS[:4]:
+    for view in (*VIEWS[:4], dr.Sequences(7, stride=2, cross_episodes=True)):
         with sampler_of(collected.store, view) as sampler:
             assert flat(sampler.gather([]))["age"].shape == (0,)
 

@@ -41,6 +41,7 @@ def collected(tmp_store: Path) -> Iterator[tuple[Store, dict[int, float]]]:
         dr.Transitions(n_step=None),
         dr.Sequences(8, 4),
         dr.Sequences(5, 2, pad=False),
+        dr.Sequences(8, stride=2, cross_episodes=True),
         dr.Episodes(),
         dr.Rollouts(4, next_value="value"),
     ],

@@ -41,13 +41,13 @@ class LaneMap:
         self._counts: Ints = np.zeros(0, np.int64)
 
     def update(self, snapshot: Any) -> None:
-        """Take in the segments of a newer snapshot."""
+        """Take in the segments of a snapshot."""
         if snapshot.generation != self._generation:
             self._generation = snapshot.generation
             self._clear(snapshot.origin)
         seen, slots = len(self._base), len(snapshot.lanes)
-        if slots == seen:
-            return
+        if slots <= seen:
+            return  # an older one may be asked about again
         # Of segments that are gone too, which have no lanes in the snapshot.
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
@@ -74,6 +74,7 @@ class LaneMap:
         """Return for each segment lane the next one in which the same lane has rows, -1 where there is none."""
         found = self.following[places]
         while True:
+            found[found >= len(snapshot.committed)] = -1  # in segments that came later
             empty = found >= 0
             empty[empty] = snapshot.committed[found[empty]] == 0
             if not empty.any():

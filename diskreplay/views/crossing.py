@@ -1,0 +1,371 @@
+"""Windows that run on across the episodes of a lane: how many of an episode's steps start one, and their reader."""
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex
+from diskreplay.format.schema import Schema
+from diskreplay.ids import (
+    CUT,
+    FIRST,
+    NO_STEP,
+    OBSERVATION_ONLY,
+    OPEN,
+    POSITION_BITS,
+    TERMINATED,
+    TRUNCATED,
+    EpisodeTable,
+    locate,
+)
+from diskreplay.kernels import gathering as rows
+from diskreplay.kernels.runs import lane_keys
+from diskreplay.store.reading.lanes import LaneMap
+from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.views.arguments import reward_leaves
+from diskreplay.views.base import Block, Ints, Leaf, Reader
+from diskreplay.views.episode_finder import EpisodeFinder
+from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.page_ranges import NO_PAGES, Pages, merged_pages, wide_pages
+from diskreplay.views.requested import Requested
+from diskreplay.views.successors import NONE, Bools, Bytes, Successors, committed
+from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
+
+if TYPE_CHECKING:
+    from diskreplay.views.sequences import Sequences, _Kind, _Shown
+
+ENDS = TERMINATED | TRUNCATED
+
+# What is copied of each step, from the row behind it, and of an item's first step alone.
+_STEPS, _NEXT, _FIRST = "steps", "next", "first"
+
+
+class CrossingStarts:
+    """How many of an episode's steps have `length` steps from there on, those of the episodes behind it included.
+
+    Behind an episode is the next one of its writer's lane that the store has. Not thread-safe.
+
+    An episode is told of as done with once enough steps of ended episodes follow it, or one that does not count; until
+    then it waits. That an open one counts, or does not, is known when it has ended.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._behind = length - 1  # steps that are needed behind one that starts a window
+        self._lanes = LaneMap()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._waiting, self._counts = EpisodeTable.concatenate([]), np.zeros(0, np.bool_)
+
+    def update(
+        self,
+        snapshot: Snapshot,
+        ended: EpisodeTable | None,
+        admitted: EpisodeTable | None,
+        still_open: EpisodeTable,
+        is_fresh: bool,
+    ) -> tuple[EpisodeTable | None, EpisodeTable]:
+        """Return the episodes that are done with, and those that may get more windows, without their other steps.
+
+        `ended` are those that ended since the last call, None where nothing did; with `is_fresh` there was none before.
+        Of them and of the open ones those count that are `admitted`, and `still_open`.
+        """
+        if is_fresh:
+            self._clear()
+        parts, counts = [self._waiting], [self._counts]
+        for every, some in ((ended, admitted), (snapshot.open, still_open)):
+            if every is not None and some is not None:
+                parts.append(every)
+                counts.append(np.isin(every.first, some.first))
+        lanes = self._in_lanes(snapshot, EpisodeTable.concatenate(parts), np.concatenate(counts))
+        leaves, behind = lanes.done(self._behind), lanes.steps_behind(lanes.runs_on)[0]
+        waits = ~lanes.is_open & ~leaves
+        self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
+        starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
+        first, stride, _, _, _, time = lanes.episodes.lines.T
+        # Of one that terminated all steps count.
+        found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
+        whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
+        by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))
+        return (whole if is_fresh or len(whole) else None), rest.select(by_lane)
+
+    def _in_lanes(self, snapshot: Snapshot, episodes: EpisodeTable, counts: Bools) -> "_Lanes":
+        there = locate(episodes.first, snapshot.origin, snapshot.lanes)[0]
+        episodes, counts = episodes.select(there), counts[there]
+        self._lanes.update(snapshot)
+        key = self._lanes.key[self._lanes.places(episodes.first)]
+        order = np.lexsort((episodes.first, key))
+        return _Lanes(episodes.select(order), counts[order], key[order])
+
+
+class _Lanes:
+    """Episodes in the order of writers, their lanes and ids; which of them count, and which windows run across.
+
+    `steps` are those of each that windows hold, `runs_on` says whether they run on into the episode behind it.
+    """
+
+    def __init__(self, episodes: EpisodeTable, counts: Bools, key: Ints) -> None:
+        self.episodes, self.counts, self._key = episodes, counts, key
+        self.is_open = episodes.end & OPEN != 0
+        self._goes_on = _following(key) == key
+        self._goes_on[-1:] = False
+        # The observation behind a lane's newest step may not be there.
+        usable = np.minimum(episodes.steps, episodes.obs_rows - 1)
+        self.steps = np.where(self.is_open & ~self._goes_on, usable, episodes.steps)
+        self._before = np.cumsum(self.steps) - self.steps
+        self.runs_on = self._goes_on & _following(counts)
+
+    def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
+        """Count the steps behind each episode up to one that does not run on, and return the place of that."""
+        places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
+        last = np.minimum.accumulate(places[::-1])[::-1]
+        return self._before[last] + self.steps[last] - self._before - self.steps, last
+
+    def done(self, behind: int) -> Bools:
+        """Tell which episodes have got all their windows, for which so many steps are needed behind a step."""
+        next_open = _following(self.is_open)
+        for_good, last = self.steps_behind(self.runs_on & ~next_open)
+        is_broken = (self._goes_on & ~self.runs_on & ~next_open)[last]
+        done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
+        # What is behind one that is still open, in a segment that its lane has left, is needed when that one ends.
+        opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
+        apart = self._before - self._before[opened] - self.steps[opened]
+        is_near = (opened >= 0) & (self._key[opened] == self._key) & (apart < behind)
+        found: Bools = done & ~is_near
+        return found
+
+
+def _following(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the value behind each; behind the last that one again."""
+    return np.append(values[1:], values[-1:])
+
+
+class _Steps(NamedTuple):
+    """The steps of windows, (items, length) or one behind the other: ids and places, flags and the bits of their ends.
+
+    `has_obs`: the row behind a step has the observation that it led to. `is_known` tells whether that of an item's last
+    step is known, or that there is none.
+    """
+
+    ids: Ints
+    windows: Windows
+    flags: Bytes
+    ends: Bytes
+    has_obs: Bools
+    is_known: Bools
+
+
+class LaneWalk:
+    """Finds the `length` steps that follow one another in a lane, across its episodes and segments. Not thread-safe.
+
+    `stack` is the depth of the deepest stack of frames.
+    """
+
+    def __init__(self, length: int, stack: int) -> None:
+        self._length, self._stack = length, stack
+        self._successors, self._lanes = Successors(stack), LaneMap()
+        # Most often all steps of a window, the row behind them, and one that is no step.
+        self._width = length + 2
+        self._flags = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 0, self._width, 0)])
+
+    def find(self, snapshot: Snapshot, ids: Ints, refused: Callable[[int], InvalidIndex]) -> _Steps:
+        """Return the steps from each id on; raises what `refused` returns of the first id that has not so many."""
+        at = self._successors.find(snapshot, ids, refused)
+        self._lanes.update(snapshot)
+        # Of each step: its segment, lane and row; its flags and ends, and whether it has an observation, and is closed.
+        places, told = np.zeros((3, len(ids), self._length), np.int64), np.zeros((4, len(ids), self._length), np.uint8)
+        items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
+        while len(items):
+            at.floor[:], at.after[:] = at.row, committed(snapshot, at)
+            following = self._next_lanes(snapshot, snapshot.lane_base[at.slot] + at.lane)
+            row, seen, inside, is_step = self._read(snapshot, at)
+            count = is_step.cumsum(axis=1) + filled[items, None]
+            i, j = np.nonzero(is_step & (count <= self._length))
+            to = items[i], count[i, j] - 1
+            places[(slice(None), *to)] = at.slot[i], at.lane[i], row[i, j]
+            is_closed = inside[i, j + 1] | (snapshot.sealed[at.slot] | (following != NONE))[i]
+            observed = row[i, j] + 1 < snapshot.observed[snapshot.lane_base[at.slot] + at.lane][i]
+            told[(slice(None), *to)] = _told(seen[i, j], seen[i, j + 1], inside[i, j + 1], is_closed, observed)
+            filled[items] = np.minimum(count[:, -1], self._length)
+            items, at = self._go_on(snapshot, items, at, following, filled[items] < self._length)
+        lacking = filled < self._length
+        if lacking.any():
+            raise refused(int(ids[lacking.argmax()]))
+        flags, ends, has_obs, closed = told
+        windows = self._windows(snapshot, places.reshape(3, -1))
+        position = windows.row * snapshot.lanes[windows.slot] + windows.lane
+        step_ids = ((windows.slot + snapshot.origin) << POSITION_BITS) | position
+        is_known = (has_obs[:, -1] | closed[:, -1] | ends[:, -1]) != 0
+        return _Steps(step_ids, windows, flags, ends, has_obs != 0, is_known)
+
+    def _read(self, snapshot: Snapshot, at: Windows) -> tuple[Ints, Bytes, Bools, Bools]:
+        """Read flags from these rows on; return the rows, their flags, which are there, and which are steps.
+
+        The last row of each is none: the row behind it is not read, which tells how it ends.
+        """
+        seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
+        row = at.row[:, None] + further
+        inside = row < at.after[:, None]
+        width = snapshot.lanes[at.slot, None]
+        ids = ((at.slot[:, None] + snapshot.origin) << POSITION_BITS) | (row * width + at.lane[:, None])
+        ids = np.where(inside, ids, ids[:, :1])
+        is_step = inside & (seen & NO_STEP == 0) & ~snapshot.evicted(ids.ravel()).reshape(ids.shape)
+        is_step[:, -1] = False
+        return row, seen, inside, is_step
+
+    def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
+        """Return windows of one row, which is that of a step, with room for stacks of frames."""
+        windows = Windows(places.shape[1])
+        windows.slot[:], windows.lane[:], windows.row[:] = places
+        windows.floor[:], windows.after[:] = windows.row, windows.row + 1
+        if self._stack > 1:
+            self._successors.set_floor(snapshot, windows)
+        return windows
+
+    def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
+        """Return the place of the lane in which each of these goes on: in the next segment that is there; or NONE."""
+        found = self._lanes.next_rows(snapshot, places)
+        while True:
+            some = np.flatnonzero(found != NONE)
+            gone = some[snapshot.lanes[self._lanes.slot[found[some]]] == 0]
+            if not len(gone):
+                return found
+            found[gone] = self._lanes.next_rows(snapshot, found[gone])
+
+    def _go_on(
+        self, snapshot: Snapshot, items: Ints, at: Windows, following: Ints, lacking: Bools
+    ) -> tuple[Ints, Windows]:
+        """Return the items that still lack steps, and where they go on: in the lane, or in its next segment."""
+        behind = at.row + self._width - 1
+        inside = behind < at.after
+        left = np.flatnonzero(lacking & (inside | (following != NONE)))
+        items, behind, inside, place = items[left], behind[left], inside[left], following[left]
+        at = at.select(left)
+        moved = np.flatnonzero(~inside)
+        at.row[:] = np.where(inside, behind, 0)
+        at.slot[moved] = self._lanes.slot[place[moved]]
+        at.lane[moved] = place[moved] - snapshot.lane_base[at.slot[moved]]
+        return items, at
+
+
+def _told(
+    own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools
+) -> tuple[Bytes, Bytes, Bools, Bools]:
+    """Return the flags of steps, how they end their episodes, whether the row behind has an observation, `is_closed`.
+
+    `behind` are the flags of the rows behind them, where there are such; where not, these may be `observed`.
+    """
+    marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
+    derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))
+    derived = np.where(is_behind, derived, np.where(is_closed, TRUNCATED, 0))
+    ends = np.where(own & ENDS, own & ENDS, derived).astype(np.uint8)
+    shows = np.where(is_behind, (ends == 0) | (behind & OBSERVATION_ONLY != 0), observed & (own & ENDS == 0))
+    return own, ends, shows, is_closed
+
+
+class CrossingReader(Reader):
+    """Gathers `Sequences` with `cross_episodes`. Not thread-safe, but for `pages`: it owns scratch memory.
+
+    A batch is gathered step by step, as its steps lie anywhere in their lanes.
+    """
+
+    shows_leaves = False
+
+    def __init__(self, view: "Sequences", schema: Schema, kinds: "Sequence[_Kind]", shown: "Sequence[_Shown]") -> None:
+        self._view = view
+        self.paths = [field.path for field in shown]
+        # Those with a value for each step first: a block of these is one of steps.
+        kinds = sorted(kinds, key=lambda kind: not kind.each_step)
+        self.leaves: Sequence[Leaf] = [kind.leaf(view.length) for kind in kinds]
+        self._step_leaves = [kind.value for kind in kinds if kind.each_step]
+        self._place = {leaf.path: place for place, leaf in enumerate(self.leaves)}
+        copies: dict[str, list[Copy]] = {_STEPS: [], _NEXT: [], _FIRST: []}
+        for target, kind in enumerate(kinds):
+            if kind.source is not None:
+                which = _FIRST if not kind.each_step else _NEXT if kind.value.path[0] == "next_obs" else _STEPS
+                copy = Copy(kind.source, rows.ROW, rows.AFTER, 1 - kind.frames, kind.frames, target)
+                copies[which].append(copy)
+        self._copies = {which: some for which, some in copies.items() if some}
+        self._plans = {which: GatherPlan(some) for which, some in self._copies.items()}
+        stack = max(kind.frames for kind in kinds)
+        self._walk, self._walk_of_pages = LaneWalk(view.length, stack), LaneWalk(view.length, stack)
+        self._pages_lock = Lock()
+        self._finder = EpisodeFinder()
+        of_steps, of_items = (
+            {kind.value.path: place for place, kind in enumerate(kinds) if kind.each_step == each}
+            for each in (True, False)
+        )
+        rewards = reward_leaves(schema, None)
+        self._of_steps = Requested(schema, of_steps, rewards, view.gamma).if_any()
+        self._of_items = Requested(schema, of_items, rewards, view.gamma).if_any()
+
+    def present(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return the fields of a batch, in the order of `paths`."""
+        return [tensors[self._place[path]] for path in self.paths]
+
+    def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
+        """Gather the steps from each id on."""
+        steps = self._find(self._walk, snapshot, ids)
+        each_step = Block(self._step_leaves, steps.windows.size, block.memory)
+        for which, windows in self._windows(steps).items():
+            self._plans[which].copy(snapshot, windows, block if which == _FIRST else each_step, self.helper)
+        is_first = steps.flags & (FIRST | CUT) == FIRST
+        is_exact = np.logical_or.accumulate(is_first, axis=1) | (np.arange(self._view.length) >= self._view.burn_in)
+        made: dict[str, Any] = {
+            "terminated": steps.ends & TERMINATED != 0,
+            "truncated": steps.ends & TRUNCATED != 0,
+            "is_first": is_first,
+            "mask": True,
+            "loss_mask": is_exact,
+            "index": ids,
+            "weight": 1.0,
+        }
+        for name, values in made.items():
+            if (name,) in self._place:
+                block.arrays[self._place[name,]][:] = values
+        if self._of_steps is not None:
+            self._of_steps.fill(snapshot, steps.ids, each_step)
+        if self._of_items is not None:
+            self._of_items.fill(snapshot, ids, block)
+
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
+        """Return where the wide rows of the steps from each id on lie; what is not mapped yet is mapped."""
+        try:
+            with self._pages_lock:
+                steps = self._find(self._walk_of_pages, snapshot, ids)
+        except InvalidIndex:
+            return NO_PAGES  # `fill` says what is wrong
+        windows = self._windows(steps)
+        return merged_pages([wide_pages(snapshot, windows[which], some) for which, some in self._copies.items()])
+
+    def check(self, snapshot: Snapshot, ids: Ints) -> None:
+        """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
+        steps = self._find(self._walk, snapshot, ids)
+        refuse_evicted(snapshot, ids)
+        episodes = self._finder.find(snapshot, ids)
+        before = (ids - episodes.first) // episodes.stride
+        odd = np.flatnonzero(before % self._view.starts.step)
+        if len(odd):
+            raise InvalidIndex(
+                f"id {ids[odd[0]]} is step {before[odd[0]]} of its episode, and no window of {self._view} starts there"
+            )
+        if not steps.is_known.all():
+            raise refuse(snapshot, int(ids[steps.is_known.argmin()]), self._view)
+
+    def _find(self, walk: LaneWalk, snapshot: Snapshot, ids: Ints) -> _Steps:
+        return walk.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
+
+    def _windows(self, steps: _Steps) -> dict[str, Windows]:
+        """Return the rows that each plan copies."""
+        windows = steps.windows
+        found = {_STEPS: windows}
+        if _FIRST in self._plans:
+            found[_FIRST] = windows.select(np.arange(0, windows.size, self._view.length))
+        if _NEXT in self._plans:
+            found[_NEXT] = following = windows.select(np.arange(windows.size))
+            following.row += 1
+            following.after[:] = np.where(steps.has_obs.ravel(), following.row + 1, 0)
+        return {which: found[which] for which in self._plans}
