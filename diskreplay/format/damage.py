@@ -111,7 +111,7 @@ class _Search:
         return damage
 
     def _note(self, damage: Damage, lane: int, lost: list[Range], before: list[Range]) -> None:
-        damage.lost[lane], damage.more[lane] = lost, _without(lost, before)
+        damage.lost[lane], damage.more[lane] = lost, layout.subtract_ranges(lost, before)
         for first, stop in lost:
             damage.flags |= {(lane, first): layout.FIRST}
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
@@ -237,11 +237,11 @@ class _Search:
         if any(a < stop and first < b for a, b in unknown):
             damage.flags[lane, first] = layout.FIRST
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
-            return _without(lost, [episode]), [episode]
+            return layout.subtract_ranges(lost, [episode]), [episode]
         known = any(a <= stop < b for a, b in lost) and not any(a <= stop < b for a, b in unknown)
         if known and self._flag(lane, stop) & NO_STEP:
             stop += 1
-        return _without(lost, [(first, stop)]), []
+        return layout.subtract_ranges(lost, [(first, stop)]), []
 
 
 def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:
@@ -266,14 +266,6 @@ def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
     return first, int(starts[behind]) if behind < len(starts) else count
-
-
-def _without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
-    """Return the parts of some ranges that are outside of the others."""
-    left = list(ranges)
-    for first, stop in others:
-        left = [part for a, b in left for part in ((a, min(b, first)), (max(a, stop), b)) if part[0] < part[1]]
-    return left
 
 
 # --- one changed byte -------------------------------------------------------------------------------------------------

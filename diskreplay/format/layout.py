@@ -117,6 +117,14 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of some ranges that are outside of the others."""
+    left = list(ranges)
+    for first, stop in others:
+        left = [part for a, b in left for part in ((a, min(b, first)), (max(a, stop), b)) if part[0] < part[1]]
+    return left
+
+
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
     """Split a range by blocks of a length: the rows of a lane by chunks, or those of a chunk by lanes.
 

@@ -181,29 +181,23 @@ def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
     return True
 
 
-def next_data(fd: int, start: int, stop: int) -> int:
-    """Return where the next byte of a file is that is not in a hole, from ``start`` on; ``stop`` where none is before.
+def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a file between two places that are no holes: the first byte, and the one after the last.
 
     Holes read as zeros, and a file may have more of them than anybody has memory.
     """
-    try:
-        return min(os.lseek(fd, start, os.SEEK_DATA), stop)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return stop
-
-
-def next_hole(fd: int, start: int, stop: int) -> int:
-    """Return where the data of a file that ``start`` is in ends, ``stop`` at the latest."""
-    return min(os.lseek(fd, start, os.SEEK_HOLE), stop)
-
-
-def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a file between two places that are no holes: the first byte, and the one after the last."""
-    while (first := next_data(fd, start, stop)) < stop:
-        start = next_hole(fd, first, stop)
-        yield first, start
+    while start < stop:
+        try:
+            first = os.lseek(fd, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nothing but a hole from there on
+                raise
+            return
+        if first < stop:
+            start = min(os.lseek(fd, first, os.SEEK_HOLE), stop)
+            yield first, start
+        else:
+            return
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:

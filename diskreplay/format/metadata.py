@@ -23,6 +23,7 @@ from diskreplay.format.mapping import opened
 from diskreplay.format.schema import Field, Schema
 
 Document = dict[str, Any]
+Identity = tuple[int, int, int]  # inode, time of change and size of a file
 
 _MAX_BYTES = 64 << 20
 _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
@@ -215,8 +216,20 @@ def read_document(path: Path | str) -> bytes:
     return read_identified(str(path), BY_PATH)[0]
 
 
-def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
-    """Return the bytes of a document, and its identity: any other in its place has another one.
+def identify(path: Path | str) -> Identity:
+    """Return the identity of a file or folder: any other in its place has another one. Zeros where it is missing."""
+    try:
+        return _identity(os.lstat(path))
+    except OSError:
+        return 0, 0, 0
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
+    """Return the bytes of a document, and its identity as by `identify`.
 
     Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
     """
@@ -224,7 +237,7 @@ def read_identified(path: str, lookup: Lookup) -> tuple[bytes, tuple[int, int]]:
         status = os.fstat(fd)
         if status.st_size > _MAX_BYTES:
             raise FormatError(f"{path} is larger than {_MAX_BYTES} bytes; restore this file")
-        return os.read(fd, status.st_size), (status.st_ino, status.st_mtime_ns)
+        return os.read(fd, status.st_size), _identity(status)
 
 
 def parse_document(data: bytes, path: Path | str) -> Document:

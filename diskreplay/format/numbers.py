@@ -79,15 +79,6 @@ def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
     return [number for number in numbers if os.path.exists(root.segment_path(number))]
 
 
-def document_identity(root: Root, number: int) -> tuple[int, int]:
-    """Return the identity of a segment's own document: another one has another; zeros where it is missing."""
-    try:
-        status = os.lstat(root.segment_path(number) / layout.METADATA)
-    except OSError:
-        return 0, 0
-    return status.st_ino, status.st_mtime_ns
-
-
 def listed_numbers(root: Root) -> list[int]:
     """Return the numbers of all segments that are there, in no order, whatever the store's counters say.
 

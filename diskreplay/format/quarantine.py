@@ -287,8 +287,7 @@ def bring_back(root: Path, entry: Quarantined) -> None:
     counters = _counters(root)
     include_number(counters, entry.segment)
     note_change(root)
-    with suppress(FileNotFoundError):
-        os.unlink(_record_path(source))
+    _record_path(source).unlink(missing_ok=True)
     sync_folder(source.parent)
 
 
@@ -312,8 +311,7 @@ def delete(root: Path, entry: Quarantined) -> None:
     evicted = counters.evicted_after(entry.inserted)
     gone = root / layout.COUNTERS / f"old-{layout.segment_name(entry.segment or 0)}-{evicted}"
     shutil.rmtree(gone, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        os.unlink(_record_path(path))  # first: one without an entry would be counted again
+    _record_path(path).unlink(missing_ok=True)  # first: one without an entry would be counted again
     os.rename(path, gone)
     sync_folder(path.parent)
     counters.set(layout.STEPS_EVICTED, evicted)

@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -93,7 +92,7 @@ class _Build:
         info, leaf = self._info, chunk.array.path
         with descriptor(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
             os.ftruncate(fd, chunk.nbytes)
-            self._copy(chunk.name, fd, _rest(skipped, chunk.nbytes))
+            self._copy(chunk.name, fd, layout.subtract_ranges([(0, chunk.nbytes)], skipped))
             if leaf == layout.DONE:
                 self._put_flags(fd, chunk.number)
             elif leaf == layout.TIME:
@@ -122,7 +121,7 @@ class _Build:
                     skipped.append(((at + low) * row_bytes, (at + high) * row_bytes))
         return layout.merge_ranges(skipped)
 
-    def _copy(self, name: str, target: int, parts: Iterator[Range]) -> None:
+    def _copy(self, name: str, target: int, parts: list[Range]) -> None:
         """Copy parts of a chunk file; its holes stay holes."""
         try:
             opening = opened(f"{self._info.path}/{name}", None)
@@ -148,14 +147,6 @@ class _Build:
         for at in (np.flatnonzero(parse(found, chunk.nbytes, block) != known) * block).tolist():
             if not any(first < at + block and at < stop for first, stop in skipped):
                 raise FormatError(f"{self._info.path}/{chunk.name} changed while it was copied")
-
-
-def _rest(skipped: list[Range], nbytes: int) -> Iterator[Range]:
-    at = 0
-    for first, stop in [*skipped, (nbytes, nbytes)]:
-        if at < first:
-            yield at, first
-        at = stop
 
 
 def _copy_range(source: int, target: int, first: int, stop: int) -> None:

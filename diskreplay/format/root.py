@@ -55,7 +55,7 @@ class Root:
     path: Path
     home: OpenFolder = field(repr=False, compare=False)
     uuid: str
-    document: tuple[int, int, int] = field(repr=False, compare=False)
+    document: metadata.Identity = field(repr=False, compare=False)
     file_system: str
     schema: Schema
     limits: Limits = field(compare=False)
@@ -121,7 +121,8 @@ class Root:
         gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
         if self.home.is_deleted():
             raise StoreNotFound(f"{gone}; open the store where it is now")
-        if _identify(self.folder) != self.document and (found := _uuid_at(self.folder)) != self.uuid:
+        now = metadata.identify(self.folder / layout.METADATA)
+        if now != self.document and (found := _uuid_at(self.folder)) != self.uuid:
             raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
         if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
             return
@@ -280,7 +281,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     home = open_home(path) if home is None else home
     try:
         document_path = home.path / layout.METADATA
-        document_key = _identify(home.path)  # before it is read: one that replaces it meanwhile is then another
+        identity = metadata.identify(document_path)  # before it is read: one that replaces it meanwhile is another
         data = metadata.read_document(document_path)
     except OSError as error:
         raise _not_found(path) from error
@@ -298,16 +299,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     for name in (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS):
         if (home.path / name).is_symlink():
             raise FormatError(f"{path / name} is a symbolic link; a store has none, restore the folder itself")
-    return _parse_root(path, home, document_key, attributes)
-
-
-def _identify(folder: Path) -> tuple[int, int, int]:
-    """Return what is another number as soon as the document of the store in a folder is another one."""
-    try:
-        status = os.stat(folder / layout.METADATA)
-    except OSError:
-        return -1, -1, -1
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return _parse_root(path, home, identity, attributes)
 
 
 def _uuid_at(folder: Path) -> str | None:
@@ -320,7 +312,7 @@ def _uuid_at(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _parse_root(path: Path, home: OpenFolder, document: tuple[int, int, int], attributes: dict[str, Any]) -> Root:
+def _parse_root(path: Path, home: OpenFolder, document: metadata.Identity, attributes: dict[str, Any]) -> Root:
     schema, uuid = Schema.from_json(attributes.get("schema")), attributes.get("uuid")
     if not is_uuid(uuid):
         raise FormatError(f"{path}: uuid is {uuid!r:.80}; restore the root's zarr.json")

@@ -31,7 +31,7 @@ from diskreplay.format.durable import (
 )
 from diskreplay.format.file_systems import is_shared
 from diskreplay.format.machine import boot_id, boot_time, clock_ns, machine_id
-from diskreplay.format.mapping import next_data, opened, refuse_links
+from diskreplay.format.mapping import data_ranges, opened, refuse_links
 from diskreplay.format.marks import map_trusted, shows_live_rows
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
@@ -44,7 +44,7 @@ from diskreplay.ids import NO_STEP
 
 Salvaged = Mapping[int, NDArray[np.int64]]
 
-_BLOCK = bytes(1 << 20)
+_BLOCK_BYTES = 1 << 20
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
@@ -271,14 +271,11 @@ def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
 
 
 def _count_in_lane(fd: int, start: int, rows: int) -> int:
-    steps, at, stop = 0, start, start + rows
-    while at < stop:
-        data = next_data(fd, at, stop)
-        steps, at = steps + data - at, data  # no flag: a step
-        # A block at a time: a collector stays small.
-        flags = np.frombuffer(os.pread(fd, min(stop - at, len(_BLOCK)), at), np.uint8)
-        steps += int(np.count_nonzero(flags & NO_STEP == 0))
-        at += len(flags)
+    steps = rows  # what lies in a hole has no flag, and is a step
+    for first, stop in data_ranges(fd, start, start + rows):
+        for at in range(first, stop, _BLOCK_BYTES):  # some at a time: a collector stays small
+            flags = np.frombuffer(os.pread(fd, min(stop - at, _BLOCK_BYTES), at), np.uint8)
+            steps -= int(np.count_nonzero(flags & NO_STEP))
     return steps
 
 

@@ -100,8 +100,7 @@ class SegmentInfo:
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
     lost: Lost = NOTHING_LOST
-    # Inode and time of change of the zarr.json that it was read from; zeros: it was not read.
-    document: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
+    document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: it was not read
 
     @property
     def is_in_place(self) -> bool:
@@ -359,7 +358,7 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, times=None, boot="")
 
 
-def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: tuple[int, int]) -> SegmentInfo:
+def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: metadata.Identity) -> SegmentInfo:
     lanes, chunk_rows = tuple(map(_whole, attributes["lanes"])), attributes["chunk_rows"]
     if not 1 <= len(lanes) <= layout.MAX_LANES:
         raise ValueError(f"{len(lanes)} lanes")

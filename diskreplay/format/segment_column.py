@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.durable import storage_error, write_row
-from diskreplay.format.layout import merge_ranges
+from diskreplay.format.layout import merge_ranges, split_range
 from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.segment import SegmentInfo
@@ -182,16 +182,13 @@ class Column:
 
     def write_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
         """Write rows ``row``, ``row + 1``, ... of a lane; they are reserved."""
-        items, done = self.items(block), 0
-        while done < len(items):
-            at = (row + done) & self.mask
-            count = min(self.rows - at, len(items) - done)
-            part, at = items[done : done + count], at + lane * self.rows
+        items = self.items(block)
+        for chunk, inside, count in split_range(row, row + len(items), self.rows):
+            at, part, items = lane * self.rows + inside, items[:count], items[count:]
             if self.by_position:
-                self.write_at((row + done) >> self.shift, at, part.view(np.uint8).data)
+                self.write_at(chunk, at, part.view(np.uint8).data)
             else:
-                self.chunks[(row + done) >> self.shift][at : at + count] = part
-            done += count
+                self.chunks[chunk][at : at + count] = part
 
     def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
         """Write one row of each of several lanes; they are reserved."""

@@ -88,8 +88,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None = None) -> tuple[I
 def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
     """Remove the note of what a segment had claimed, where there is one and nothing of that is left."""
     if not are_kept and not shows_live_rows(info):
-        with suppress(FileNotFoundError):
-            os.unlink(f"{info.path}/{layout.DURABLE}/{_CLAIMED}")
+        (info.path / layout.DURABLE / _CLAIMED).unlink(missing_ok=True)
 
 
 def _restore_counter(folder: str, rows: Ints) -> None:

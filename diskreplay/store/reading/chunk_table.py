@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, ReplayError, SegmentGone
 from diskreplay.folders import shown_paths
+from diskreplay.format.layout import split_range
 from diskreplay.format.mapping import (
     MADV_HUGEPAGE,
     MADV_RANDOM,
@@ -269,15 +270,13 @@ class ChunkTable:
         return out
 
     def _blocks(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
-        shift = int(self.shift[slot])
-        parts = []
-        for chunk in range(first >> shift, ((stop - 1) >> shift) + 1):
+        rows, parts = 1 << int(self.shift[slot]), []
+        for chunk, start, count in split_range(first, stop, rows):
             mapping = self.holder[self._place(slot, chunk)]
-            block = mapping.array(self.dtype, (lanes, 1 << shift, *self.shape))
-            start, end = max(first - (chunk << shift), 0), min(stop - (chunk << shift), 1 << shift)
+            block = mapping.array(self.dtype, (lanes, rows, *self.shape))
             if self.wide:
-                mapping.will_need(((lane << shift) + start) * self.row_bytes, (end - start) * self.row_bytes)
-            parts.append(block[lane, start:end])
+                mapping.will_need((lane * rows + start) * self.row_bytes, count * self.row_bytes)
+            parts.append(block[lane, start : start + count])
         return parts
 
 

@@ -1,14 +1,13 @@
 """Which segments a reader has read, whether they are still the same ones, and which it cannot read."""
 
-import os
 import time
 
 from diskreplay.errors import SegmentGone
 from diskreplay.folders import shown
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.metadata import UnknownFeature
-from diskreplay.format.numbers import document_identity, listed_numbers
+from diskreplay.format.metadata import Identity, UnknownFeature, identify
+from diskreplay.format.numbers import listed_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.store.reading.damaged import DAMAGE, warn_of_damage
@@ -25,7 +24,7 @@ class KnownSegments:
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
-        self._documents: dict[int, tuple[int, int]] = {}
+        self._documents: dict[int, Identity] = {}
         self.damaged: dict[int, str] = {}
 
     def lowest(self) -> int:
@@ -96,14 +95,8 @@ class KnownSegments:
                 return True
             folder = known[number]
             if folder is not None:
-                if self._folder(number) not in (folder, 0):
+                if identify(self._root.segment_path(number))[0] not in (folder, 0):
                     return True
-            elif document_identity(self._root, number) != self._documents.get(number):
+            elif identify(self._root.segment_path(number) / layout.METADATA) != self._documents.get(number):
                 return True
         return False
-
-    def _folder(self, number: int) -> int:
-        try:
-            return os.stat(self._root.segment_path(number)).st_ino
-        except OSError:
-            return 0

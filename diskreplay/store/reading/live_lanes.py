@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.marks import map_trusted
+from diskreplay.format.metadata import identify
 from diskreplay.format.root import Root
 from diskreplay.format.segment import read_segment
 from diskreplay.ids import Ints
@@ -54,10 +55,7 @@ class LiveSegment:
 
     def may_be_sealed(self) -> bool:
         """Whether the attributes were replaced (or are gone)."""
-        try:
-            inode = os.stat(self.metadata).st_ino
-        except FileNotFoundError:
-            return True
+        inode, *_ = identify(self.metadata)
         changed, self.inode = inode != self.inode, inode
         return changed
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.mapping import next_data, next_hole, opened, read_into, read_part
+from diskreplay.format.mapping import data_ranges, opened, read_into, read_part
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.store.reading.parse_episodes import Gaps
 
@@ -76,17 +77,13 @@ def read_lanes(
 def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
     """Yield the bytes of a file, and how many zeros behind each part are left out: of a hole, one byte is there."""
     at = start
-    while at < stop:
-        data = next_data(fd, at, stop)
-        if data > at:
-            yield np.zeros(1, np.uint8), data - at - 1
-            at = data
-        if at < stop:
-            hole = next_hole(fd, at, stop)
-            part = np.empty(hole - at, np.uint8)
-            read_part(fd, at, part)
-            yield part, 0
-            at = hole
+    for first, last in chain(data_ranges(fd, start, stop), [(stop, stop)]):
+        if first > at:
+            yield np.zeros(1, np.uint8), first - at - 1
+        part = np.empty(last - first, np.uint8)
+        read_part(fd, first, part)
+        yield part, 0
+        at = last
 
 
 def _allocated(info: SegmentInfo, rows: int) -> int:

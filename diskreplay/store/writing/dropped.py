@@ -6,7 +6,6 @@ import os
 import queue
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskreplay.store.writing.call_lock import CallLock
@@ -22,11 +21,6 @@ class Dropped(NamedTuple):
     episode_writer: EpisodeWriter
     lock: CallLock
     writer: weakref.ref[Any]
-
-    @property
-    def path(self) -> Path:
-        """The store's folder, as messages show it."""
-        return self.episode_writer.path
 
 
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
@@ -53,8 +47,8 @@ def _drop(dropped: Dropped, owner: int) -> None:
         except RuntimeError:  # the interpreter is ending: `_end` does it
             pass
     warnings.warn(
-        f"a writer of {dropped.path} was not closed, and its segments are sealed only now: close it, or use "
-        "it in a with statement",
+        f"a writer of {dropped.episode_writer.path} was not closed, and its segments are sealed only now: close it, or "
+        "use it in a with statement",
         ResourceWarning,
         stacklevel=2,
     )
@@ -73,7 +67,7 @@ def seal_dropped() -> None:
 
 def _seal(dropped: Dropped) -> None:
     """Seal what a writer has, and wait for it; where that fails, the next process that opens the store does it."""
-    writer = dropped.writer()
+    writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:
         writer.refuse_calls()  # of daemon threads
     if not dropped.lock.acquire(_TIMEOUT_S):
@@ -82,7 +76,7 @@ def _seal(dropped: Dropped) -> None:
         try:
             finish()
         except Exception as error:
-            warnings.warn(f"a segment of {dropped.path} is not sealed: {error}", ResourceWarning, stacklevel=2)
+            warnings.warn(f"a segment of {path} is not sealed: {error}", ResourceWarning, stacklevel=2)
 
 
 def _end() -> None:
