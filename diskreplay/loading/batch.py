@@ -1,6 +1,5 @@
 """A batch: torch tensors by name."""
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -83,13 +82,18 @@ class Batch(Mapping[str, Tree]):
 
     def _leaf(self, path: str) -> Tree:
         """Return what a path names, "obs/image"; KeyError where there is no such."""
-        first, _, rest = path.partition("/")
-        if not rest or first not in self._fields:
+        first, *below = path.split("/")
+        if not below:
             raise KeyError(path)
-        return functools.reduce(operator.getitem, rest.split("/"), self[first])
+        found = self[first]
+        for key in below:
+            if type(found) not in _NODES:
+                raise KeyError(path)
+            found = found[key]
+        return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._fields
+        return name in self._fields or (isinstance(name, str) and "/" in name and super().__contains__(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)

@@ -229,7 +229,7 @@ class Planner:
         population = self.population
         if population.snapshot is None:
             return {"population": 0, "priority_sum": math.nan}
-        left = None if self._own is None else self._own.left(population)
+        left = (self._own or self.distribution).left(population)
         size = population.share_size() if left is None else len(left)
         return {"population": size, "priority_sum": self.active.priority_sum(population)}
 

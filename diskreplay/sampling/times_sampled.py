@@ -170,7 +170,8 @@ class AtMost(Distribution):
         left = np.unique(np.concatenate(found))
         left = left[self._counts.of(left) < self._times.most]
         self._left, self._mark, self._left_of = left[population.contains(left)], changes.mark, population
-        return self._left
+        drawn = self._distribution.left(population)
+        return self._left if drawn is None else np.intersect1d(self._left, drawn)
 
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability of each id as if none had been drawn too often."""

@@ -139,6 +139,7 @@ class Requested:
         self, snapshot: Snapshot, episodes: EpisodeTable, block: Block, known: NDArray[np.bool_] | None
     ) -> None:
         """Read the values of each item's episode, zeros where it has none, and say which have."""
+        # As `Snapshot.episode_values` does, which reads segment by segment: too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
         # They are in the row that the episode's end published last: the one after its steps where there is one.

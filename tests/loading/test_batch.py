@@ -43,9 +43,12 @@ def test_a_name_it_has_not_is_an_error_that_lists_the_others(batch: Batch) -> No
     message = "a batch of obs, reward, index has no 'rewards'"
     with pytest.raises(AttributeError, match=f"^{re.escape(message)}$"):
         batch.rewards  # noqa: B018  (the access is what is tested)
-    for name in ("rewards", "rewards/image", "obs/", "obs/picture"):
+    for name in ("rewards", "rewards/image", "obs/", "obs/picture", "obs/image/0", "reward/0"):
+        assert name not in batch
+        assert batch.get(name) is None
         with pytest.raises(KeyError):
             batch[name]
+    assert "obs/image" in batch
 
 
 def test_names_cannot_be_set(batch: Batch) -> None:

@@ -11,7 +11,7 @@ import diskreplay as dr
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.store.store import Store
 
-SCHEMA = dr.Schema(obs=dr.Field((1,), "float32"), action=dr.Field((), "int64"))
+SCHEMA = dr.Schema(obs=dr.Field((1,), "float32"), action=dr.Field((), "int64"), episode={"task": dr.Field((), "int64")})
 FIELDS = ("action", "probability", "population", "priority_sum")
 VIEWS = (dr.Transitions(n_step=2), dr.Sequences(6, 3), dr.Episodes())
 ALPHA, EPS = 0.7, 0.01
@@ -24,6 +24,7 @@ def prioritized(**kwargs: Any) -> dr.Prioritized:
 DISTRIBUTIONS: tuple[Callable[[], Distribution], ...] = (
     dr.Uniform, prioritized, lambda: prioritized(stratified=False, normalize="store"), lambda: dr.Recency(30),
     lambda: dr.Sweep(passes=None), lambda: dr.Mixture([(dr.Uniform(), 1), (prioritized(), 3)]),
+    dr.Stratified, lambda: dr.Stratified(by="episode/task"),
 )  # fmt: skip
 RANKS: tuple[dict[str, int], ...] = ({}, {"rank": 1, "world_size": 3})
 
@@ -32,7 +33,8 @@ def append(store: Store, lengths: list[int]) -> None:
     with store.writer() as writer:
         for length in lengths:
             obs = np.zeros((length + 1, 1), "f4")
-            writer.append_episode(obs, np.zeros(length, int), np.zeros(length, "f4"), terminated=True)
+            task = {"task": length % 3} if length != 12 else None
+            writer.append_episode(obs, np.zeros(length, int), np.zeros(length, "f4"), terminated=True, episode=task)
     store.refresh()
 
 
