@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,7 +11,11 @@ from torch.utils import _pytree as pytree
 
 from diskreplay.format.schema import TupleRecord
 from diskreplay.loading.rollout_sequences import Bools, Windows, shuffled_sequences
+from diskreplay.loading.tensordicts import to_tensordict
 from diskreplay.sampling.number_arguments import int_argument, int_or_none
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleRecord of trees
 Kind = tuple[Any, ...]
@@ -159,6 +163,21 @@ class Batch(Mapping[str, Tree]):
         """Return the fields as numpy arrays, nested as they are; on the CPU they share memory with the tensors."""
         arrays: dict[str, Any] = map_tree(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
         return arrays
+
+    def to_tensordict(self) -> "TensorDict":
+        """Return the batch as a TensorDict with TorchRL's keys, sharing memory.
+
+        `obs` is "observation" (of a Dict space, its keys are at the root), `next_obs` the same below "next", `reward`,
+        `terminated` and `truncated` are below "next" with "done", either of the last two, and (..., 1); `n_steps` is
+        "steps_to_next_obs", `is_first` "is_init", `weight` "priority_weight"; other names stay. The batch size is that
+        of `reward`: (B,), of sequences (B, L), over which what an item has once is spread.
+
+        Raises
+        ------
+        MissingExtra
+            tensordict is not installed.
+        """
+        return to_tensordict(self)
 
     def minibatches(self, size: int, epochs: int = 1, seed: int | None = None) -> Iterator["Batch"]:
         """Return an iterator over the items in random order, `size` at a time; an epoch's last batch may be smaller.

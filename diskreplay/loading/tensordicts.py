@@ -1,0 +1,58 @@
+"""Batches as TensorDicts, by the keys that TorchRL's losses and modules look for."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from diskreplay.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from diskreplay.loading.batch import Batch
+
+# Of our names: where TorchRL has them. What is not here keeps its name at the root.
+KEYS: Mapping[str, str | tuple[str, str]] = {
+    "reward": ("next", "reward"),
+    "terminated": ("next", "terminated"),
+    "truncated": ("next", "truncated"),
+    "n_steps": "steps_to_next_obs",
+    "is_first": "is_init",
+    "weight": "priority_weight",
+}
+# Numbers that TorchRL gives an axis of their own.
+COLUMNS = frozenset({"reward", "terminated", "truncated", "n_steps", "is_first"})
+
+
+def to_tensordict(batch: "Batch") -> "TensorDict":
+    """Return a batch as a TensorDict; see `Batch.to_tensordict`."""
+    with MissingExtra.raised_for("a TensorDict", "torchrl"):
+        from tensordict import TensorDict
+
+    shape = batch["reward"].shape if "reward" in batch else batch["index"].shape
+    found: dict[Any, Any] = {}
+    for name, value in batch.items():
+        spread = pytree.tree_map(partial(_over_steps, shape=shape), value)
+        if name in ("obs", "next_obs"):
+            found |= _observations(spread, ("next",) if name == "next_obs" else ())
+        else:
+            found[KEYS.get(name, name)] = spread[..., None] if name in COLUMNS else spread
+    if {"terminated", "truncated"} <= batch.keys():
+        found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
+    return TensorDict(found, batch_size=shape)
+
+
+def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return what an item has once, (B, ...), at each of its steps, (B, L, ...)."""
+    if value.shape[: len(shape)] == shape:
+        return value
+    return value[:, None].expand(*shape, *value.shape[1:])
+
+
+def _observations(tree: Any, above: tuple[str, ...]) -> dict[Any, Any]:
+    """Return the observations of a Dict space by their own keys, others as "observation"."""
+    leaves = {"observation": tree} if isinstance(tree, torch.Tensor) else dict(tree.items())
+    return {(*above, name): value for name, value in leaves.items()}
