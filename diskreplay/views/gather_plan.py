@@ -121,7 +121,11 @@ class GatherPlan:
         windows = Windows(len(ids))
         if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
             return NO_PAGES  # `gather` says what is wrong
-        return wide_pages(snapshot, windows, self._given)
+        return wide_pages(snapshot, windows, self._reached(self._given))
+
+    def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
+        """Return copies, of windows as they are found, of all rows that these may read."""
+        return copies
 
     def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
         """Make seconds since the epoch of rows of `TIME_SOURCE`, (n,) or (n, length); zeros are padding, and stay."""
@@ -204,7 +208,7 @@ class GatherPlan:
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
-            for copy in self._copies:
+            for copy in self._reached(self._copies):
                 slot, _, first, last = self.windows.rows(copy)
                 snapshot.leaf(copy.leaf).ensure(slot, first, last, since)
             return self._bind_tables()

@@ -10,8 +10,7 @@ from diskreplay.kernels import gathering as kernel
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints
 from diskreplay.views.gather_plan import GatherPlan
-from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.windows import Bounds, Copy, Windows
+from diskreplay.views.windows import Bounds, Copy
 
 
 class RandomSteps(GatherPlan):
@@ -33,8 +32,7 @@ class RandomSteps(GatherPlan):
         computed: Mapping[str, int],
     ) -> None:
         super().__init__(copies, view, bounds, summands, gamma, discount, computed)
-        self._least, self._searched = least, bounds
-        self._reached = [_all_ends(copy, bounds.n) if copy.begin == kernel.AFTER else copy for copy in copies]
+        self._least, self._most = least, bounds.n
         self._entropy: int | None = None
 
     def seed(self, entropy: int) -> None:
@@ -47,19 +45,16 @@ class RandomSteps(GatherPlan):
         self._record[kernel.LIMITS] = 0
         if entropy is not None:
             generator = np.random.Generator(np.random.PCG64(entropy))
-            limits = generator.integers(self._least, self._searched.n, len(ids), endpoint=True)
+            limits = generator.integers(self._least, self._most, len(ids), endpoint=True)
             self._record[kernel.LIMITS] = limits.ctypes.data
         super().gather(snapshot, ids, block, helper)
 
-    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of these ids lie, wherever their windows will end. Any thread may ask."""
-        windows = Windows(len(ids))
-        if windows.find(snapshot, ids, *self._searched) >= 0:
-            return NO_PAGES  # `gather` says what is wrong
-        return wide_pages(snapshot, windows, self._reached)
-
-
-def _all_ends(copy: Copy, most: int) -> Copy:
-    """Return a copy of what one from the row behind a window may need, for windows of 1 to `most` steps."""
-    offset, length = copy.offset + 1, copy.length + most - 1
-    return copy._replace(begin=kernel.ROW, stop=kernel.FRAMES_STOP, offset=offset, length=length)
+    def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
+        """Return copies of the rows behind a window wherever it may end: from 1 to the most steps from its first."""
+        found = []
+        for copy in copies:
+            if copy.begin == kernel.AFTER:
+                length = copy.length + self._most - 1
+                copy = Copy(copy.leaf, kernel.ROW, kernel.FRAMES_STOP, copy.offset + 1, length, copy.target)
+            found.append(copy)
+        return found

@@ -118,6 +118,19 @@ def _left(snapshot: Snapshot, step_id: int) -> int:
     return len(model.steps) - t
 
 
+def test_what_lies_behind_a_short_window_is_mapped_too() -> None:
+    drawn = set()
+    for entropy in range(12):
+        # Chunks of 2 rows, none of them mapped: the observation behind a window is in one of several.
+        steps = episode(SCHEMA, 12, "terminated", True, np.random.default_rng(0))
+        snapshot = Snapshot(SCHEMA, [Segment([[steps]], chunk_rows=2)])
+        ids = sorted(snapshot.model)[:1]
+        view = Transitions((1, 9))
+        drawn.add(int(filled(view, snapshot, ids, entropy)["n_steps"][0]))
+        same(filled(view, snapshot, ids, entropy), [replace(view, n_step=n) for n in range(1, 10)], snapshot, ids)
+    assert len(drawn) > 4
+
+
 def test_a_seed_is_for_one_batch() -> None:
     snapshot = long_episodes(FLAT_SCHEMA, np.random.default_rng(0), 40, 40, 40)
     reader, ids = Transitions((1, 5)).reader(FLAT_SCHEMA), sorted(snapshot.model)[:20]
