@@ -167,8 +167,8 @@ class LaneWalk:
     def __init__(self, length: int, stack: int) -> None:
         self._length, self._stack = length, stack
         self._successors, self._lanes = Successors(stack), LaneMap()
-        # Most often all steps of a window, the row behind them, and one that is no step.
-        self._width = length + 2
+        # Most often all steps of a window, the row behind them, and those between that are no steps.
+        self._width = length + 2 + length // 8
         self._flags = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 0, self._width, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refused: Callable[[int], InvalidIndex]) -> _Steps:
@@ -343,8 +343,8 @@ class CrossingReader(Reader):
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
+        refuse_evicted(snapshot, ids[locate(ids, snapshot.origin, snapshot.lanes)[0]])
         steps = self._find(self._walk, snapshot, ids)
-        refuse_evicted(snapshot, ids)
         episodes = self._finder.find(snapshot, ids)
         before = (ids - episodes.first) // episodes.stride
         odd = np.flatnonzero(before % self._view.starts.step)

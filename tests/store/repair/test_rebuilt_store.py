@@ -328,6 +328,13 @@ def test_lost_steps_are_never_drawn_and_their_ids_are_unknown(path):
         assert not store.snapshot.holds(np.array(lost)).any()
         stays = [int(i) for episode in store.episodes for i in episode.ids]
         assert store.snapshot.holds(np.array(stays)).all()
+        # Windows that run across episodes skip what was lost.
+        sampler.view = dr.Sequences(8, stride=1, cross_episodes=True)
+        windows = sampler.gather(sampler.ids())
+        assert set(windows.serial.flatten().tolist()) == {*range(35), *range(45, 90)}
+        steps = windows.serial.diff(dim=1)
+        assert set(steps.flatten().tolist()) == {1, 11}
+        assert windows.is_first.equal(windows.serial % 5 == 0)
 
 
 def test_a_limiter_counts_lost_steps_as_inserted_and_not_as_held(path):

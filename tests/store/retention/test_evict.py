@@ -149,7 +149,8 @@ def test_evicted_ids_are_refused_not_drawn_and_their_priorities_are_gone(store):
     assert sampler.update_priorities(np.append(kept[:2], gone[:3]), np.ones(5)) == 3
     assert not store.snapshot.holds(gone).any()
     assert store.snapshot.holds(kept).all()
-    for view in (dr.Transitions(), dr.Sequences(length=2, overlap=0), dr.Episodes(), dr.Transitions(n_step=None)):
+    across = dr.Sequences(length=7, stride=1, cross_episodes=True)
+    for view in (dr.Transitions(), dr.Sequences(2, 0), across, dr.Episodes(), dr.Transitions(n_step=None)):
         sampler.view = view
         with pytest.raises(dr.InvalidIndex, match="was evicted"):
             sampler.gather(gone[:1])
