@@ -94,7 +94,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         with the buffer, or at exit.
     device : torch.device or str or None
         Where batches are delivered; None is the CPU.
-    n_step : int or None
+    n_step : int, (int, int) or None
         Steps of a return; see `Transitions`.
     gamma : float
         Discount a step.
@@ -127,7 +127,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         num_envs: int = 1,
         path: PathLike | None = None,
         device: torch.device | str | None = None,
-        n_step: int | None = 1,
+        n_step: int | tuple[int, int] | None = 1,
         gamma: float = 0.99,
         prioritized: bool = False,
         alpha: float = 0.6,

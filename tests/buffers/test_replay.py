@@ -523,3 +523,14 @@ def test_a_batch_of_as_many_as_the_buffer_has_is_there() -> None:
         assert [int(buffer[i].action) for i in (0, 9, -1)] == [0, 9, 9]
         with pytest.raises(IndexError):
             buffer[10]
+
+
+def test_a_buffer_takes_a_range_of_steps() -> None:
+    with dr.ReplayBuffer(100, n_step=(1, 4), gamma=1.0) as buffer:
+        for number in range(60):
+            row = np.full(3, number, np.float32)
+            buffer.add(row, 0, 1.0, row + 1, False)
+        batch = buffer.sample(48)
+        assert set(batch.n_steps.flatten().tolist()) == {1, 2, 3, 4}
+        assert torch.equal(batch.rewards, batch.n_steps.float())
+        assert torch.equal(batch.next_states, batch.states + batch.n_steps)
