@@ -211,10 +211,14 @@ class Planner:
 
     def tell(self, ids: Ints) -> Told:
         """Return the fields that say how these ids are drawn."""
-        told, counts = Told(), self.counts()
+        told = Told()
         if "probability" in self.tells:
             told["probability"] = self.active.share_chances(self.population, ids)
-        return told | {name: np.full(len(ids), count) for name, count in counts.items() if name in self.tells}
+        if "population" in self.tells:
+            told["population"] = np.full(len(ids), self.drawable())
+        if "priority_sum" in self.tells:
+            told["priority_sum"] = np.full(len(ids), self.active.priority_sum(self.population))
+        return told
 
     def tell_now(self, ids: Ints, snapshot: Snapshot) -> Told:
         """Return the fields that say how these ids are drawn from a snapshot, 0 of those that cannot be."""
@@ -224,14 +228,16 @@ class Planner:
             told["probability"] *= self._share.contains(ids)
         return told
 
-    def counts(self) -> dict[str, float]:
-        """Return N, how many ids there were to be drawn when it was last looked, and the sum of their priorities."""
-        population = self.population
-        if population.snapshot is None:
-            return {"population": 0, "priority_sum": math.nan}
-        left = (self._own or self.distribution).left(population)
-        size = population.share_size() if left is None else len(left)
-        return {"population": size, "priority_sum": self.active.priority_sum(population)}
+    def drawable(self) -> int:
+        """Return N, how many ids there were to be drawn when it was last looked."""
+        if self.population.snapshot is None:
+            return 0
+        left = (self._own or self.distribution).left(self.population)
+        return self.population.share_size() if left is None else len(left)
+
+    def priority_sum(self) -> float:
+        """Return the sum of their priorities."""
+        return math.nan if self.population.snapshot is None else self.active.priority_sum(self.population)
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
         """Return how many batches of this size `next` has until the end, None where there is none."""

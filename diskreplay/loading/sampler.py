@@ -270,7 +270,7 @@ class Sampler(IterableDataset[Batch]):
         """How many ids can be drawn now: those that the view offers of this rank's share and the episodes of `where`.
 
         Without those that were sampled `max_times_sampled` times; of rollouts, the steps that were not given yet. It
-        looks for new steps first, as `sample` does. Of a rank among several it counts all ids one by one.
+        looks for new steps first, as `sample` does.
         """
         with self._lock:
             self._check_open()
@@ -603,7 +603,8 @@ class Sampler(IterableDataset[Batch]):
             steps = self._steps_when_closed
             if steps is None:
                 steps = len(self._store.snapshot)
-            return {**self._statistics.report(steps, self._seconds()), **self._planner.counts()}
+            found = self._statistics.report(steps, self._seconds())
+            return {**found, "population": self._planner.drawable(), "priority_sum": self._planner.priority_sum()}
 
     def close(self) -> None:
         """End the threads and release memory. Batches stay valid; the store stays open, unless a path named it."""

@@ -58,6 +58,7 @@ _AT_ONCE = 1 << 18
 
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
+_NO_BOOLS = np.zeros(0, np.bool_)
 _NO_PARTLY = np.zeros((4, 0), np.int64)
 _NO_LINES = np.zeros((0, EPISODE_COLUMNS), np.int64)
 
@@ -147,6 +148,15 @@ class Crossing(Protocol):
         """
 
 
+class _Counted(NamedTuple):
+    """How many ids of a share each run has, by its last id and how many it has at all; a line of -1 behind them."""
+
+    version: int
+    last: Ints
+    count: Ints  # type: ignore[assignment]  # as above
+    mine: Ints
+
+
 class View(Protocol):
     """What is needed of a view: see `views.base.View`."""
 
@@ -183,6 +193,7 @@ class Population:
         self.kind = view.kind
         self.epoch = self.version = 0
         self._scratch = np.empty(0, np.int64)
+        self._counted = _Counted(0, *np.full((3, 1), -1))
         self._clear()
 
     def _clear(self) -> None:
@@ -390,8 +401,25 @@ class Population:
         return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
 
     def share_size(self) -> int:
-        """Count the ids of the share; among several ranks, one by one."""
-        return self.size if self.share.world_size == 1 else sum(map(len, self.ids()))
+        """Count the ids of the share; among several ranks at the cost of all runs, and of the ids of new ones."""
+        if self.share.world_size == 1:
+            return self.size
+        if self._counted.version != self.version:
+            self._counted = self._count_share()
+        return int(self._counted.mine[:-1].sum())
+
+    def _count_share(self) -> "_Counted":
+        """Count the ids of the share in each run, where a run of as many ids up to the same was not counted before."""
+        runs, known = self.runs(), self._counted
+        last = _last_ids(runs)
+        at = np.searchsorted(known.last[:-1], last)
+        mine = np.where((known.last[at] == last) & (known.count[at] == runs.count), known.mine[at], -1)
+        new = keep(runs, mine < 0)
+        before = np.append(0, np.cumsum(np.concatenate([_NO_BOOLS, *map(self.share.contains, id_blocks(new))])))
+        end = np.cumsum(new.count)
+        mine[mine < 0] = before[end] - before[end - new.count]
+        order = np.argsort(last)
+        return _Counted(self.version, *(np.append(column[order], -1) for column in (last, runs.count, mine)))
 
     def has_share(self) -> bool:
         """Search all ids for one of the share."""
@@ -591,5 +619,5 @@ def _is_large(second: int, first: int) -> bool:
     return second > max(SMALL, first // 4)
 
 
-def _last_ids(runs: TimedRuns) -> Ints:
+def _last_ids(runs: IdRuns | TimedRuns) -> Ints:
     return np.asarray(runs.first + (runs.count - 1) * runs.stride, np.int64)

@@ -21,7 +21,7 @@ from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.population import Mark, Population, Share
 from diskreplay.sampling.saved_state import state_of
 
 Ints = NDArray[np.int64]
@@ -43,6 +43,14 @@ class _Followed(NamedTuple):
     ended: int
     left: int
     segments: tuple[int, Ints]
+
+
+class _Shared(NamedTuple):
+    """1.0 at the places of a share's ids, (pages, 64), as long as the pages have these first ids and strides."""
+
+    share: Share
+    pages: Ints
+    mine: Floats
 
 
 class SumTree:
@@ -115,6 +123,7 @@ class PriorityTable:
         self._block = np.empty((2, _BLOCK), np.int64), np.empty((3, _BLOCK))
         self._batch = np.empty((2, 0), np.int64), np.empty((3, 0))
         self._drawn = _NOTHING_DRAWN  # places and ids of the last draw, while they have these places
+        self._shared: _Shared | None = None
         self._population: Any = lambda: None  # a weak reference
         self._version = -1
         self._mark: Mark | None = None
@@ -241,6 +250,26 @@ class PriorityTable:
         places = np.empty(len(ids), np.int64)
         chosen("locate")(ids, *self._followed.segments, self._pages, self._slots, places)
         return places
+
+    def masses_of(self, ids: Ints) -> Floats:
+        """Return the mass of each id, 0 where it cannot be drawn."""
+        places = self.places(ids)
+        return np.where(places >= 0, self.tree.masses[places], 0.0)
+
+    def total_of(self, share: Share) -> float:
+        """Return the sum of the masses of a share: costs as much as to add them up."""
+        if share.world_size == 1:
+            return self.tree.total
+        now = self._pages[:, [columns.FIRST, columns.STRIDE]]
+        if self._shared is None or self._shared.share != share or len(self._shared.pages) != len(now):
+            self._shared = _Shared(share, np.full_like(now, -1), np.zeros((len(now), columns.PAGE)))
+        _, pages, mine = self._shared
+        other = np.flatnonzero((pages != now).any(axis=1))
+        first, stride = now[other].T
+        ids = first[:, None] + stride[:, None] * np.arange(columns.PAGE)
+        mine[other], pages[other] = share.contains(ids.reshape(-1)).reshape(ids.shape), now[other]
+        # Not by BLAS, whose threads wait for each other where processors are busy.
+        return float(np.einsum("i,i", self.tree.masses, mine.reshape(-1)))
 
     def ids(self, places: Ints) -> Ints:
         """Return the id at each place, which must have one."""

@@ -148,16 +148,16 @@ class Prioritized(Owned):
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         table = self._followed(population)
-        places = table.places(ids)
-        return np.where(places >= 0, table.tree.masses[places] / (table.tree.total or 1.0), 0.0)
+        return table.masses_of(ids) / (table.tree.total or 1.0)
+
+    def share_chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        table = self._followed(population)
+        return table.masses_of(ids) / (table.total_of(population.share) or 1.0)
 
     def priority_sum(self, population: Population) -> float:
         """Return the sum of the priorities p of the population's share."""
-        table = self._followed(population)
-        if population.share.world_size == 1:
-            return table.tree.total
-        places = (table.places(ids) for ids in population.ids())
-        return sum(float(table.tree.masses[some[some >= 0]].sum()) for some in places)
+        return self._followed(population).total_of(population.share)
 
     def mixing_error(self) -> str | None:
         """Return None where weights are normalized over the batch."""

@@ -126,6 +126,10 @@ class Sweep(Owned):
         """Return the probability with which each id is drawn, over all places in a pass; 0 where it cannot be."""
         return population.contains(ids) / max(population.size, 1)
 
+    def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
+        """Return the probability with which each id of the population's share is drawn, over all places in a pass."""
+        return population.contains(ids) / max(population.share_size(), 1)
+
     def mixing_error(self) -> str | None:
         """Return None where it has no end."""
         return None if self._passes is None else f"is {self}, which ends: only Sweep(passes=None) fits"

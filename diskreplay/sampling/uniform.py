@@ -20,3 +20,7 @@ class Uniform(Distribution):
     def chances(self, population: Population, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
         return population.contains(ids) / max(population.size, 1)
+
+    def share_chances(self, population: Population, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        return population.contains(ids) / max(population.share_size(), 1)

@@ -10,12 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diskreplay.sampling import population as module
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import Order, Population
+from diskreplay.sampling.population import Order, Population, Share
 from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, grown, positions_of
 from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode
 
+SHARE = Share(1, 3)
 VIEWS = [
     Transitions(2),
     Sequences(length=3, overlap=1),
@@ -36,7 +37,7 @@ class Growth(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = FakeStore()
-        self.population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3))
+        self.population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3), SHARE)
 
     @rule(lanes=st.integers(1, 3))
     def add_segment(self, lanes: int) -> None:
@@ -97,6 +98,9 @@ def compare(store: FakeStore, population: Population) -> None:
     positions = positions_of(population, np.array(others, np.int64))
     assert [(at >= 0, at >= -1) for at in positions] == [(i in inside, True) for i in others]
     assert population.contains(np.array(others, np.int64)).tolist() == [i in inside for i in others]
+    mine = np.array(want, np.int64)[SHARE.contains(np.array(want, np.int64))].tolist()
+    assert population.share_size() == len(mine)
+    assert sorted(i for ids in population.ids() for i in ids.tolist()) == mine
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -104,7 +108,7 @@ def test_a_frontier_that_moves_step_by_step_through_interleaved_lanes_hides_exac
     rng = np.random.default_rng(seed)
     store = FakeStore()
     store.lanes, store.next_row, store.open = [3], [[0, 0, 0]], [[0, 0, 0]]
-    population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3))
+    population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3), SHARE)
     for _ in range(150):
         for lane in range(3):
             store.open[0][lane] += int(rng.integers(0, 4))

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diskreplay.sampling import population as population_module
 from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import Population
+from diskreplay.sampling.population import Population, Share
 from diskreplay.sampling.priorities import PriorityTable
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
@@ -64,6 +64,9 @@ class Model:
         assert len(found) == len(places) == len(drawable)
         assert found == pytest.approx(want)
         assert self.table.tree.total == pytest.approx(sum(want.values()))
+        for share in (Share(1, 3), Share(0, 2), Share()):
+            mine = share.contains(np.array(drawable, np.int64))
+            assert self.table.total_of(share) == pytest.approx(sum(want[i] for i in np.array(drawable)[mine].tolist()))
         assert self.table.tree.least == pytest.approx(min(want.values(), default=np.inf))
         assert self.table.ids(self.table.places(np.array(drawable, np.int64))).tolist() == drawable
         assert self.table.largest == self.largest
