@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.sampling.base import Distribution
+from diskreplay.sampling.bounded import REMOVERS
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.population import Share
 from diskreplay.sampling.uniform import Uniform
@@ -23,6 +24,15 @@ def share_argument(rank: Any, world_size: Any) -> Share:
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
     return Share(rank, world_size)
+
+
+def bound_arguments(max_size: Any, remover: Any) -> tuple[int | None, str]:
+    """Return how many ids a sampler draws from at the most and which are removed, or raise ValueError."""
+    if remover not in REMOVERS:
+        raise ValueError(f'remover must be "oldest", "lowest_priority" or "random", not {remover!r}')
+    if max_size is None and remover != "oldest":
+        raise ValueError(f"remover={remover!r} means nothing without max_size: give both, or leave it out")
+    return None if max_size is None else int_argument("max_size", max_size), str(remover)
 
 
 def store_argument(store: Any) -> Store:

@@ -16,6 +16,7 @@ from diskreplay.format.schema import Schema
 from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.loading.sampler_states import PlannerState, SavedPlan, Told, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, RefreshNeeded
+from diskreplay.sampling.bounded import Bounded, Indices
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population, Share
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
@@ -73,6 +74,8 @@ class Planner:
         where: Callable[[Episode], bool] | None,
         share: Share = EVERY_ID,
         max_times_sampled: int | None = None,
+        max_size: int | None = None,
+        remover: str = "oldest",
         tells: Sequence[str] = (),
         random: bool = False,
     ) -> None:
@@ -89,6 +92,10 @@ class Planner:
         self._own: Distribution | None = None  # the view's
         self._cursors: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
         self._times = None if max_times_sampled is None else TimesSampled(max_times_sampled)
+        self._bounded: Bounded | None = None
+        self._indices: Indices | None = None
+        if max_size is not None:
+            self._indices = Indices(max_size, remover, int(self.rng.integers(1 << 62)))
         self._check_times(view, distribution)
         self._follow(view)
         self.distribution = self._claim(distribution)
@@ -122,19 +129,27 @@ class Planner:
         if "probability" in self.tells and not distribution.tells_chances:
             raise ValueError(f"fields names 'probability', and {distribution} does not tell the chances of its ids")
         own = view.own_distribution(EpisodeFilter())
-        if self._times is not None and (own or distribution).gives_once:
+        limits = [("max_times_sampled", self._times), ("max_size", self._indices)]
+        given = [name for name, limit in limits if limit is not None]
+        if given and (own or distribution).gives_once:
             raise ValueError(
-                f"max_times_sampled means nothing to {distribution if own is None else view}, which gives each id a "
+                f"{given[0]} means nothing to {distribution if own is None else view}, which gives each id a "
                 "number of times of its own: leave it out"
             )
+        if self._indices is not None and self._indices.remover == "lowest_priority" and not distribution.weighted:
+            raise ValueError(f'remover="lowest_priority" needs priorities, and {distribution} has none')
+        if self._indices is not None and not distribution.tells_chances:
+            raise ValueError(f"max_size needs the chances of ids, and {distribution} does not tell them")
 
     def _choose(self) -> Distribution:
         """Return what draws from now on."""
         if self._own is not None:
             return self._own
-        if self._times is not None:
-            return AtMost(self.distribution, self._times, self.population.kind)
-        return self.distribution
+        active: Distribution = self.distribution
+        kind = self.population.kind
+        if self._indices is not None:
+            active = self._bounded = Bounded(active, self._indices.of(kind))
+        return active if self._times is None else AtMost(active, self._times, kind)
 
     def _follow(self, view: View) -> None:
         episode_filter = EpisodeFilter(self._where)
@@ -232,7 +247,7 @@ class Planner:
         """Return N, how many ids there were to be drawn when it was last looked."""
         if self.population.snapshot is None:
             return 0
-        left = (self._own or self.distribution).left(self.population)
+        left = (self._own or self._bounded or self.distribution).left(self.population)
         return self.population.share_size() if left is None else len(left)
 
     def priority_sum(self) -> float:
@@ -323,6 +338,7 @@ class Planner:
             "priorities": None if kept is None else {"arguments": kept.arguments, "state": kept.state_dict()},
             "cursors": cursors,
             "times": None if self._times is None else self.active.state_dict(),
+            "indices": None if self._indices is None else self._indices.state_dict(),
             "returned": self._returned,
             "plans": [plan.state_dict() for plan in self.queue],
             "refused": [plan.state_dict() for plan in self._refused.values()],
@@ -346,6 +362,7 @@ class Planner:
         population = Population(self._view, episode_filter, self._share)
         population.restore(saved.order)
         times = None if self._times is None else TimesSampled.loaded(self._times.most, saved.times)
+        indices = None if self._indices is None else self._indices.loaded(saved.indices)
         snapshot = self._refresh_population(population)
         load_distribution(self.distribution, saved.state)
         # Nothing below raises.
@@ -353,7 +370,7 @@ class Planner:
         if saved.priorities is not None:
             saved.priorities.claim(self)
         self.rng = np.random.Generator(saved.generator)
-        self._own, self._cursors, self._times = own, saved.cursors, times
+        self._own, self._cursors, self._times, self._indices = own, saved.cursors, times, indices
         self.population = population
         self.active = self._choose()
         self._returned = saved.returned

@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from diskreplay.errors import Closed, RateLimited, ReplayError
 from diskreplay.loading.arguments import (
+    bound_arguments,
     check_meaning,
     distribution_argument,
     errors_argument,
@@ -102,6 +103,14 @@ class Sampler(IterableDataset[Batch]):
         How often each id of a kind may be in batches of this sampler, as in Reverb; None: as often as it is drawn.
         Those that are left keep their probabilities in proportion to each other. Not for `Rollouts`, nor where a
         `Sweep` draws: these give each id a number of times of their own.
+    max_size : int or None
+        How many ids of a kind this sampler draws from at the most, of all ranks; None: all that there are. Ids that are
+        removed for new ones are not drawn any more; the store keeps their steps. Not for `Rollouts`, nor where a
+        `Sweep` draws.
+    remover : {"oldest", "lowest_priority", "random"}
+        Which id is removed for a new one, as in Reverb (Fifo, MinHeap, Uniform): the oldest by when steps were
+        published; that with the lowest priority, of equal ones the oldest; or one at random, which may be the new one,
+        so that every id that came has the same probability to be left: a reservoir (Vitter 1985, algorithm R).
     transform : callable or sequence of callables, or None
         What is done to each batch before it is delivered, one after the other: `Normalize`, `RandomShift`, `ToFloat`,
         or functions of a batch that return a batch, or a dict of the fields that are new. They see all fields of the
@@ -134,6 +143,8 @@ class Sampler(IterableDataset[Batch]):
         refresh: bool = True,
         debug: bool = False,
         max_times_sampled: int | None = None,
+        max_size: int | None = None,
+        remover: str = "oldest",
         transform: TransformLike | Sequence[TransformLike] | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
@@ -142,6 +153,7 @@ class Sampler(IterableDataset[Batch]):
         share = share_argument(rank, world_size)
         if max_times_sampled is not None:
             max_times_sampled = int_argument("max_times_sampled", max_times_sampled)
+        max_size, remover = bound_arguments(max_size, remover)
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         self._view, distribution = view_argument(view), distribution_argument(distribution)
@@ -175,6 +187,8 @@ class Sampler(IterableDataset[Batch]):
                 where=where,
                 share=share,
                 max_times_sampled=max_times_sampled,
+                max_size=max_size,
+                remover=remover,
                 tells=list(self._gatherer.drawn),
                 random=any(one.random for one in self._transforms),
             )
@@ -269,8 +283,8 @@ class Sampler(IterableDataset[Batch]):
     def sampleable(self) -> int:
         """How many ids can be drawn now: those that the view offers of this rank's share and the episodes of `where`.
 
-        Without those that were sampled `max_times_sampled` times; of rollouts, the steps that were not given yet. It
-        looks for new steps first, as `sample` does.
+        Without those that were sampled `max_times_sampled` times, or removed for `max_size`; of rollouts, the steps
+        that were not given yet. It looks for new steps first, as `sample` does.
         """
         with self._lock:
             self._check_open()
@@ -486,7 +500,8 @@ class Sampler(IterableDataset[Batch]):
 
         It holds priorities (8 bytes an id, and some numbers an episode), the count that schedules go by, the state of
         the random numbers, which steps of rollouts and of a `Sweep` were given, how often ids were sampled where
-        `max_times_sampled` limits that, and the ids of batches drawn ahead, or drawn and refused by a limiter. It does
+        `max_times_sampled` limits that, the ids that are drawn from where `max_size` limits them (16 bytes an id), and
+        the ids of batches drawn ahead, or drawn and refused by a limiter. It does
         not hold arguments of sampler, view or distribution.
         """
         with self._lock:

@@ -34,7 +34,8 @@ class PlannerState(NamedTuple):
     """A planner's state, checked. `generator` is a new one in the saved state; `plans` are batches drawn ahead.
 
     `returned` are ids to be drawn again; `refused` batches of other sizes that a limiter refused; `cursors` the states
-    of views' own distributions, by their keys; `times` how often ids were sampled, nothing where that was not counted.
+    of views' own distributions, by their keys; `times` how often ids were sampled, nothing where that was not counted;
+    `indices` the ids that are drawn from, nothing where all are.
     """
 
     generator: np.random.PCG64
@@ -46,6 +47,7 @@ class PlannerState(NamedTuple):
     priorities: Prioritized | None
     cursors: dict[str, dict[str, NDArray[np.int64]]]
     times: Mapping[str, Any]
+    indices: Mapping[str, Any]
     returned: NDArray[np.int64]
     plans: list[SavedPlan]
     refused: list[SavedPlan]
@@ -75,6 +77,7 @@ class PlannerState(NamedTuple):
                 priorities=priorities,
                 cursors=cursors,
                 times=state.get("times") or {},
+                indices=state.get("indices") or {},
                 returned=np.concatenate(columns({"returned": (), **state}, ["returned"])),
                 plans=[_plan(plan) for plan in state["plans"]],
                 refused=[_plan(plan) for plan in state.get("refused", [])],

@@ -136,6 +136,10 @@ class Distribution(ABC):
         """Return the sum of the priorities of the population's share, NaN where ids are not drawn by priorities."""
         return math.nan
 
+    def priorities(self, population: Population, ids: Ints) -> Floats:
+        """Return the priority |td| + eps of each id, (n,), 0 where it cannot be drawn; of what is `weighted`."""
+        raise NotImplementedError(f"{self} has no priorities")
+
     def left(self, population: Population) -> Ints | None:
         """Return the ids of the population's share that can be drawn, if these are not all of them; None: they are."""
         return None

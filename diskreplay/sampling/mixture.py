@@ -89,6 +89,10 @@ class Mixture(Distribution):
             found += share * part.share_chances(population, ids)
         return found
 
+    def priorities(self, population: Population, ids: Ints) -> Floats:
+        """Return the priority of each id, by the first prioritized distribution; see `Distribution.priorities`."""
+        return next(part for part in self._parts if part.weighted).priorities(population, ids)
+
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, by the beta of the first prioritized distribution, or None."""
         for part in self._parts:

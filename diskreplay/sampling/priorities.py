@@ -271,6 +271,11 @@ class PriorityTable:
         # Not by BLAS, whose threads wait for each other where processors are busy.
         return float(np.einsum("i,i", self.tree.masses, mine.reshape(-1)))
 
+    def raw(self, ids: Ints) -> Floats:
+        """Return the raw priority of each id, 0 where it cannot be drawn."""
+        places = self.places(ids)
+        return np.where(places >= 0, self._raw[places], 0.0)
+
     def ids(self, places: Ints) -> Ints:
         """Return the id at each place, which must have one."""
         page = self._pages[places >> columns.PAGE_BITS]

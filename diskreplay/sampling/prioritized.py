@@ -155,6 +155,10 @@ class Prioritized(Owned):
         table = self._followed(population)
         return table.masses_of(ids) / (table.total_of(population.share) or 1.0)
 
+    def priorities(self, population: Population, ids: Ints) -> Floats:
+        """Return the priority |td| + eps of each id, (n,), 0 where it cannot be drawn."""
+        return self._followed(population).raw(ids)
+
     def priority_sum(self, population: Population) -> float:
         """Return the sum of the priorities p of the population's share."""
         return self._followed(population).total_of(population.share)

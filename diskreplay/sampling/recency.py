@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS
-from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, keep, lane_keys
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, lane_keys
 from diskreplay.sampling.base import Draw, Owned
+from diskreplay.sampling.lane_ends import LaneEnds
 from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Mark, Population
 from diskreplay.sampling.saved_state import columns, state_of
@@ -120,7 +121,7 @@ class Arrivals:
         self._clear()
 
     def _clear(self) -> None:
-        self._newest: Ints = np.zeros(0, np.int64)  # by lane: the last id that is in, -1 for none
+        self._newest = LaneEnds()
         # First, stride and count of each piece, and the ids before it; with room for more of them.
         self._room: Ints = np.zeros((3, 64), np.int64)
         self._before: Ints = np.zeros(65, np.int64)
@@ -189,28 +190,18 @@ class Arrivals:
             return
         changes = population.changes(self._mark)
         self._mark, self._visible = None, population.visible
-        if self._generation == population.generation:
-            self._newest = np.append(self._newest, np.full(len(self._visible.oldest) - len(self._newest), -1))
-        else:
-            self._list_lanes()
+        self._newest.follow(population)
         self._drop_gone(population.size)
         if self._generation != population.generation:
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population):
             # Steps are back that had been set aside: only their times tell where they belong.
             self._clear()
-            self._list_lanes()
+            self._newest.follow(population)
             self._add(population.runs(), population)
         self._drop_oldest(population.size)
         self._weigh()
         self._version, self._mark, self._generation = population.version, changes.mark, population.generation
-
-    def _list_lanes(self) -> None:
-        """Put the last id of each lane where that lane is now."""
-        known = self._newest[self._newest >= 0]
-        place = self._visible.places(known)
-        self._newest = np.full(len(self._visible.oldest), -1)
-        self._newest[place[place >= 0]] = known[place >= 0]
 
     def _drop_evicted(self, population: Population) -> None:
         """Take away what was evicted by hand; what a capacity hides is the oldest, and goes with its blocks."""
@@ -241,8 +232,6 @@ class Arrivals:
         """
         if self._visible.lanes is not self._lanes:
             self._lanes = self._visible.lanes
-            known = np.flatnonzero(self._newest >= 0)
-            self._newest[known[self._visible.places(self._newest[known]) < 0]] = -1
             newer = self._before[self._starts[-1]] - self._before[1 : self._starts[-1] + 1]
             is_old = (newer >= _NEARLY_ALL * size) & bool(self._visible.reached)
             left = np.flatnonzero(is_old | (self._visible.places(self._pieces[0]) >= 0))
@@ -260,21 +249,16 @@ class Arrivals:
 
     def _add(self, runs: IdRuns, population: Population) -> bool:
         """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
-        place = self._visible.places(runs.first)
-        there = place >= 0
-        runs, place = keep(runs, there), place[there]
-        skipped = np.clip((self._newest[place] - runs.first) // runs.stride + 1, 0, runs.count)
-        runs = runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
-        new = runs.count > 0
-        runs, place = keep(runs, new), place[new]
+        runs, place = self._newest.new_of(self._visible, runs)
         if not len(place):
             return True
-        if self._pieces.shape[1] and (self._newest[place] < 0).any():
+        is_first = self._newest.last[place] < 0
+        if self._pieces.shape[1] and is_first.any():
             last = self._pieces[:, self._starts[-2] :]
             newest = population.followed.times(last[0] + (last[2] - 1) * last[1]).max()
-            if population.followed.times(runs.first[self._newest[place] < 0]).min() < newest:
+            if population.followed.times(runs.first[is_first]).min() < newest:
                 return False
-        np.maximum.at(self._newest, place, runs.first + (runs.count - 1) * runs.stride)
+        self._newest.take(runs, place)
         steps = self._steps(runs, population)
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
@@ -348,7 +332,7 @@ class Arrivals:
             "pieces": self._pieces.copy(),
             "starts": self._starts.copy(),
             "ranks": self._ranks.copy(),
-            "taken": self._newest[self._newest >= 0],
+            "taken": self._newest.taken,
             "full": self._is_full,
         }
 
@@ -357,14 +341,15 @@ class Arrivals:
         """Return what goes on from a state; one of `saved_state.INVALID` where it is none."""
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
-        (new._starts,), (new._newest,) = columns(state, ["starts"]), columns(state, ["taken"])
+        (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])
+        new._newest = LaneEnds(taken)
         new._is_full = bool(state["full"])
         first, stride, count = pieces
         good = pieces.ndim == 2 and new._starts[0] == 0 and new._starts[-1] == pieces.shape[1]
         good = good and new._ranks.shape == new._starts.shape
         if not good or (np.diff(new._starts) < 1).any() or not (np.diff(new._ranks) > 0).all():
             raise ValueError("the order of ids contradicts itself")
-        if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (new._newest < 0).any():
+        if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (taken < 0).any():
             raise ValueError("the order of ids has an invalid id")
         new._write(0, pieces)
         new._weigh()

@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import NotEnoughData
 from diskreplay.kernels.runs import IdRuns, Visible
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Mark, Population, id_blocks
+from diskreplay.sampling.restricted import Restricted, named, share_of
 from diskreplay.sampling.saved_state import columns, state_of
-from diskreplay.sampling.schedule import Schedule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-# How many ids are drawn for one that is missing, attempt by attempt, before those that are left are listed. Where more
-# than a hundredth of all is left, a batch is nearly always full by then.
-_OVERDRAWS = (1, 8, 64)
 # Newer counts are merged into the older ones when there are more of them than this, and than an eighth of those.
 _FEW = 1024
 _NONE: Ints = np.zeros(0, np.int64)
@@ -46,7 +42,7 @@ class Counts:
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
         """Return `ids`, in order, and their `counts`, (n,) int64, each less by as often as an id is in `less`."""
         ids, counts = _merged(*self._old, *self._new)
-        counts = counts - _named(ids, less)
+        counts = counts - named(ids, less)
         return {"ids": ids[counts > 0], "counts": counts[counts > 0]}
 
     @classmethod
@@ -84,22 +80,19 @@ class TimesSampled:
         return found
 
 
-class AtMost(Distribution):
+class AtMost(Restricted):
     """Draw from another distribution, but each id at most so many times. Not thread-safe: a sampler's own.
 
-    Among the ids that are left, each keeps its probability in proportion to the others'. Draws count from when they are
-    drawn, until they are forgotten. A batch is full, or it is not drawn at all. The draws of `distribution` must not
-    depend on what was drawn before; `times` counts what was drawn so far, from this or another one, and `kind` is that
-    of the population.
+    Draws count from when they are drawn, until they are forgotten. `times` counts what was drawn so far, from this
+    distribution or another one, and `kind` is that of the population.
     """
 
     gives_once = True
-    keeps_share = True
 
     def __init__(self, distribution: Distribution, times: TimesSampled, kind: tuple[Any, ...]) -> None:
-        self._distribution, self._times, self._kind = distribution, times, kind
+        super().__init__(distribution)
+        self._times, self._kind = times, kind
         self._counts = times.of(kind)
-        self.weighted, self.eta = distribution.weighted, distribution.eta
         self._pending: list[Draw] = []  # drawn and not delivered
         # The ids that are left, in order, where they were listed, and what of.
         self._left, self._mark = _NONE, None
@@ -112,56 +105,27 @@ class AtMost(Distribution):
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share; NotEnoughData, and no draw, where there are not so many."""
-        ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
-        for overdraw in _OVERDRAWS:
-            draw = self._distribution.draw_share(population, (size - len(ids)) * overdraw, rng)
-            times = self._counts.of(draw.ids) + _named(draw.ids, ids)
-            good = np.flatnonzero(times < self._times.most)
-            if len(good) > size - len(ids):
-                # At random: a stratified draw is in order, its first ids are alike.
-                good = rng.permutation(good)
-            # One after the other until there are enough: what is left out behind that must not count.
-            is_left = times[good] + _earlier(draw.ids[good]) < self._times.most
-            good = np.sort(good[is_left][: size - len(ids)])
-            ids = np.append(ids, draw.ids[good])
-            if draw.chances is not None:
-                chances = np.append(chances, draw.chances[good])
-            if len(ids) == size:
-                break
-        else:
-            more, their_chances = self._draw_left(population, ids, size, rng)
-            ids, chances = np.append(ids, more), np.append(chances, their_chances)
-        self._count(population, ids, 1)
-        self._pending.append(Draw(ids, None if draw.chances is None else chances, draw.size, draw.least))
-        return self._pending[-1]
+        draw = super().draw(population, size, rng)
+        self._count(population, draw.ids, 1)
+        self._pending.append(draw)
+        return draw
 
-    def _draw_left(
-        self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
-    ) -> tuple[Ints, Floats]:
-        """Draw what a batch lacks, where most ids may not be drawn; return ids and their chances."""
-        left, (rank, world_size) = self.left(population), population.share
-        mass = self._distribution.chances(population, left)
-        left, mass = left[mass > 0], mass[mass > 0]
-        allowed = self._times.most - self._counts.of(left) - _named(left, drawn)
-        if (times := len(drawn) + int(allowed.sum())) < size:
-            share = "" if world_size == 1 else f" of rank {rank} of {world_size}"
-            found = f"can be drawn only {times} times more" if times else "cannot be drawn any more"
-            raise NotEnoughData(
-                f"the {population.size} sampleable steps{share} {found}, {size} draws are needed: each is drawn at "
-                f"most {self._times.most} times (max_times_sampled), append more"
-            )
-        chosen, missing = _NONE, size - len(drawn)
-        while len(chosen) < missing:
-            totals = np.cumsum(np.where(allowed > 0, mass, 0.0))
-            at = np.searchsorted(totals, rng.random(missing - len(chosen)) * totals[-1], side="right")
-            at = np.minimum(at, len(left) - 1)
-            at = at[_earlier(at) < allowed[at]]
-            np.subtract.at(allowed, at, 1)
-            chosen = np.append(chosen, at)
-        return left[chosen], mass[chosen]
+    def allowed(self, ids: Ints) -> Ints:
+        """Return how many times more each id may be drawn."""
+        return self._times.most - self._counts.of(ids)
+
+    def why_not(self, population: Population, times: int, size: int) -> str:
+        """Say why a batch of this size is not drawn, where those that are left can be drawn so many times."""
+        found = f"can be drawn only {times} times more" if times else "cannot be drawn any more"
+        return (
+            f"the {population.size} sampleable steps{share_of(population)} {found}, {size} draws are needed: each is "
+            f"drawn at most {self._times.most} times (max_times_sampled), append more"
+        )
 
     def left(self, population: Population) -> Ints:
         """Return the ids of the share that may be drawn, in order, at a cost of these and of what is new."""
+        if (others := self._distribution.left(population)) is not None:
+            return others[self._counts.of(others) < self._times.most]
         changes = population.changes(self._mark if self._left_of is population else None)
         found = [_NONE if changes.whole else self._left]
         for ids in id_blocks(IdRuns(*changes.runs)):
@@ -170,8 +134,7 @@ class AtMost(Distribution):
         left = np.unique(np.concatenate(found))
         left = left[self._counts.of(left) < self._times.most]
         self._left, self._mark, self._left_of = left[population.contains(left)], changes.mark, population
-        drawn = self._distribution.left(population)
-        return self._left if drawn is None else np.intersect1d(self._left, drawn)
+        return self._left
 
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability of each id as if none had been drawn too often."""
@@ -189,10 +152,6 @@ class AtMost(Distribution):
         """Draw in place of a batch that lost ids, which does not count."""
         self.forget(population, lost)
         return self.draw(population, size, rng)
-
-    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return the weight of each drawn id, as the distribution does."""
-        return self._distribution.weigh(draw, beta, batches)
 
     def delivered(self, draw: Draw) -> None:
         """Count a draw for good."""
@@ -235,19 +194,3 @@ def _merged(ids: Ints, counts: Ints, others: Ints, more: Ints) -> tuple[Ints, In
     sums = np.zeros(len(every), np.int64)
     np.add.at(sums, where, np.concatenate([counts, more]))
     return every, sums
-
-
-def _named(ids: Ints, among: Ints) -> Ints:
-    """Return how often each id is among others."""
-    ordered = np.sort(among)
-    return np.searchsorted(ordered, ids, side="right") - np.searchsorted(ordered, ids, side="left")
-
-
-def _earlier(ids: Ints) -> Ints:
-    """Return how often each id is named before, in the same array."""
-    order = np.argsort(ids, kind="stable")
-    ordered, numbers = ids[order], np.arange(len(ids))
-    is_first = np.append(True, ordered[1:] != ordered[:-1])[: len(ids)]
-    earlier = np.empty(len(ids), np.int64)
-    earlier[order] = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
-    return earlier

@@ -128,3 +128,36 @@ def positions_of(population: Population, ids: np.ndarray) -> np.ndarray:
     at, before = run[there], np.cumsum(count) - count
     found[there] = before[at] + (ids[there] - first[at]) // stride[at]
     return found
+
+
+class Growth:
+    """A store that grows and loses steps at random, and what follows it."""
+
+    def __init__(self, seed: int, view: Any) -> None:
+        self.rng, self.view = np.random.default_rng(seed), view
+        self.store = FakeStore()
+        self.store.add_segment(int(self.rng.integers(1, 4)))
+        self.population = Population(view)
+
+    def step(self) -> None:
+        store, rng = self.store, self.rng
+        segment = len(store.lanes) - 1
+        for lane in range(store.lanes[segment]):
+            store.open[segment][lane] += int(rng.integers(0, 6))
+            if store.open[segment][lane] and rng.random() < 0.4:
+                first = store.id(segment, lane, store.next_row[segment][lane])
+                store.end(segment, lane)
+                if rng.random() < 0.8:
+                    store.values[first] = int(rng.integers(0, 5)) ** 3 - 4
+        every = sorted(i for f, s, steps, *_ in store.log for i in range(f, f + s * steps, s) if i >= store.frontier)
+        if rng.random() < 0.5 and len(every) > 80:
+            store.frontier = every[int(rng.integers(0, min(40, len(every) - 70)))]
+        if rng.random() < 0.1:
+            for lane in range(store.lanes[segment]):
+                if store.open[segment][lane]:
+                    store.end(segment, lane)
+            store.add_segment(int(rng.integers(1, 4)))
+        if rng.random() < 0.05:
+            store.drop_hidden_segments()
+            store.new_log()
+        self.population.refresh(store.snapshot())

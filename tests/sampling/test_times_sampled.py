@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling import population as populations, times_sampled as module
+from diskreplay.sampling import population as populations, restricted, times_sampled as module
 from diskreplay.sampling.base import Distribution
 from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.population import Share
@@ -102,7 +102,7 @@ def test_draws_are_the_same_as_without_a_limit_as_long_as_it_is_not_reached(name
 @pytest.mark.slow
 @pytest.mark.parametrize("overdraws", [(1, 8, 64), (1,)], ids=["by rejection", "from a list"])
 def test_what_is_left_keeps_its_probabilities(overdraws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_OVERDRAWS", overdraws)
+    monkeypatch.setattr(restricted, "_OVERDRAWS", overdraws)
     population, rng = population_of(grown(1, [[12]])), np.random.default_rng(0)
     ids, errors = everything(population), np.arange(1.0, 13.0)
     counts = np.zeros(12)
