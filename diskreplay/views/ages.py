@@ -77,11 +77,20 @@ class Ages:
         np.add.at(newer, item, steps - low)
         return newer
 
-    def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable) -> _ByTime:
-        begin = self._times_of(snapshot, episodes.first)
+    def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
+        """Make a table; what `before` has of its episodes is not read again: their segments may be gone."""
+        first, stride, steps = episodes.first, episodes.stride, episodes.steps
+        begin, end = np.zeros((2, len(first)), np.int64)
+        new = np.ones(len(first), np.bool_)
+        if before is not None and len(before.first):
+            by_id = np.argsort(before.first)
+            at = by_id[np.minimum(np.searchsorted(before.first, first, sorter=by_id), len(by_id) - 1)]
+            new = before.first[at] != first
+            begin, end = before.begin[at], before.end[at]
+        begin[new] = self._times_of(snapshot, first[new])
+        end[new] = self._times_of(snapshot, (first + (steps - 1) * stride)[new])
         order = np.argsort(begin, kind="stable")
-        first, stride, steps, begin = (a[order] for a in (episodes.first, episodes.stride, episodes.steps, begin))
-        end = self._times_of(snapshot, first + (steps - 1) * stride)
+        first, stride, steps, begin, end = (column[order] for column in (first, stride, steps, begin, end))
         from_here = np.append(np.cumsum(steps[::-1])[::-1], 0)
         return _ByTime(first, stride, steps, begin, end, np.maximum.accumulate(end), from_here)
 

@@ -18,29 +18,29 @@ _FEW = 1024
 class EpisodeTables(Generic[Table]):
     """Two tables that `make` makes of a snapshot's episodes. Not thread-safe.
 
-    One is of most ended ones and made anew when there are an eighth more of them; the other, of the rest and of open
-    ones, is made for each snapshot.
+    One is of most ended ones and made anew when there are an eighth more of them, or some have gone: then `make` is
+    given the one before, too. The other, of the rest and of open ones, is made for each snapshot.
     """
 
-    def __init__(self, make: Callable[[Snapshot, EpisodeTable], Table]) -> None:
+    def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:
         self._make = make
-        self._most: Table
-        self._rest: Table
+        self._most: Table | None = None
+        self._rest: Table | None = None
         self._snapshot: Snapshot | None = None
         self._count = self._generation = -1
 
     def of(self, snapshot: Snapshot) -> tuple[Table, Table]:
         """Return both tables of a snapshot, which may be an older one than the last."""
-        if snapshot is self._snapshot:
+        if snapshot is self._snapshot and self._most is not None and self._rest is not None:
             return self._most, self._rest
         self._snapshot, log = None, snapshot.log
         is_other = snapshot.generation != self._generation or len(log) < self._count
-        if is_other or len(log) - self._count > max(_FEW, self._count // 8):
+        if self._most is None or is_other or len(log) - self._count > max(_FEW, self._count // 8):
             self._generation = -1  # until the rest is done
-            self._most, self._count = self._make(snapshot, log), len(log)
+            self._most, self._count = self._make(snapshot, log, self._most), len(log)
             self._generation = snapshot.generation
         rest = EpisodeTable.concatenate([log.select(slice(self._count, None)), snapshot.open])
-        self._rest = self._make(snapshot, rest)
+        self._rest = self._make(snapshot, rest, None)
         self._snapshot = snapshot
         return self._most, self._rest
 
@@ -73,7 +73,7 @@ class EpisodeFinder:
         return EpisodeTable(found)
 
 
-def _by_place(snapshot: Snapshot, episodes: EpisodeTable) -> _ByPlace:
+def _by_place(snapshot: Snapshot, episodes: EpisodeTable, _: _ByPlace | None) -> _ByPlace:
     keys = _keys(snapshot, episodes.first)
     order = np.argsort(keys, kind="stable")
     return _ByPlace(keys[order], episodes.select(order))

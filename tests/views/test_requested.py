@@ -195,6 +195,32 @@ def test_a_sampler_that_goes_on_from_a_state_gives_the_same(collected: Collected
                     assert pair[0][name].equal(pair[1][name]), name
 
 
+def test_when_episodes_go_the_times_of_the_others_are_not_read_again(
+    collected: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected.append(60)
+    collected.close()
+    collected.trim(250)
+    counter, read = ages.Ages(), []
+    times_of = ages.Ages._times_of
+
+    def noted(self: Any, snapshot: Any, ids: np.ndarray) -> np.ndarray:
+        read.append(len(ids))
+        return times_of(self, snapshot, ids)
+
+    monkeypatch.setattr(ages.Ages, "_times_of", noted)
+    none = np.zeros(0, np.int64)
+    before = collected.store.snapshot
+    counter.of(before, none)
+    assert sum(read) == 2 * len(before.log) > 30
+    evict(collected)
+    after = collected.store.snapshot
+    assert after.generation != before.generation
+    read.clear()
+    counter.of(after, none)
+    assert sum(read) == 0
+
+
 def test_a_decision_transformer_has_its_batch(collected: Collected) -> None:
     collected.append(60)
     collected.close()
