@@ -1,7 +1,8 @@
 """What is damaged in a sealed segment: parts of its chunk files, and the rows and episodes that are lost with them.
 
 A block that does not fit its checksum, in any field, damages the rows that it holds part of; the episodes that have
-these rows are lost. Where flags are damaged, nobody knows which episodes there were: all is lost from the start of the
+these rows are lost. With initial priorities no step is lost: zeros say that none were given. Where
+flags are damaged, nobody knows which episodes there were: all is lost from the start of the
 episode that reaches there up to the next first step behind.
 """
 
@@ -78,6 +79,8 @@ class _Search:
         damaged: dict[int, list[Range]] = {}
         unknown: dict[int, list[Range]] = {}
         for chunk in self._chunks:
+            if chunk.array.path == layout.PRIORITY:
+                continue
             for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
                 damaged.setdefault(lane, []).append(range_)
                 if chunk.array.path == layout.DONE:

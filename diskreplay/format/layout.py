@@ -3,6 +3,7 @@
 The whole layout in words is in docs/format.md; this module is where its numbers live.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 
 from diskreplay.ids import (
@@ -28,6 +29,7 @@ SEGMENTS = "segments"
 SAMPLERS = "samplers"
 DONE = "done"
 TIME = "time"  # when each row was published: nanoseconds by the clock of the boot
+PRIORITY = "priority"  # the initial one of each step, 0 where none was given; in segments of writers that give them
 COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"
@@ -49,7 +51,7 @@ FRONTIER = 5  # steps that were published before this time, in nanoseconds since
 RESERVED = 6  # segment numbers below it may have been used, also where the counter of the next one was lost to power
 CHANGES = 7  # how often a segment was set aside, brought back or replaced: readers then read all of them again
 BOOT = 8  # which boot and which disk the next number belongs to; 0: none yet
-SEALED = 9  # how often segments were sealed: readers then check those that they follow
+SEALED = 9  # how often segments were sealed, or got priorities: readers then check those that they follow
 COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
@@ -71,6 +73,9 @@ LIMITER_SLOTS = 64
 # Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
 # random order; narrower ones go through mappings.
 WIDE_ROW_BYTES = 4096
+
+# In place of an initial priority below it, such as 0: in the array 0 says that none was given.
+LEAST_PRIORITY = sys.float_info.min
 
 # A block with a checksum of its own: a power of two of rows, so that blocks and lanes nest.
 BLOCK_BYTES = 64 << 10

@@ -69,10 +69,10 @@ class MarkLog:
         Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
         may be repeated.
         """
-        crc = new_rows_crc(self._info, self.rows, rows, self._map_chunk)
+        crc, priority = new_rows_crc(self._info, self.rows, rows, self._map_chunk)
         record = np.zeros(1, self._kind)
         record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
-        record["rows"][0] = rows
+        record["rows"][0], record["priority"] = rows, priority
         data = record.tobytes()[:-4]
         own = crc32c(data, self._seed)
         with storage_errors(self.path, self._full):
@@ -141,7 +141,7 @@ class DurableRows:
         path, root = self._info.path, self._info.root
         for name in layout.LANE_COUNTERS:
             sync_file(path / name / "c.0")
-        for folder in [*(path / below for below in root.blueprint.paths), path]:
+        for folder in [*(path / below for below in self._info.blueprint.paths), path]:
             sync_file(folder / layout.METADATA)
             sync_folder(folder)
         for folder in (path.parent, root.counters_folder, root.folder):

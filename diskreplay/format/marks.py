@@ -10,9 +10,12 @@ trust these counters only where it has the very same file: in the same boot, on 
 Anywhere else memory says nothing, and only the marks do.
 
 A mark of a segment with L lanes is ``24 + 8 L`` bytes, little-endian: its size (uint32), the checksum of the new bytes
-(uint32), when it was made in seconds since 1970 (float64), the rows of each lane (L int64), zeros (uint32), the CRC-32C
-of all that precedes, which starts from that of the mark before (uint32). The new bytes are taken array after array in
-the order of their paths, of each chunk after chunk, in each lane after lane.
+(uint32), when it was made in seconds since 1970 (float64), the rows of each lane (L int64), a checksum of the new
+priorities (uint32), the CRC-32C of all that precedes, which starts from that of the mark before (uint32). The new bytes
+are taken array after array in the order of their paths, of each chunk after chunk, in each lane after lane.
+
+Priorities have a checksum of their own, which is 0 for zeros and where there are none: so marks that were made before a
+segment got this array fit as well when it has it.
 """
 
 import os
@@ -37,13 +40,21 @@ Ints = NDArray[np.int64]
 _LONG = 4096
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
+_INVERTED = 0xFFFFFFFF
+
+
+class Sums(NamedTuple):
+    """The checksums of new rows: of all arrays but the priorities, and of these."""
+
+    crc: int
+    priority: int
 
 
 class Mark(NamedTuple):
-    """One entry of the log: rows of each lane, checksum of the bytes since the entry before, when, its own checksum."""
+    """One entry of the log: rows of each lane, checksums of the rows since the entry before, when, its own checksum."""
 
     rows: Ints
-    crc: int
+    sums: Sums
     time: float
     own: int
 
@@ -71,15 +82,14 @@ def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
         if (rows < before).any() or int(rows.max()) > layout.POSITION_MASK // lanes:
             return
         seed, before = own, rows
-        yield Mark(rows, int(record["crc"]), float(record["time"]), own)
+        yield Mark(rows, Sums(int(record["crc"]), int(record["priority"])), float(record["time"]), own)
 
 
 @lru_cache(maxsize=64)
 def record_type(lanes: int) -> np.dtype[np.void]:
     """Return how a mark of so many lanes is written."""
-    return np.dtype(
-        [("size", "<u4"), ("crc", "<u4"), ("time", "<f8"), ("rows", "<i8", (lanes,)), ("zero", "<u4"), ("own", "<u4")]
-    )
+    rows, sums = ("rows", "<i8", (lanes,)), [("priority", "<u4"), ("own", "<u4")]
+    return np.dtype([("size", "<u4"), ("crc", "<u4"), ("time", "<f8"), rows, *sums])
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
@@ -98,21 +108,22 @@ def new_rows_crc(
     before: Ints,
     rows: Ints,
     mapped: Callable[[str, int], Mapping] | None = None,
-) -> int:
-    """Return the CRC-32C of the bytes of all lanes' rows from ``before`` up to ``rows``.
+) -> Sums:
+    """Return the checksums of the bytes of all lanes' rows from ``before`` up to ``rows``.
 
     ``mapped`` gives the mapping of a chunk in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError or FormatError
     where a chunk is not there, or has another size.
     """
-    crc, first, last = 0, int(before[rows > before].min(initial=1 << 62)), int(rows.max())
+    # CRC-32C inverts its register at both ends. Where it is inverted once more, that of zeros stays 0.
+    sums, first, last = [0, _INVERTED], int(before[rows > before].min(initial=1 << 62)), int(rows.max())
     for leaf, array in sorted(info.arrays.items()):
-        per_chunk = info.chunk_rows[leaf]
+        which, per_chunk = int(leaf == layout.PRIORITY), info.chunk_rows[leaf]
         for chunk in range(first // per_chunk, -(-last // per_chunk)):
             start, stop = (np.minimum(np.maximum(edge - chunk * per_chunk, 0), per_chunk) for edge in (before, rows))
             if (start < stop).any():
                 mapping = (mapped or info.map_chunk)(leaf, chunk)
-                crc = _rows_crc(mapping, array.row_bytes, per_chunk, start, stop, crc)
-    return crc
+                sums[which] = _rows_crc(mapping, array.row_bytes, per_chunk, start, stop, sums[which])
+    return Sums(sums[0], sums[1] ^ _INVERTED)
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
@@ -145,7 +156,7 @@ def proven_rows(info: SegmentInfo) -> Ints:
     rows = np.zeros(len(info.lanes), np.int64)
     for mark in read_marks(str(info.path), len(info.lanes)):
         try:
-            if new_rows_crc(info, rows, mark.rows) != mark.crc:
+            if new_rows_crc(info, rows, mark.rows) != mark.sums:
                 break
         except (OSError, FormatError):
             break  # a chunk with marked rows is missing

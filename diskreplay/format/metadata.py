@@ -8,8 +8,9 @@ collector process never imports it.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -29,12 +30,13 @@ _MAX_BYTES = 64 << 20
 _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 
-# Arrays with rows that are no fields of the schema: one number a row.
+# Arrays with rows that are no fields of the schema, one number a row; the first two are in each segment.
 _OWN_ARRAYS = {layout.DONE: Field((), "uint8"), layout.TIME: Field((), "int64")}
+_PRIORITY = {layout.PRIORITY: Field((), "float64")}
 
 
 def array_leaves(schema: Schema) -> dict[str, Field]:
-    """Return every array with rows: the schema's fields, ``done``, ``time``."""
+    """Return every array with rows that each segment has: the schema's fields, ``done``, ``time``."""
     return schema.leaves | _OWN_ARRAYS
 
 
@@ -93,7 +95,7 @@ def _documents(memory: Any) -> dict[str, Document]:
 
 @dataclass(frozen=True, slots=True)
 class RowArray:
-    """An array with rows, as every segment of a store has it: a field of the schema, ``done`` or ``time``."""
+    """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time``, ``priority``."""
 
     path: str
     shape: tuple[int, ...]
@@ -121,11 +123,11 @@ class Blueprint:
 
     Immutable; made once a store, as a store may have a segment for each episode. ``arrays`` are the arrays with rows,
     by path; ``counters`` the paths of the arrays of one number a lane; ``paths`` everything below a segment, parents
-    first.
+    first. Segments with initial priorities have those of `with_priority`.
     """
 
-    def __init__(self, templates: dict[str, Document], schema: Schema) -> None:
-        self._root = templates[""]
+    def __init__(self, templates: dict[str, Document], leaves: dict[str, Field]) -> None:
+        self._root, self._templates, self._leaves = templates[""], templates, leaves
         self._texts = {
             path: _with_blanks(document) if document.get("node_type") == "array" else dump(document).decode()
             for path, document in sorted(templates.items())
@@ -133,10 +135,23 @@ class Blueprint:
         }
         self.arrays = {
             path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, self._texts[path])
-            for path, leaf in array_leaves(schema).items()
+            for path, leaf in leaves.items()
         }
         self.counters = [path for path, text in self._texts.items() if path not in self.arrays and _SHAPE in text]
         self.paths = list(self._texts)
+
+    @cached_property
+    def with_priority(self) -> "Blueprint":
+        """The same with an array of initial priorities.
+
+        Derived, and not kept in the root: so the stores of earlier releases have it too.
+        """
+        document = {**self._templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
+        return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
+
+    def of(self, chunk_rows: Container[str]) -> "Blueprint":
+        """Return the blueprint of a segment that has these arrays."""
+        return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def documents(self, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> Iterator[tuple[str, bytes]]:
         """Yield path and zarr.json of everything below a segment, parents first, with ``rows`` or one chunk of rows."""
@@ -179,7 +194,7 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
     usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
     try:
-        return Blueprint(usable, schema)
+        return Blueprint(usable, array_leaves(schema))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None
 

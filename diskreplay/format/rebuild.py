@@ -59,7 +59,7 @@ class _Build:
         self._sums: dict[str, int] = {}
 
     def run(self) -> None:
-        info, lanes, paths = self._info, len(self._info.lanes), self._info.root.blueprint.paths
+        info, lanes, paths = self._info, len(self._info.lanes), self._info.blueprint.paths
         for path in paths:
             os.mkdir(f"{self._folder}/{path}")
         chunks = list(sealed_chunks(info))

@@ -24,12 +24,12 @@ MAX_KEY_BYTES = 200
 # "self" would collide with append's own first argument.
 _TAKEN = frozenset(
     [
-        *("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "episode"),
+        *("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "episode", "priority"),
         *("done", "time", "lane"),
         *("final_obs", "index", "weight", "discount", "n_steps", "is_first", "loss_mask", "advantage", "ret", "self"),
     ]
 )
-_TAKEN_BY_EPISODES = frozenset(["obs", "action", "reward", "terminated", "truncated", "done", "time"])
+_TAKEN_BY_EPISODES = frozenset(["obs", "action", "reward", "terminated", "truncated", "done", "time", "priority"])
 
 
 @dataclass(frozen=True, init=False)

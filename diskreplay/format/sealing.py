@@ -111,7 +111,7 @@ def _writing_back() -> Iterator[None]:
 
 
 def _finish_files(info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Finished:
-    refuse_links(info.path, info.root.blueprint.paths)
+    refuse_links(info.path, info.blueprint.paths)
     is_live = shows_live_rows(info)
     if is_live:
         rows = kept = _finish_counters(info)

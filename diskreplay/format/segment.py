@@ -18,7 +18,16 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout, metadata
 from diskreplay.format.copies import is_whole_copy
-from diskreplay.format.durable import drafted, overwrite, storage_error, storage_errors, write_atomic, write_file
+from diskreplay.format.durable import (
+    drafted,
+    overwrite,
+    storage_error,
+    storage_errors,
+    sync_folder,
+    sync_tree,
+    write_atomic,
+    write_file,
+)
 from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
 from diskreplay.format.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
@@ -159,9 +168,14 @@ class SegmentInfo:
     # --- its files -----------------------------------------------------------------------------------------------
 
     @property
+    def blueprint(self) -> metadata.Blueprint:
+        """What it consists of."""
+        return self.root.blueprint.of(self.chunk_rows)
+
+    @property
     def arrays(self) -> dict[str, metadata.RowArray]:
         """Its arrays with rows, by path."""
-        return self.root.blueprint.arrays
+        return self.blueprint.arrays
 
     def chunk_nbytes(self, leaf: str) -> int:
         """Return the size of every chunk file of an array."""
@@ -214,7 +228,7 @@ class SegmentInfo:
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
         """Yield path and zarr.json of everything below the segment, parents first, with one chunk of rows."""
-        return self.root.blueprint.documents(len(self.lanes), self.chunk_rows, None)
+        return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
         """Return the segment's own zarr.json."""
@@ -223,6 +237,29 @@ class SegmentInfo:
     def rows_document(self, leaf: str, rows: int) -> bytes:
         """Return the zarr.json of an array with the shape of ``rows`` rows a lane."""
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
+
+    def with_priority(self, rows: int) -> "SegmentInfo":
+        """Add the array of initial priorities, which says that none of so many rows of any lane has one.
+
+        Returns the new attributes. The caller writes the segment, and no mark is being made. Whatever a loss of power
+        leaves is the segment without the array, or with all of it. Raises StorageFull where there is no room; the
+        segment is as it was, and the call may be repeated.
+        """
+        leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both have as many bytes
+        changed = dataclasses.replace(self, chunk_rows={**self.chunk_rows, leaf: per_chunk})
+        building, folder = f"{self.path}/{layout.DURABLE}/.{leaf}", f"{self.path}/{leaf}"
+        chunks = max(1, -(-rows // per_chunk))
+        with drafted(building):
+            os.mkdir(building)
+            write_file(f"{building}/{layout.METADATA}", changed.rows_document(leaf, chunks * per_chunk))
+            for chunk in range(chunks):
+                write_file(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", nbytes=changed.chunk_nbytes(leaf))
+            sync_tree(building)
+            shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: nobody has looked into it
+            os.rename(building, folder)
+            sync_folder(self.path)
+        write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
+        return changed
 
 
 class Size(NamedTuple):
@@ -238,13 +275,14 @@ def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
 
 
 def draft_segment(
-    root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock
+    root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock, has_priority: bool = False
 ) -> tuple[SegmentInfo, Lock]:
     """Make a segment that has no number yet, in the folder ``building``, which is made, beside the counters.
 
-    It is locked before anything else: a draft whose lock is free is one of a process that died. Raises StorageFull
-    where there is no room for it; nothing is left behind.
+    ``has_priority``: it has the array of initial priorities. It is locked before anything else: a draft whose lock is
+    free is one of a process that died. Raises StorageFull where there is no room for it; nothing is left behind.
     """
+    blueprint = root.blueprint.with_priority if has_priority else root.blueprint
     committed = f"{building}/{layout.COMMITTED}"
     with drafted(building), ExitStack() as undo:
         os.mkdir(building)
@@ -255,9 +293,9 @@ def draft_segment(
         undo.callback(lock.release)
         chunk_rows = {
             leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows)
-            for leaf, array in root.blueprint.arrays.items()
+            for leaf, array in blueprint.arrays.items()
         }
-        _build_arrays(root, building, len(lanes), chunk_rows, size.rows)
+        _build_arrays(blueprint, building, len(lanes), chunk_rows, size.rows)
         info = SegmentInfo(
             number=_NO_NUMBER,
             path=Path(building),
@@ -295,8 +333,9 @@ def remove_draft(info: SegmentInfo, lock: Lock) -> None:
     lock.release()
 
 
-def _build_arrays(root: Root, building: str, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> None:
-    blueprint = root.blueprint
+def _build_arrays(
+    blueprint: metadata.Blueprint, building: str, lanes: int, chunk_rows: dict[str, int], rows: int | None
+) -> None:
     for path, document in blueprint.documents(lanes, chunk_rows, rows):
         folder = f"{building}/{path}"
         if path != layout.COMMITTED:  # that one is there, with its lock
@@ -362,7 +401,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     lanes, chunk_rows = tuple(map(_whole, attributes["lanes"])), attributes["chunk_rows"]
     if not 1 <= len(lanes) <= layout.MAX_LANES:
         raise ValueError(f"{len(lanes)} lanes")
-    arrays = root.blueprint.arrays
+    arrays = root.blueprint.of(chunk_rows).arrays
     for leaf, array in arrays.items():
         rows = _whole(chunk_rows[leaf])
         nbytes = rows * len(lanes) * array.row_bytes

@@ -66,6 +66,10 @@ class Column:
         self.descriptors: dict[int, int] = {}
         self._mappings: dict[int, Mapping] = {}
 
+    def begin(self, rows: Ints) -> None:
+        """Begin behind the rows that each lane has already: of these nothing is written."""
+        self.reserved[:] = self._allocated[:] = rows
+
     def reserve(self, lane: int, row: int, stop: int, rows: Ints) -> None:
         """Give the next rows of a lane their blocks, so that no write into them can find the disk full.
 

@@ -39,14 +39,10 @@ class SegmentWriter:
     def __init__(self, info: SegmentInfo, lock: Lock, *, in_blocks: bool = False) -> None:
         self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
-        arrays = info.arrays
-        in_blocks &= len(arrays) <= MOST_DESCRIPTORS
+        self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
         # Where reserved blocks are not kept, a store to mapped memory could end the process: all goes by position.
         self._keeps = keeps_reservations(info.path)
-        self.columns = {
-            leaf: Column(info, array, in_blocks or array.row_bytes >= WIDE_ROW_BYTES or not self._keeps, self._keeps)
-            for leaf, array in arrays.items()
-        }
+        self.columns = {leaf: self._column(leaf) for leaf in info.arrays}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
         # The same as Python's own numbers. An item of such a view is one aligned 8-byte store, as numpy's is.
@@ -63,6 +59,11 @@ class SegmentWriter:
         self.reserved = _numbers(self._reserved)
         self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
         self._durable: DurableRows | None = None
+
+    def _column(self, leaf: str) -> Column:
+        array = self.info.arrays[leaf]
+        by_position = self._in_blocks or array.row_bytes >= WIDE_ROW_BYTES or not self._keeps
+        return Column(self.info, array, by_position, self._keeps)
 
     def _open_counters(self) -> None:
         lanes = len(self.info.lanes)
@@ -82,6 +83,9 @@ class SegmentWriter:
         for column in self.columns.values():
             column.reserve(lane, row, stop, rows)
             column.release_before(first)
+        self._note_reserved()
+
+    def _note_reserved(self) -> None:
         np.min([column.reserved for column in self.columns.values()], axis=0, out=self._reserved)
         self._least_reserved, self._window_stop = int(self._reserved.min()), 0
 
@@ -207,6 +211,18 @@ class SegmentWriter:
             # Kept until the mark is made, also if `close` drops it meanwhile: its files are open for so long.
             durable = self._durable = self._durable or DurableRows(self.info)
             durable.mark(self.committed.copy())
+
+    def add_priority(self) -> None:
+        """Add the array of initial priorities; the rows so far have none. Raises as `SegmentInfo.with_priority`.
+
+        Concurrency: the thread that appends. It waits for a mark that is being made: each mark is of all arrays.
+        """
+        with self._marking:
+            self.info = self.info.with_priority(int(self._lane_rows.max()))
+            self._durable = None
+        column = self.columns[layout.PRIORITY] = self._column(layout.PRIORITY)
+        column.begin(self._lane_rows)
+        self._note_reserved()
 
     def place(self, info: SegmentInfo) -> None:
         """Take the number and the folder that the segment got, after it was opened as a draft."""

@@ -62,7 +62,7 @@ def _lacks_marked_files(info: SegmentInfo) -> bool:
 
 
 def _has_folders(info: SegmentInfo) -> bool:
-    return all(is_folder(info.path / name) for name in info.root.blueprint.paths)
+    return all(is_folder(info.path / name) for name in info.blueprint.paths)
 
 
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:

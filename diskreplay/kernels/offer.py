@@ -14,8 +14,9 @@ Floats = NDArray[np.float64]
 
 _powers, _sumtree_set = map(jit.apart, (powers, sumtree_set))
 
-# Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched.
-UNUSED, CHANGED = range(2)
+# Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched. Behind the heights of
+# these comes that of what is left of the second when the call returns: pages with rows that entered, in their order.
+UNUSED, CHANGED, NEW = range(3)
 
 AHEAD = 12  # runs
 
@@ -178,7 +179,7 @@ def _show(
     values[0] = fresh
     _powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]
-    done, count = 0, heights[CHANGED]
+    done, count, entered = 0, heights[CHANGED], 0
     while done < count:
         used, known_again = np.int64(0), np.int64(0)
         while done < count and used + paging.PAGE <= places.size:
@@ -195,6 +196,10 @@ def _show(
             rows = pages[page, paging.SHOWN] ^ wanted
             pages[page, paging.SHOWN], pages[page, paging.KNOWN] = wanted, known | wanted
             pages[page, paging.TOUCHED] = 0
+            if rows & wanted & ~known:
+                pages[page, paging.ENTERED] = rows & wanted & ~known
+                stacks[CHANGED, entered] = page  # over one that is done
+                entered += 1
             known_again |= rows & wanted & known
             while rows != 0:
                 row = jit.lowest_bit(rows)
@@ -215,7 +220,7 @@ def _show(
             mass = masses[i] if known_again != 0 else fresh_mass
             masses[i] = mass if values[i] > 0.0 else 0.0
         _sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
-    heights[CHANGED] = 0
+    heights[CHANGED], heights[NEW] = 0, entered
 
 
 @jit.kernel(
@@ -236,9 +241,9 @@ def offer(
     as many are the same as before in the same order; the rest are by segment and lane. `whole`: nothing but the new
     ones can be drawn, whatever was before.
 
-    Ids that were never drawn get the raw priority `fresh`. Returns how many pages are lacking; if there are some,
-    nothing can be drawn that could not be, and the call is to be repeated with more. `ints` and `floats` are scratch
-    memory, (2, block) and (3, block), at least a page.
+    Ids that were never drawn get the raw priority `fresh`; `stacks` then lists their pages. Returns how many pages are
+    lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more. `ints`
+    and `floats` are scratch memory, (2, block) and (3, block), at least a page.
     """
     if whole:
         for page in range(pages.shape[0]):

@@ -3,7 +3,8 @@
 A page has a place for each of `PAGE` successive rows of a lane, from a row on that is a multiple of `PAGE`: its number
 times `PAGE`, and the rest of the row. It is a line of a table, as long as a cache line: the id of its first row; the
 stride of ids from row to row, 0 where nobody uses it; and masks with a bit a row, of those that can be drawn (`SHOWN`),
-that will be when a call of `offer` returns (`WANTED`), and that have a priority (`KNOWN`).
+that will be when a call of `offer` returns (`WANTED`), that have a priority (`KNOWN`), and that got their first one in
+the last call that listed the page as one with such rows (`ENTERED`).
 
 `slots` is a hash table with open addressing: the number of a page plus 1 at the hash of its first id, or behind it.
 """
@@ -22,7 +23,7 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-FIRST, STRIDE, SHOWN, WANTED, KNOWN, TOUCHED = range(6)
+FIRST, STRIDE, SHOWN, WANTED, KNOWN, TOUCHED, ENTERED = range(7)
 COLUMNS = 8
 
 _at = np.uint64

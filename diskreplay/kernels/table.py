@@ -24,6 +24,7 @@ MODULES = {
     "gather": "gather",
     "hide_oldest": "hide_oldest",
     "ids_at": "ids_at",
+    "initial_priorities": "initial",
     "locate": "pages",
     "nstep": "nstep",
     "offer": "offer",

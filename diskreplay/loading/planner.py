@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.format.schema import Schema
-from diskreplay.loading.gatherer import Destination, Gatherer
+from diskreplay.loading.item_errors import ItemErrors
 from diskreplay.loading.sampler_states import PlannerState, SavedPlan, Told, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, RefreshNeeded
 from diskreplay.sampling.bounded import Bounded, Indices
@@ -156,8 +154,8 @@ class Planner:
         cursors = self._cursors if self._own is None else {**self._cursors, self._own.key: self._own.state_dict()}
         self._own = _own_distribution(view, episode_filter, cursors)
         self._view, self._cursors, self._random = view, cursors, view.random or self._transforms_random
-        self.population = Population(view, episode_filter, self._share)
-        self._loss_masks: Gatherer | None = None
+        self._errors = ItemErrors(view, self._store.schema)
+        self.population = Population(view, episode_filter, self._share, self._errors.initial)
 
     def _claim(self, distribution: Distribution) -> Distribution:
         """Claim a distribution; a new `Prioritized` goes on with the priorities of the one before."""
@@ -359,7 +357,7 @@ class Planner:
             self._store.refresh()
         episode_filter = EpisodeFilter(self._where)
         own = _own_distribution(self._view, episode_filter, saved.cursors)
-        population = Population(self._view, episode_filter, self._share)
+        population = Population(self._view, episode_filter, self._share, self._errors.initial)
         population.restore(saved.order)
         times = None if self._times is None else TimesSampled.loaded(self._times.most, saved.times)
         indices = None if self._indices is None else self._indices.loaded(saved.indices)
@@ -390,7 +388,7 @@ class Planner:
             queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, told, plan.prepared))
         return queue
 
-    def update(self, ids: Ints, errors: NDArray[np.float64], schema: Schema, kind: tuple[Any, ...] | None) -> int:
+    def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:
         """Set priorities from errors, (n,), or (n, length) of sequences; return how many ids were skipped.
 
         All of them, where they are of another `kind` than the population's; None is the population's.
@@ -403,18 +401,18 @@ class Planner:
         if self.population.version == 0:
             self._refresh_population()
         if errors.ndim == 2:
-            ids, errors, skipped = self._of_sequences(ids, errors, schema, priorities.eta)
+            ids, errors, skipped = self._of_sequences(ids, errors, priorities.eta)
             return skipped + priorities.update(self.population, ids, errors)
         return priorities.update(self.population, ids, errors)
 
     def _of_sequences(
-        self, ids: Ints, errors: NDArray[np.float64], schema: Schema, eta: float
+        self, ids: Ints, errors: NDArray[np.float64], eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
         """Return the ids that can be drawn, one error each, and how many cannot."""
         for _ in range(ATTEMPTS):
             known = self.population.contains(ids)
             try:
-                mask = self._loss_mask(ids[known], errors.shape[1], schema)
+                mask = self._loss_mask(ids[known], errors.shape[1])
                 break
             except SegmentGone:
                 self._store.refresh()
@@ -423,20 +421,14 @@ class Planner:
             raise SegmentGone(f"segments were evicted faster than they could be read, {ATTEMPTS} times")
         return ids[known], sequence_error(errors[known], mask, eta), int((~known).sum())
 
-    def _loss_mask(self, ids: Ints, length: int, schema: Schema) -> NDArray[np.bool_]:
+    def _loss_mask(self, ids: Ints, length: int) -> NDArray[np.bool_]:
         """Return which steps of these sequences count for the loss, (n, length)."""
         mask = np.zeros((len(ids), length), bool)
         if not len(ids):
             return mask
-        if self._loss_masks is None:
-            try:
-                self._loss_masks = Gatherer(self._view, schema, ("loss_mask",), Destination(torch.device("cpu"), 0))
-            except ValueError:
-                raise ValueError(
-                    f"td_error must have one axis, (batch,) or (batch, 1): {self._view} has no sequences"
-                ) from None
-        block = self._loss_masks.gather(cast(Snapshot, self.population.followed), ids).slot.block
-        found = block.arrays[[leaf.path for leaf in block.leaves].index(("loss_mask",))]
+        found = self._errors.loss_mask(cast(Snapshot, self.population.followed), ids)
+        if found is None:
+            raise ValueError(f"td_error must have one axis, (batch,) or (batch, 1): {self._view} has no sequences")
         if found.shape[1] > length:
             raise ValueError(f"td_error has {length} steps a sequence, and these have {found.shape[1]}")
         mask[:, : found.shape[1]] = found

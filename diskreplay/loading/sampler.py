@@ -82,10 +82,11 @@ class Sampler(IterableDataset[Batch]):
     fields : sequence of str or None
         What a batch holds, beside index and weight: "obs" with all below it, "obs/image" alone. None is all but the
         following, and so is "..." beside some of these. Of each step: "time" (float64, seconds since the epoch at which
-        it was published), "step" (its number in its episode), "return_to_go" (the sum of rewards from it on) and
-        "discounted_return_to_go". Of each item: "age" (steps of the store that are newer), "episode/NAME" (a value of
-        its episode; "episode_known" tells where it was given), "probability" (P(i) of the draw), "population" (N) and
-        "priority_sum" (Σ p). See "Fields on request" in docs/concepts.md.
+        it was published), "step" (its number in its episode), "return_to_go" (the sum of rewards from it on),
+        "discounted_return_to_go" and "priority" (the initial one, NaN where none was given). Of each item: "age" (steps
+        of the store that are newer), "episode/NAME" (a value of its episode; "episode_known" tells where it was given),
+        "probability" (P(i) of the draw), "population" (N) and "priority_sum" (Σ p). See "Fields on request" in
+        docs/concepts.md.
     where : callable or None
         A predicate over episodes; steps of others are not drawn. It is asked once of an ended episode, and of an open
         one at every refresh that changed something.
@@ -493,7 +494,7 @@ class Sampler(IterableDataset[Batch]):
         kind = kind_of(index) if kind is None else kind_argument(kind)
         with self._lock:
             self._check_open()
-            return self._planner.update(ids, errors, self._store.schema, kind)
+            return self._planner.update(ids, errors, kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch: tensors, numbers and texts, for `torch.save`.

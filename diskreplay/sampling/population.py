@@ -12,7 +12,7 @@ outgrows what can be drawn of the first, both are merged into one. So what is at
 when; `order` tells, and a population that is given the order of another goes on as that one would.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -172,17 +172,28 @@ class View(Protocol):
         """Return what tells where samples start that run across episodes' ends; None: they stay in one."""
 
 
+# Returns the |td| with which ids of a snapshot begin, given eta: the initial priorities of their steps, NaN for none.
+InitialErrors = Callable[[Any, Ints, float], Floats]
+
+
 class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
 
     Of its episodes those count that `episode_filter` admits; None is all. `share` is what a rank draws of them.
+    `initial_errors` reads initial priorities; None: there are none.
     `snapshot` is the one that it follows, None before the first; `size` counts the ids that can be drawn. `epoch`
     changes when positions of older ids change but by those that leave: after a sort or a fresh start; `version` with
     every refresh that brings another snapshot.
     """
 
-    def __init__(self, view: View, episode_filter: EpisodeFilter | None = None, share: Share = EVERY_ID) -> None:
-        self.share = share
+    def __init__(
+        self,
+        view: View,
+        episode_filter: EpisodeFilter | None = None,
+        share: Share = EVERY_ID,
+        initial_errors: InitialErrors | None = None,
+    ) -> None:
+        self.share, self.initial_errors = share, initial_errors
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
         self._crossing = view.crossing()
         self._find_starts = chosen("starts")

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from diskreplay.ids import POSITION_MASK
 from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
+from diskreplay.kernels.offer import CHANGED, NEW
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.population import Mark, Population, Share
+from diskreplay.sampling.population import InitialErrors, Mark, Population, Share
 from diskreplay.sampling.saved_state import state_of
 
 Ints = NDArray[np.int64]
@@ -30,6 +31,7 @@ Floats = NDArray[np.float64]
 FIRST_PAGES = 16
 # Places that are shown or hidden at a time.
 _BLOCK = 4096
+_PAGES_AT_ONCE = 64
 _NOTHING_DRAWN = np.zeros((2, 0), np.int64)
 
 
@@ -153,7 +155,7 @@ class PriorityTable:
             raw[: end * width] = self._raw[: end * width]
             tree.fill(self.tree.masses[: end * width])
         self._raw, self._pages, self.tree = raw, pages.reshape(count, size), tree
-        self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(2, np.int64)
+        self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(3, np.int64)
 
     @property
     def _end(self) -> int:
@@ -169,7 +171,7 @@ class PriorityTable:
         pages[:, columns.WANTED] = pages[:, columns.SHOWN]
         unused = np.flatnonzero(pages[:, columns.STRIDE] == 0)
         self._stacks[0, : len(unused)] = unused[::-1]
-        self._heights[:] = len(unused), 0
+        self._heights[:] = len(unused), 0, 0
 
     def set_alpha(self, alpha: float) -> None:
         """Change the exponent; costs as much as there are priorities, unless it is the same."""
@@ -182,8 +184,11 @@ class PriorityTable:
 
     # --- following a population --------------------------------------------------------------------------------------
 
-    def follow(self, population: Population) -> None:
-        """Offer exactly the population's ids; costs what is new."""
+    def follow(self, population: Population, eps: float = 1e-6, eta: float = 0.9) -> None:
+        """Offer exactly the population's ids; costs what is new.
+
+        For `eps` and `eta` see `Prioritized`: they count for new ids whose steps have initial priorities.
+        """
         same = self._population() is population
         if same and self._version == population.version:
             return
@@ -201,7 +206,26 @@ class PriorityTable:
             self._make_room(population)
         if not same:
             self._population = weakref.ref(population)
-        self._followed, self._version, self._mark = now, population.version, changes.mark
+        self._followed = now
+        read, snapshot = population.initial_errors, population.snapshot
+        if read is not None and snapshot is not None and self._heights[NEW] and snapshot.has_priorities:
+            self._set_initial(population, read, eps, eta)
+        self._version, self._mark = population.version, changes.mark
+
+    def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
+        """Set the raw priorities of new ids from the initial ones of their steps; of others, to the largest so far."""
+        pages = self._stacks[CHANGED, : self._heights[NEW]]
+        # In an order that depends on nothing but the ids: a sampler that was loaded goes on as the one that was saved.
+        pages = pages[self._pages[pages, columns.FIRST].argsort()]
+        for at in range(0, len(pages), _PAGES_AT_ONCE):
+            lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
+            page, row = np.nonzero(_bits(lines[:, columns.ENTERED].copy()))
+            ids = lines[page, columns.FIRST] + row * lines[page, columns.STRIDE]
+            errors = read(population.snapshot, ids, eta)
+            given = ~np.isnan(errors)
+            raw = np.where(given, errors + eps, 0.0)
+            largest = np.maximum.accumulate(np.append(self.largest, raw))[1:]
+            self.update(ids, np.where(given, raw, largest), 0.0)
 
     def _with_reached(self, reached: Ints) -> _Followed:
         """Return what was followed, with runs that have come to be hidden in part behind those that were."""

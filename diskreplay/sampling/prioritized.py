@@ -25,8 +25,9 @@ _TINY = 5e-324  # for what is above 0, however little
 class Prioritized(Owned):
     """Draw ids in proportion to |td| ** alpha: proportional prioritization, Schaul et al. 2016 (sections 3.3 and 3.4).
 
-    P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids have the largest priority so far, 1 before any update. The
-    weight of a drawn id is (N · P(i)) ** -beta over the largest such weight, where N counts the ids that can be drawn.
+    P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids begin with the priority that their steps were appended with
+    (Horgan et al. 2018, section 3; of sequences see `eta`), or with the largest so far, 1 before any. The weight of a
+    drawn id is (N · P(i)) ** -beta over the largest such weight, where N counts the ids that can be drawn.
 
     It holds priorities, and so belongs to one sampler, under whose lock it is called. Each kind of id has a table of
     its own: all transitions share one, sequences of each (length, overlap, pad) have another. A table is made when its
@@ -135,7 +136,7 @@ class Prioritized(Owned):
 
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
         table.set_alpha(self._alpha)
-        table.follow(population)
+        table.follow(population, self._eps, self._eta)
         return table
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:

@@ -61,6 +61,10 @@ class Snapshot(Protocol):
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
         """Tell which ids are those of visible steps."""
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether any step may have been appended with a priority."""
+
     def times(self, ids: Ints) -> Ints:
         """Return when each step was published."""
 

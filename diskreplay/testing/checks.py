@@ -81,6 +81,8 @@ def check_episode(real: Any, expected: ModelEpisode) -> None:
     _same("action", flat(real.action, "action"), _stacked([step.action for step in steps]))
     rewards = np.asarray([step.reward for step in steps])
     _same("reward", {"reward": np.asarray(real.reward, np.float64)}, {"reward": rewards.astype(np.float64)})
+    priorities = np.array([np.nan if step.priority is None else step.priority for step in steps])
+    _same("priority", {"priority": real["priority"]}, {"priority": priorities})
     for leaf, values in _stacked([step.extra for step in steps]).items():
         _same(leaf, {leaf: _leaf(real, leaf)}, {leaf: values})
     for leaf, value in expected.values.items():

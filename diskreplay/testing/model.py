@@ -23,6 +23,7 @@ class ModelStep:
     action: Flat
     reward: float
     extra: Flat
+    priority: float | None = None
 
 
 @dataclass(eq=False)
@@ -121,6 +122,7 @@ class ModelLane:
         truncated: bool = False,
         next_obs: Any = None,
         episode: Mapping[str, Any] | None = None,
+        priority: float | None = None,
         **extra: Any,
     ) -> ModelStep:
         """Append a step; an observation that does not continue the last `next_obs` cuts the episode there."""
@@ -134,7 +136,8 @@ class ModelLane:
             current = ModelEpisode(self.writer, self.lane)
             self.episodes.append(current)
             self.show_ends()
-        step = ModelStep(seen, flat(action, "action"), np.asarray(reward).item(), _by_name(extra))
+        given = None if priority is None or np.isnan(priority) else abs(float(priority))
+        step = ModelStep(seen, flat(action, "action"), np.asarray(reward).item(), _by_name(extra), given)
         current.steps.append(step)
         current.final = None if next_obs is None else flat(next_obs, "obs")
         if terminated or truncated:
@@ -151,6 +154,7 @@ class ModelLane:
         terminated: bool,
         truncated: bool = False,
         episode: Mapping[str, Any] | None = None,
+        priority: Any = None,
         **extra: Any,
     ) -> None:
         """Append a whole episode; with neither flag set it is a cut one. What was open is cut first."""
@@ -167,6 +171,7 @@ class ModelLane:
                 truncated and last,
                 pick(obs, t + 1) if t + 1 < frames else None,
                 episode if last else None,
+                None if priority is None else priority[t],
                 **pick(extra, t),
             )
         self.end_episode(episode=episode)
@@ -210,11 +215,12 @@ class ModelWriter:
         next_obs: Any = None,
         mask: Any = None,
         episode: Mapping[str, Any] | None = None,
+        priority: Any = None,
         **extra: Any,
     ) -> None:
         """Append one step of every lane that `mask` does not skip."""
         if self.num_envs is None:
-            self.lanes[0].append(obs, action, reward, terminated, truncated, next_obs, episode, **extra)
+            self.lanes[0].append(obs, action, reward, terminated, truncated, next_obs, episode, priority, **extra)
             return
         terminated, truncated = (np.broadcast_to(flag, self.num_envs) for flag in (terminated, truncated))
         for i, lane in enumerate(self.lanes):
@@ -223,7 +229,9 @@ class ModelWriter:
                 values = None if episode is None else pick(episode, i)
                 flags = terminated[i], truncated[i]
                 row = pick(obs, i), pick(action, i), pick(reward, i)
-                lane.append(*row, *flags, following, values, **pick(extra, i))
+                lane.append(
+                    *row, *flags, following, values, None if priority is None else priority[i], **pick(extra, i)
+                )
 
     def append_episode(self, *args: Any, **kwargs: Any) -> None:
         """Append a whole episode; with lanes, the lane's number comes first."""

@@ -32,7 +32,10 @@ class EpisodePlan:
 
 @dataclass(frozen=True)
 class WriterPlan:
-    """What one writer does: the episodes of each lane, and in how many calls lanes are skipped or given next_obs."""
+    """What one writer does: the episodes of each lane, and in how many calls lanes are skipped or given next_obs.
+
+    `priority`: in which calls steps have initial priorities.
+    """
 
     num_envs: int | None
     lanes: tuple[tuple[EpisodePlan, ...], ...]
@@ -40,6 +43,7 @@ class WriterPlan:
     masked: bool = False
     close: bool = True
     seed: int = 0
+    priority: When = "never"
 
 
 def random_values(tree: Any, rng: np.random.Generator, leading: tuple[int, ...] = ()) -> Any:
@@ -136,13 +140,13 @@ def _given(when: When, rng: np.random.Generator) -> bool:
 def _calls(plan: WriterPlan, scripts: list[Script], rng: np.random.Generator) -> Iterator[Call]:
     for script in scripts:
         if script.plan.whole:
-            yield _whole(script, ())
+            yield _whole(script, (), _priorities(plan, rng, script.plan.steps))
             continue
         for t in range(script.plan.steps):
             row = script.row(t)
             given = script.plan.final if any(row["flags"]) else _given(plan.next_obs, rng)
             ending = {"episode": script.values} if any(row["flags"]) and script.values else {}
-            following = {"next_obs": row["next_obs"] if given else None}
+            following = {"next_obs": row["next_obs"] if given else None, **_priorities(plan, rng)}
             yield (
                 "append",
                 (row["obs"], row["action"], row["reward"], *row["flags"]),
@@ -159,10 +163,19 @@ def _calls(plan: WriterPlan, scripts: list[Script], rng: np.random.Generator) ->
             yield "flush", (), {}
 
 
-def _whole(script: Script, lane: tuple[int, ...]) -> Call:
+def random_priorities(rng: np.random.Generator, count: int | None = None) -> Any:
+    """Draw initial priorities of either sign, some of them zero."""
+    return rng.normal(0, 8, count) * (rng.random(count) < 0.8)
+
+
+def _priorities(plan: WriterPlan, rng: np.random.Generator, count: int | None = None) -> dict[str, Any]:
+    return {"priority": random_priorities(rng, count)} if _given(plan.priority, rng) else {}
+
+
+def _whole(script: Script, lane: tuple[int, ...], priorities: dict[str, Any]) -> Call:
     flags = dict(zip(("terminated", "truncated"), script.flags(script.plan.steps - 1), strict=True))
     obs = script.obs if script.plan.final else pick(script.obs, slice(script.plan.steps))
-    kwargs = {**flags, "episode": script.values or None, **script.extra}
+    kwargs = {**flags, "episode": script.values or None, **priorities, **script.extra}
     return "append_episode", (*lane, obs, script.action, script.reward), kwargs
 
 
@@ -175,7 +188,8 @@ def _vector_calls(
     while any(lanes):
         for i, scripts in enumerate(lanes):
             while at[i] == 0 and scripts and scripts[0].plan.whole:
-                yield _whole(scripts.pop(0), (i,))
+                whole = scripts.pop(0)
+                yield _whole(whole, (i,), _priorities(plan, rng, whole.plan.steps))
         mask = np.array([bool(scripts) and not (plan.masked and rng.random() < 0.3) for scripts in lanes])
         row: dict[str, Any] = {name: random_values(tree, rng, (width,)) for name, tree in row_trees.items()}
         row["reward"] = random_rewards(schema.reward, rng, width)
@@ -190,6 +204,9 @@ def _vector_calls(
                 at[i], cut[i] = 0, script.plan.end == "cut"
         given = _given(plan.next_obs, rng)
         values = {"episode": random_values(schema.episode, rng, (width,))} if any(s.plan.values for s in done) else {}
+        priorities = _priorities(plan, rng, width)
+        for array in priorities.values():
+            array[rng.random(width) < 0.3] = np.nan
         yield (
             "append",
             (row["obs"], row["action"], row["reward"], *row["flags"]),
@@ -197,6 +214,7 @@ def _vector_calls(
                 "next_obs": row["next_obs"] if given else None,
                 "mask": None if mask.all() else mask,
                 **values,
+                **priorities,
                 **row["extra"],
             },
         )

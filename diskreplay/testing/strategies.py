@@ -66,6 +66,6 @@ def writer_plans(max_lanes: int = 16, max_steps: int = 40, max_episodes: int = 4
         lanes = st.lists(lane, min_size=num_envs or 1, max_size=num_envs or 1).map(tuple)
         when = st.sampled_from(("never", "always", "sometimes"))
         seeds = st.integers(0, 2**32 - 1)
-        return st.builds(WriterPlan, st.just(num_envs), lanes, when, st.booleans(), st.booleans(), seeds)
+        return st.builds(WriterPlan, st.just(num_envs), lanes, when, st.booleans(), st.booleans(), seeds, when)
 
     return st.one_of(st.none(), st.integers(1, max_lanes)).flatmap(of_width)

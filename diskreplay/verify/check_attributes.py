@@ -98,6 +98,7 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
     if given is None:
         return None
     try:
+        plan = plan.of(given["chunk_rows"])
         found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
         return found if _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -13,26 +13,27 @@ from diskreplay.verify.row_flags import NO_STEP
 Ints = NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
+_INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
     """Return the rows of each lane up to the last mark such that it and all before it fit."""
     proven = np.zeros(segment.lanes, np.int64)
-    for crc, upto in _marks(segment):
-        if _new_bytes(segment, proven, upto) != crc:
+    for sums, upto in _marks(segment):
+        if _new_bytes(segment, proven, upto) != sums:
             break
         proven = upto
     return proven
 
 
-def _marks(segment: Segment) -> list[tuple[int, Ints]]:
-    """Return the checksum of the new bytes and the rows of each mark, up to the first one that is not whole."""
+def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
+    """Return the checksums of the new bytes and the rows of each mark, up to the first one that is not whole."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
     data = segment.files.read(where, _MOST_BYTES)
     size = 24 + 8 * segment.lanes
-    found: list[tuple[int, Ints]] = []
+    found: list[tuple[list[int], Ints]] = []
     seed, before = 0, np.zeros(segment.lanes, np.int64)
     for start in range(0, len(data or b"") - size + 1, size):
         record = (data or b"")[start : start + size]
@@ -42,15 +43,19 @@ def _marks(segment: Segment) -> list[tuple[int, Ints]]:
             break
         if (upto < before).any() or int(upto.max()) > layout.POSITION_MASK // segment.lanes:
             break
-        found.append((int.from_bytes(record[4:8], "little"), upto))
+        found.append(([int.from_bytes(part, "little") for part in (record[4:8], record[-8:-4])], upto))
         seed, before = own, upto
     return found
 
 
-def _new_bytes(segment: Segment, before: Ints, upto: Ints) -> int | None:
-    """Return the CRC-32C of all lanes' rows from ``before`` up to ``upto``, None where a file is not whole."""
-    crc, grown = 0, np.flatnonzero(before < upto).tolist()
+def _new_bytes(segment: Segment, before: Ints, upto: Ints) -> list[int] | None:
+    """Return the CRC-32C of all lanes' rows from ``before`` up to ``upto``, None where a file is not whole.
+
+    That of the priorities apart, which begins and ends with the register as it is, so that zeros make 0.
+    """
+    sums, grown = [0, _INVERTED], np.flatnonzero(before < upto).tolist()
     for path in sorted(segment.plan.arrays):
+        which = int(path == layout.PRIORITY)
         per_chunk, row_bytes = segment.chunk_rows[path], segment.plan.arrays[path].row_bytes
         most = max(1, _BLOCK_BYTES // max(1, row_bytes))
         first = min((int(before[lane]) // per_chunk for lane in grown), default=0)
@@ -63,8 +68,8 @@ def _new_bytes(segment: Segment, before: Ints, upto: Ints) -> int | None:
                     data = segment.read_rows(path, lane, at, min(end, at + most))
                     if data is None:
                         return None
-                    crc, at = crc32c(data, crc), min(end, at + most)
-    return crc
+                    sums[which], at = crc32c(data, sums[which]), min(end, at + most)
+    return [sums[0], sums[1] ^ _INVERTED]
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:

@@ -58,6 +58,18 @@ def check_times(segment: Segment) -> None:
         files.report("counters", segment.inside(layout.METADATA), detail)
 
 
+def check_priorities(segment: Segment) -> None:
+    """Check that initial priorities are finite and not negative."""
+    for lane, first, _, priorities, counted in _blocks(segment, layout.PRIORITY, 0):
+        counts = np.arange(priorities.shape[1]) < counted[:, None]
+        bad = counts & ~((priorities >= 0) & np.isfinite(priorities))
+        if bad.any():
+            one, row = (int(i[0]) for i in np.nonzero(bad))
+            detail = f"lane {lane + one}, row {first + row}: {priorities[one, row]} is not a priority"
+            segment.files.report("priority", segment.inside(layout.PRIORITY), detail)
+            return
+
+
 _Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 
 

@@ -17,7 +17,7 @@ from diskreplay.verify.check_attributes import (
     was_lost,
 )
 from diskreplay.verify.check_marks import count_unproven, proven_rows
-from diskreplay.verify.check_rows import check_flags, check_hidden, check_times
+from diskreplay.verify.check_rows import check_flags, check_hidden, check_priorities, check_times
 from diskreplay.verify.check_sums import check_sums
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
@@ -70,7 +70,7 @@ def _verify_once(files: Files, where: str, plan: Plan, deep: bool, hidden: list[
     attributes = read_attributes(files, where, plan)
     if attributes is None:
         return None
-    segment = Segment(files, where, plan, attributes, np.zeros(attributes.lanes, np.int64))
+    segment = Segment(files, where, plan.of(attributes.chunk_rows), attributes, np.zeros(attributes.lanes, np.int64))
     must_prove = not attributes.sealed and not attributes.in_place
     if must_prove and not has_marks(files.quiet(), where):
         _prove(segment)
@@ -85,6 +85,8 @@ def _verify_once(files: Files, where: str, plan: Plan, deep: bool, hidden: list[
     whole = check_chunks(segment, present)
     if layout.TIME in whole:
         check_times(segment)
+    if layout.PRIORITY in whole:
+        check_priorities(segment)
     if layout.DONE in whole:
         check_flags(segment)
         check_hidden(segment, hidden)

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,14 @@ class Plan:
     groups: tuple[str, ...]
     templates: dict[str, Document]
     store: str  # its identity
+
+    def of(self, chunk_rows: Any) -> "Plan":
+        """Return what a segment has whose attributes say this: it may have an array of priorities."""
+        if not isinstance(chunk_rows, dict) or layout.PRIORITY not in chunk_rows:
+            return self
+        document = {**self.templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
+        arrays = {**self.arrays, layout.PRIORITY: Array((), "float64")}
+        return replace(self, arrays=arrays, templates={**self.templates, layout.PRIORITY: document})
 
     @property
     def folders(self) -> list[str]:

@@ -29,7 +29,13 @@ _AT_ONCE = 1024
 
 # One value for each step, and one for each item.
 RETURNS = ("return_to_go", "discounted_return_to_go")
-_OF_STEPS: _Dtypes = {"step": INT64, "return_to_go": FLOAT32, "discounted_return_to_go": FLOAT32}
+PRIORITY = "priority"
+_OF_STEPS: _Dtypes = {
+    "step": INT64,
+    "return_to_go": FLOAT32,
+    "discounted_return_to_go": FLOAT32,
+    PRIORITY: FLOAT64,
+}
 _OF_ITEMS: _Dtypes = {"age": INT64}
 # What is known of a draw, and of no step.
 OF_DRAWS: _Dtypes = {"probability": FLOAT64, "population": INT64, "priority_sum": FLOAT64}
@@ -90,6 +96,10 @@ class Requested:
         step = (ids - episodes.first) // episodes.stride
         if "step" in arrays:
             _of_windows(arrays["step"])[:] = step[:, None] + np.arange(_of_windows(arrays["step"]).shape[1])
+        if PRIORITY in arrays:
+            priority, last = _of_windows(arrays[PRIORITY]), episodes.first + (episodes.steps - 1) * episodes.stride
+            of_steps = np.minimum(ids[:, None] + np.arange(priority.shape[1]) * episodes.stride[:, None], last[:, None])
+            priority[:] = snapshot.priorities(of_steps.ravel()).reshape(priority.shape)
         if "age" in arrays:
             arrays["age"][:] = self._ages.of(snapshot, ids)
         sums = {name: _of_windows(arrays[name]) for name in RETURNS if name in arrays}

@@ -14,8 +14,20 @@ import zarr
 import diskreplay as dr
 from diskreplay.format import layout
 from tests.compat.decoder import decode
-from tests.compat.make_store import FOLDER, LIMITER, STATE, STORES, append, read, read_batches, read_episode, unpack
+from tests.compat.make_store import (
+    FOLDER,
+    LIMITER,
+    STATE,
+    STORES,
+    append,
+    observation,
+    read,
+    read_batches,
+    read_episode,
+    unpack,
+)
 from tests.compat.test_zarr_python import read_with_zarr
+from tests.testing.support import serial_schema
 
 
 @pytest.fixture(params=sorted(STORES.iterdir()), ids=lambda kept: kept.name)
@@ -95,6 +107,23 @@ def test_a_stored_store_is_written_on(path, expected):
         assert store.episodes[-2].action.tolist() == [3 * serial for serial in range(7200, 7207)]
 
 
+def test_a_stored_store_takes_initial_priorities(path):
+    with dr.open(path, "a") as store, store.writer() as writer:
+        for t in range(5):
+            writer.append(
+                observation(9000 + t), t, 0.0, t == 4, next_obs=observation(9001 + t), log_prob=0.0,
+                priority=None if t < 2 else -float(t), episode={"seed": 1} if t == 4 else None,
+            )  # fmt: skip
+        writer.flush()
+        before = {(problem.kind, problem.where) for problem in store.verify(deep=True)}
+    with dr.open(path) as store:
+        assert {(problem.kind, problem.where) for problem in store.verify(deep=True)} == before
+        np.testing.assert_array_equal(store.episodes[-1]["priority"], [np.nan, np.nan, 2.0, 3.0, 4.0])
+        assert np.isnan(np.concatenate([episode["priority"] for episode in store.episodes[:-1]])).all()
+        sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(), batch_size=4, seed=0)
+        assert len(sampler.sample().index) == 4
+
+
 def test_a_reader_that_knows_the_page_on_the_format_alone_finds_the_same(path):
     """Beside what `decode` knows: of what is sealed, which episodes were lost to damage, and which are hidden."""
     with warnings.catch_warnings():
@@ -134,20 +163,32 @@ def array_folders(segment):
 
 
 def read_marks(segment, lanes):
-    """Give the rows and the checksum of each mark up to the first one that does not fit itself."""
+    """Give rows and checksums of each mark up to the first one that does not fit itself."""
     data, size, written = (segment / "durable/marks").read_bytes(), 24 + 8 * lanes, b""
     for start in range(0, len(data) - size + 1, size):
         mark = data[start : start + size]
         written += mark[:-4]
-        own_size, crc, _, *rows, zero, own = struct.unpack(f"<IId{lanes}qII", mark)
-        if own_size != size or zero != 0 or own != google_crc32c.value(written):
+        own_size, crc, _, *rows, of_priorities, own = struct.unpack(f"<IId{lanes}qII", mark)
+        if own_size != size or own != google_crc32c.value(written):
             return
-        yield rows, crc
+        yield rows, crc, of_priorities
 
 
-def new_bytes(segment, before, rows):
+def crc_of_priorities(data):
+    """Give the CRC-32C of bytes whose register begins with zeros and is not inverted, a bit at a time."""
+    register = 0
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register
+
+
+def new_bytes(segment, before, rows, of_priorities=False):
     """Give the bytes of the rows that a mark covers and the one before does not."""
     for path, row_bytes, per_chunk, lanes, ending in array_folders(segment):
+        if (path == "priority") != of_priorities:
+            continue
         for chunk in range(-(-max(rows) // per_chunk)):
             data = (segment / path / f"c.0.{chunk}{ending}").read_bytes()
             for lane in range(lanes):
@@ -156,14 +197,36 @@ def new_bytes(segment, before, rows):
                 yield data[(lane * per_chunk + first) * row_bytes : (lane * per_chunk + stop) * row_bytes]
 
 
+def check_marks(segment, marks):
+    lanes = len(marks[0][0])
+    for (before, *_), (upto, crc, of_priorities) in pairwise([([0] * lanes,), *marks]):
+        assert google_crc32c.value(b"".join(new_bytes(segment, before, upto))) == crc
+        assert crc_of_priorities(b"".join(new_bytes(segment, before, upto, of_priorities=True))) == of_priorities
+
+
+def test_marks_of_initial_priorities_are_what_the_page_says(tmp_path):
+    with dr.create(tmp_path / "store", serial_schema(), chunk_bytes=512) as store, store.writer(num_envs=2) as writer:
+        for t in range(30):
+            obs, serials = np.zeros((2, 3), np.float32), np.arange(2) + 2 * t
+            priority = [t + 0.5, np.nan] if t > 8 else None
+            writer.append(obs, serials, serials, [False] * 2, next_obs=obs, serial=serials, priority=priority)
+            if t % 6 == 5:
+                writer.flush()
+        segment = tmp_path / "store/segments/00000000"
+        marks = list(read_marks(segment, 2))
+        check_marks(segment, marks)
+        assert [rows for rows, *_ in marks] == [[n, n] for n in (6, 12, 18, 24, 30)]
+        assert [of_priorities > 0 for *_, of_priorities in marks] == [False, True, True, True, True]
+
+
 @pytest.mark.parametrize(("number", "rows"), [(0, [[18], [63]]), (3, [[22]])])
 def test_marks_are_what_the_page_on_the_format_says(path, number, rows):
     segment = path / "segments" / layout.segment_name(number)
     marks = list(read_marks(segment, 1))
-    assert [covered for covered, _ in marks] == rows
-    covered = [[0], *(rows for rows, _ in marks)]
-    for (before, upto), (_, crc) in zip(pairwise(covered), marks, strict=True):
-        assert google_crc32c.value(b"".join(new_bytes(segment, before, upto))) == crc
+    assert [covered for covered, *_ in marks] == rows
+    covered = [[0], *(rows for rows, *_ in marks)]
+    check_marks(segment, marks)
+    assert {of_priorities for *_, of_priorities in marks} == {0}
     if number == 3:
         with dr.open(path) as store:
             flags = zarr.open_group(path, mode="r")["segments/00000003/done"][0, : covered[-1][0]]

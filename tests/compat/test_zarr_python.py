@@ -33,7 +33,7 @@ PLAN = WriterPlan(
     ),
     close=False,
 )
-LANES = WriterPlan(3, PLAN.lanes * 3, "sometimes", masked=True, close=False, seed=3)
+LANES = WriterPlan(3, PLAN.lanes * 3, "sometimes", masked=True, close=False, seed=3, priority="sometimes")
 
 
 def walk(group, path=""):

@@ -64,7 +64,7 @@ class Single:
     def block(self, steps: int, *, terminated: bool = True, known: bool = True) -> None:
         """Append an episode in one piece."""
         codes = make_codes(self._number, 0, self.count + np.arange(steps + 1))
-        block = coded_step(codes[:-1])
+        block = coded_step(codes[:-1], block=True)
         block["obs"] = coded_obs(codes if known else codes[:-1])
         self.writer.append_episode(**block, terminated=terminated, episode={"last": self.count + steps - 1})
         self.count += steps
@@ -119,7 +119,7 @@ class Vector:
 
     def block(self, lane: int, steps: int) -> None:
         codes = make_codes(self._number, lane, self.counts[lane] + np.arange(steps + 1))
-        block = {**coded_step(codes[:-1]), "obs": coded_obs(codes)}
+        block = {**coded_step(codes[:-1], block=True), "obs": coded_obs(codes)}
         self.writer.append_episode(lane, **block, terminated=True)
         self.counts[lane] += steps
         self.told(durable=self._every)

@@ -102,7 +102,7 @@ def test_marks_fit_no_further_than_the_first_byte_that_is_wrong(tmp_store, tmp_p
         writer = store.writer(durability="none")
         ends = [0]
         for first in range(0, 30, 3):
-            append_numbered(writer, range(first, first + 3))
+            append_numbered(writer, range(first, first + 3), priority=first / 2 if first > 9 else None)
             writer.flush()
             ends.append(ends[-1] + 4)
         shutil.copytree(tmp_store, tmp_path / "copy")
@@ -127,6 +127,26 @@ def test_marks_fit_no_further_than_the_first_byte_that_is_wrong(tmp_store, tmp_p
             assert len(store) == expected, (chunk, at)
             assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(expected)]
         chunk.write_bytes(good)
+
+
+def test_marks_from_before_the_first_priority_prove_as_much_as_those_behind_it(tmp_store, tmp_path):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=256) as store:
+        writer = store.writer(durability="none")
+        append_numbered(writer, range(6), end="open")
+        writer.flush()
+        append_numbered(writer, range(6, 9), end="open", priority=2.0)
+        shutil.copytree(tmp_store, tmp_path / "before")
+        writer.flush()
+        shutil.copytree(tmp_store, tmp_path / "behind")
+        writer.close()
+    marks = read_marks(str(segment_of(tmp_path / "behind")), 1)
+    assert [(mark.rows.tolist(), mark.sums.priority > 0) for mark in marks] == [([6], False), ([9], True)]
+    for name, rows in (("before", 6), ("behind", 9)):
+        for again in range(2):
+            with another_boot(), dr.open(tmp_path / name, "a" if again else "r") as store:
+                (episode,) = store.episodes
+                assert episode["serial"].tolist() == [*range(rows)]
+                np.testing.assert_array_equal(episode["priority"], [np.nan] * 6 + [2.0] * (rows - 6))
 
 
 def test_a_damaged_or_torn_log_proves_what_its_whole_marks_do(tmp_store, tmp_path):

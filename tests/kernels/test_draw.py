@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diskreplay.kernels.offer import CHANGED, NEW, UNUSED
 from diskreplay.sampling import priorities
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
@@ -31,7 +32,8 @@ def kernels(kind: int) -> Iterator[None]:
 def arrays(table: PriorityTable) -> dict[str, np.ndarray]:
     tree = table.tree
     found = {"tree": tree.tree, "sums": tree.sums, "least": tree.smallest, "raw": table._raw, "pages": table._pages}
-    return found | {"largest": np.array(table.largest), "unused": table._stacks[0, : table._heights[0]]}
+    unused, new = (table._stacks[i, : table._heights[height]] for i, height in ((UNUSED, UNUSED), (CHANGED, NEW)))
+    return found | {"largest": np.array(table.largest), "unused": unused, "new": np.sort(new)}
 
 
 def grow(store: FakeStore, rng: np.random.Generator) -> None:

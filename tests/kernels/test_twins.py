@@ -36,8 +36,8 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
         "advise", "bind_table", "discounted", "draw", "find_windows", "follow", "freeze", "gae", "gather",
-        "hide_oldest", "ids_at", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs", "starts", "stream",
-        "sumtree_find", "sumtree_set", "update", "weights",
+        "hide_oldest", "ids_at", "initial_priorities", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs",
+        "starts", "stream", "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")
@@ -70,6 +70,32 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
             np.testing.assert_array_equal(fast[2], plain[2])
     out = np.zeros((rows.WINDOW_ROWS, len(ids)), np.int64), np.zeros(len(ids), np.uint8)
     fast, plain = both("find_windows", (ids, *inputs), out)
+    assert fast[0] == plain[0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 3)), min_size=1, max_size=5), st.integers(0, 3), seeds)
+def test_initial_priorities(segments: list[tuple[int, int]], origin: int, seed: int) -> None:
+    """Segments of so many lanes and, as a power of two, rows a chunk; below 0 they have no such array."""
+    rng = np.random.default_rng(seed)
+    lanes, shift = np.array(segments, np.int64).T.copy()
+    chunks = rng.integers(0, 4, len(lanes))
+    first_chunk = np.cumsum(chunks) - chunks
+    odd = (0.0, -1.0, np.nan, np.inf, 5e-324, np.finfo(np.float64).max)
+    blocks = [
+        np.where(rng.random((lane, 1 << max(rows, 0))) < 0.3, rng.choice(odd), rng.random())
+        for lane, rows, count in zip(lanes.tolist(), shift.tolist(), chunks.tolist(), strict=True)
+        for _ in range(count)
+    ]
+    bases = np.array([block.ctypes.data if rng.random() < 0.95 else 0 for block in blocks], np.int64)
+    slot = rng.integers(-1, len(lanes) + 1, 30)
+    ids = (slot + origin << 35) + rng.integers(0, 20, 30)
+    inputs = (origin, lanes, first_chunk, chunks, shift, bases)
+    for step_id in ids:  # one by one, so that those behind one that is not mapped are compared too
+        fast, plain = both("initial_priorities", (np.array([step_id]), *inputs), (np.zeros(1),))
+        assert fast[0] == plain[0]
+        if fast[0] < 0:
+            np.testing.assert_array_equal(fast[1], plain[1])
+    fast, plain = both("initial_priorities", (ids, *inputs), (np.zeros(len(ids)),))
     assert fast[0] == plain[0]
 
 

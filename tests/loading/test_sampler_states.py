@@ -66,7 +66,7 @@ DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
 
 
 class Collector:
-    """Two writers, one of them of several lanes, that append numbered steps and leave episodes open."""
+    """Two writers, one of several lanes, that append steps, most with priorities, and leave episodes open."""
 
     def __init__(self, store: Any, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -83,15 +83,17 @@ class Collector:
             action, reward = self.rng.integers(0, 9, LANES + 1), self.rng.standard_normal(LANES + 1, np.float32)
             value, ends = self.rng.standard_normal(LANES + 1, np.float32), self.rng.random((2, LANES + 1)) < 0.07
             lanes, first = slice(0, LANES), LANES
+            priority = np.where(self.rng.random(LANES + 1) < 0.4, np.nan, self.rng.normal(0, 2, LANES + 1))
             self.several.append(
                 {k: x[lanes] for k, x in self.obs.items()}, action[lanes], reward[lanes], ends[0, lanes],
                 ends[1, lanes], next_obs={k: x[lanes] for k, x in coming.items()}, value=value[lanes],
-                episode={"task": action[lanes] % 3},
+                episode={"task": action[lanes] % 3}, priority=priority[lanes],
             )  # fmt: skip
             self.one.append(
                 {k: x[first] for k, x in self.obs.items()}, action[first], reward[first], ends[0, first],
                 ends[1, first], next_obs={k: x[first] for k, x in coming.items()}, value=value[first],
                 episode={"task": action[first] % 4} if ends[:, first].any() else None,
+                priority=None if np.isnan(priority[first]) else priority[first],
             )  # fmt: skip
             over = ends.any(axis=0)[:, None]
             self.obs = {name: np.where(over, fresh[name], coming[name]) for name in coming}

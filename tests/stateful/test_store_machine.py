@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 import diskreplay as dr
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.nested import flat, pick
-from diskreplay.testing.scripts import EpisodePlan, random_rewards, random_values, script
+from diskreplay.testing.scripts import EpisodePlan, random_priorities, random_rewards, random_values, script
 from diskreplay.testing.strategies import schemas
 from tests.testing.support import check_views, quiet, scratch
 from tests.tiers import whole_or_part
@@ -91,13 +91,14 @@ class StoreMachine(RuleBasedStateMachine):
         given=st.booleans(),
         continues=st.sampled_from((True, True, True, False)),
         values=st.booleans(),
+        priority=st.none() | st.none() | st.integers(-9, 9),
     )
-    def append(self, index, end, given, continues, values):
+    def append(self, index, end, given, continues, values, priority):
         pair = self.pick(index, vector=False)
         drawn, reward, extra = self.rows()
         if continues:
             self.continued(pair[0], drawn)
-        kwargs = {"next_obs": drawn["next_obs"] if given else None, **extra}
+        kwargs = {"next_obs": drawn["next_obs"] if given else None, "priority": priority, **extra}
         if values and end:
             kwargs["episode"] = random_values(self.schema.episode, self.rng)
         flags = end in ("terminated", "both"), end in ("truncated", "both")
@@ -112,8 +113,9 @@ class StoreMachine(RuleBasedStateMachine):
         given=st.booleans(),
         continues=st.sampled_from((True, True, True, False)),
         repeat=st.integers(1, 6),
+        prioritized=st.booleans(),
     )
-    def append_vector(self, index, ending, mask, given, continues, repeat):
+    def append_vector(self, index, ending, mask, given, continues, repeat, prioritized):
         pair = self.pick(index, vector=True)
         width = pair[0].num_envs
         for _ in range(repeat):
@@ -126,6 +128,9 @@ class StoreMachine(RuleBasedStateMachine):
                 kwargs["mask"] = (mask >> np.arange(width)) & 1 == 1
             if bits.any():
                 kwargs["episode"] = random_values(self.schema.episode, self.rng, (width,))
+            if prioritized:
+                kwargs["priority"] = random_priorities(self.rng, width)
+                kwargs["priority"][self.rng.random(width) < 0.3] = np.nan
             for writer in pair:
                 writer.append(drawn["obs"], drawn["action"], reward, bits[0], bits[1], **kwargs)
 
@@ -140,14 +145,16 @@ class StoreMachine(RuleBasedStateMachine):
             final=st.booleans(),
             values=st.booleans(),
         ),
+        prioritized=st.booleans(),
     )
-    def append_episode(self, index, lane, plan):
+    def append_episode(self, index, lane, plan, prioritized):
         pair = self.writers[index % len(self.writers)]
         filled = script(self.schema, plan, self.rng, self.serial)
         self.serial += plan.steps
         terminated, truncated = filled.flags(plan.steps - 1)
         obs = filled.obs if plan.final else pick(filled.obs, slice(plan.steps))
         lanes = () if pair[0].num_envs is None else (lane % pair[0].num_envs,)
+        priority = random_priorities(self.rng, plan.steps) if prioritized else None
         for writer in pair:
             writer.append_episode(
                 *lanes,
@@ -157,6 +164,7 @@ class StoreMachine(RuleBasedStateMachine):
                 terminated=terminated,
                 truncated=truncated,
                 episode=filled.values or None,
+                priority=priority,
                 **filled.extra,
             )
 

@@ -75,7 +75,7 @@ def _write_blocks(store: Any, number: int, until: float, wide: bool) -> list[int
     with store.writer() as writer:
         while time.monotonic() < until:
             length = episode_length(counter)
-            block = coded_step(make_codes(number, 0, np.arange(counter, counter + length)), wide)
+            block = coded_step(make_codes(number, 0, np.arange(counter, counter + length)), wide, block=True)
             block["obs"] = coded_obs(make_codes(number, 0, np.arange(counter, counter + length + 1)), wide)
             writer.append_episode(**block, terminated=counter % 2 == 0)
             counter += length

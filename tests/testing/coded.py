@@ -53,10 +53,27 @@ def coded_obs(codes: Any, wide: bool = False) -> dict[str, NDArray[np.int64]]:
     return obs
 
 
-def coded_step(codes: Any, wide: bool = False) -> dict[str, Any]:
-    """Return arguments of `append` for one step, or for one of every lane."""
+def coded_priorities(codes: Any) -> NDArray[np.float64]:
+    """Return the initial priorities of steps."""
+    return np.asarray(codes, np.int64) % 997 + 0.5
+
+
+def _may_lack_priority(codes: Any) -> NDArray[np.bool_]:
+    """Tell which steps need not have one: the first of each lane are among them."""
+    return split_codes(codes)[2] % 8 < 3
+
+
+def coded_step(codes: Any, wide: bool = False, *, block: bool = False) -> dict[str, Any]:
+    """Return arguments of `append` for one step, or for one of every lane; with `block`, of `append_episode`.
+
+    Writers with odd numbers give priorities, of a block all of them and of others most.
+    """
     codes = np.asarray(codes, np.int64)
-    return {
+    priorities: dict[str, Any] = {}
+    if (split_codes(codes)[0] % 2).any():
+        given = np.where(_may_lack_priority(codes) & (not block), np.nan, coded_priorities(codes))
+        priorities["priority"] = given if codes.ndim else None if np.isnan(given) else float(given)
+    return priorities | {
         "obs": coded_obs(codes, wide),
         "action": np.stack([codes, codes], -1),
         "reward": (codes % 1000).astype(np.float32),
@@ -141,8 +158,18 @@ def _check_episode(episode: Any, codes: NDArray[np.int64]) -> None:
     _require((episode.action == codes[:, None]).all(), "action", codes)
     _require((episode["check"] ^ _SALT == codes).all(), "check", codes)
     _require((episode.reward == codes % 1000).all(), "reward", codes)
+    _check_priorities(episode["priority"], codes)
     if episode["last"] is not None:
         _require(int(episode["last"]) == int(split_codes(codes[-1])[2]), "last", codes)
+
+
+def _check_priorities(priorities: NDArray[np.float64], codes: NDArray[np.int64]) -> None:
+    lacks = np.isnan(priorities)
+    if (split_codes(codes)[0] % 2).any():
+        _require((~lacks | _may_lack_priority(codes)).all(), "a missing priority", codes)
+        _require((lacks | (priorities == coded_priorities(codes))).all(), "priority", codes)
+    else:
+        _require(lacks.all(), "a priority", codes)
 
 
 def _require(holds: Any, what: str, codes: NDArray[np.int64]) -> None:

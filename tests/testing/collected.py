@@ -54,8 +54,10 @@ class Collected:
         extra = {"serial": serial, "value": serial * 0.0, "bonus": rng.random(shape)}
         reward = rng.standard_normal(shape).astype("f4")
         next_obs = after if rng.random() < 0.3 else None
+        priority = np.where(rng.random(shape) < 0.4, np.nan, rng.normal(0, 3, shape))
+        priority = priority if shape else None if np.isnan(priority) else float(priority)
         for writer in pair:
-            writer.append(obs, serial, reward, ends, cut & ~ends, next_obs, episode=values, **extra)
+            writer.append(obs, serial, reward, ends, cut & ~ends, next_obs, episode=values, priority=priority, **extra)
 
     def refresh(self) -> None:
         """Follow the store."""
@@ -95,6 +97,7 @@ class Collected:
             values = episode.values if episode.ended else {}
             fields = {
                 "step": t,
+                "priority": np.nan if episode.steps[t].priority is None else episode.steps[t].priority,
                 "age": age,
                 "return_to_go": _return(episode, t, 1.0, weights, None),
                 "discounted_return_to_go": _return(episode, t, gamma, weights, discount),

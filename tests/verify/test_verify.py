@@ -27,6 +27,7 @@ SCHEMA = serial_schema(
     obs={"image": dr.Field((2, 3), "uint8"), "on": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
 )
 SEGMENT = "segments/00000001"
+LANES = "segments/00000003"  # with initial priorities
 KINDS = (
     "missing",
     "type",
@@ -37,6 +38,7 @@ KINDS = (
     "counters",
     "flags",
     "times",
+    "priority",
     "hidden",
     "unexpected",
     "unproven",
@@ -75,7 +77,14 @@ def original(tmp_path_factory):
     with dr.open(path, "a") as store, store.writer(num_envs=4) as writer:
         for t in range(9):
             obs = {"image": np.full((4, 2, 3), t), "on": np.ones(4, bool)}
-            writer.append(obs, np.zeros(4, int), np.ones(4), np.arange(4) == t % 5, serial=np.full(4, t))
+            writer.append(
+                obs,
+                np.zeros(4, int),
+                np.ones(4),
+                np.arange(4) == t % 5,
+                serial=np.full(4, t),
+                priority=[t, np.nan, 1, -t] if t > 2 else None,
+            )
     return path
 
 
@@ -427,6 +436,23 @@ DAMAGE = {
         "flags",
         f"{SEGMENT}/done",
     ),
+    "a priority below 0": (
+        lambda path: replace_bytes(path / LANES / "priority/c.0.5", 0, np.float64(-1.0).tobytes()),
+        "priority",
+        f"{LANES}/priority",
+    ),
+    "no document of priorities": (unlink(f"{LANES}/priority/zarr.json"), "missing", f"{LANES}/priority/zarr.json"),
+    "other numbers for priorities": (
+        lambda path: shutil.copy(path / LANES / "time/zarr.json", path / LANES / "priority/zarr.json"),
+        "metadata",
+        f"{LANES}/priority/zarr.json",
+    ),
+    "no priorities": (rmtree(f"{LANES}/priority"), "missing", f"{LANES}/priority"),
+    "priorities of other chunks": (
+        with_attributes(LANES, chunk_rows={"priority": 3}),
+        "metadata",
+        f"{LANES}/zarr.json",
+    ),
     "no counts of rows": (
         lambda path: reseal_counter(path, "committed", [1 << 40]),
         "counters",
@@ -476,6 +502,14 @@ def test_a_flipped_bit_of_a_sealed_chunk_is_found_by_deep_alone(store_path):
 def test_a_file_that_may_not_be_read_is_found(store_path):
     (store_path / SEGMENT / "reward/zarr.json").chmod(0)
     assert ("unreadable", f"{SEGMENT}/reward/zarr.json") in found(store_path)
+
+
+def test_damaged_priorities_are_named_by_their_rows(store_path: Path):
+    chunk = store_path / LANES / "priority/c.0.5"
+    replace_bytes(chunk, 2 * 8, np.float64(0.25).tobytes())
+    (problem,) = verify(store_path, deep=True)
+    assert (problem.kind, problem.where) == ("checksum", f"{LANES}/priority/c.0.5")
+    assert "row 5 of lane 0, row 5 of lane 1" in problem.detail
 
 
 def test_a_file_that_the_disk_cannot_read_is_found(store_path, monkeypatch):

@@ -93,8 +93,8 @@ def test_a_length_of_episodes_that_makes_no_sense_is_refused() -> None:
             Episodes(),
             ("discount",),
             "fields names 'discount', and a batch has action, age, discounted_return_to_go, index, is_first, "
-            "loss_mask, mask, next_obs, obs, population, priority_sum, probability, return_to_go, reward, step, "
-            "terminated, time, truncated, weight",
+            "loss_mask, mask, next_obs, obs, population, priority, priority_sum, probability, return_to_go, reward, "
+            "step, terminated, time, truncated, weight",
         ),
     ],
 )

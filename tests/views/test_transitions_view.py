@@ -113,8 +113,8 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str
             {},
             ("obs", "reards"),
             "fields names 'reards', and a batch has action, age, discount, discounted_return_to_go, index, n_steps, "
-            "next_obs, obs, population, priority_sum, probability, return_to_go, reward, step, terminated, time, "
-            "truncated, weight",
+            "next_obs, obs, population, priority, priority_sum, probability, return_to_go, reward, step, "
+            "terminated, time, truncated, weight",
         ),
         (FLAT_SCHEMA, {}, "obs", "fields must be a sequence of names, not 'obs'"),
     ],

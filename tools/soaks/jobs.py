@@ -178,7 +178,7 @@ def _append_one(writer: Any, number: int, counts: Any, rng: random.Random) -> No
     if kind < 0.01:
         steps = rng.randrange(1, LONGEST_BLOCK)
         codes = make_codes(number, 0, count + np.arange(steps + 1))
-        block = {**coded_step(codes[:-1]), "obs": coded_obs(codes)}
+        block = {**coded_step(codes[:-1], block=True), "obs": coded_obs(codes)}
         writer.append_episode(**block, terminated=True, episode={"last": count + steps - 1})
         counts[0] = count + steps
         return

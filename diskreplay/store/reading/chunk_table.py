@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, ReplayError, SegmentGone
 from diskreplay.folders import shown_paths
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
 from diskreplay.format.layout import split_range
 from diskreplay.format.mapping import (
     MADV_HUGEPAGE,
@@ -22,8 +24,9 @@ from diskreplay.format.mapping import (
     refuse_links,
 )
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, locate
+from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import Piece
 
@@ -38,6 +41,9 @@ LARGEST_READ = 256 << 10
 # The system may refuse a mapping, and then others leave, also of those needed with it: what is missing is opened again.
 _ATTEMPTS = 8
 
+LACKING = -1
+"""In place of the binary logarithm of a chunk's rows: the segment has no such array."""
+
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
 
@@ -45,7 +51,8 @@ _ROWS_A_LANE = 64
 class ChunkTable:
     """The chunks of one array in all segments.
 
-    ``first_chunk``, ``chunks`` and ``shift`` are by slot, ``bases`` holds the address of each chunk that is mapped or
+    ``first_chunk``, ``chunks`` and ``shift`` are by slot, `LACKING` the shift of a segment that has no such array;
+    ``bases`` holds the address of each chunk that is mapped or
     read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. ``used`` says at which call of
     `chunk_budget.now` a chunk was asked for last, ``is_read`` whether it was read and not mapped.
 
@@ -57,9 +64,9 @@ class ChunkTable:
         # No cycle: old tables, and what only they keep mapped, go with the last snapshot and not with the collector.
         self._tables: ChunkTables = weakref.proxy(tables)
         self.leaf = leaf
-        array = root.blueprint.arrays[leaf]
+        array = root.blueprint.of([leaf]).arrays[leaf]
         self.dtype, self.shape = array.dtype, array.shape
-        self.row_bytes = root.blueprint.arrays[leaf].row_bytes
+        self.row_bytes = array.row_bytes
         self.wide = self.row_bytes >= WIDE_ROW
         self.first_chunk = np.zeros(0, np.int64)
         self.chunks = np.zeros(0, np.int64)
@@ -76,12 +83,24 @@ class ChunkTable:
 
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
         """Add segments with room for one chunk each; see `ChunkTables.add_slots`."""
-        shifts = [0 if info is None else info.chunk_rows[self.leaf].bit_length() - 1 for info in infos]
+        shifts = [self._shift(info) for info in infos]
         start = len(self.bases)
         self.shift = np.concatenate([self.shift, np.array(shifts, np.int64)])
         self.first_chunk = np.concatenate([self.first_chunk, start + np.arange(len(infos))])
         self.chunks = np.concatenate([self.chunks, np.ones(len(infos), np.int64)])
         self._add_places(np.zeros(len(infos), np.int64))
+
+    def _shift(self, info: SegmentInfo | None) -> int:
+        if info is None:
+            return 0
+        return info.chunk_rows[self.leaf].bit_length() - 1 if self.leaf in info.chunk_rows else LACKING
+
+    def note_array(self, slot: int, info: SegmentInfo) -> None:
+        """Note that a segment has got this array since it was added."""
+        if self.shift[slot] == LACKING:
+            shift = self.shift.copy()
+            shift[slot] = self._shift(info)
+            self.shift = shift
 
     def _add_places(self, bases: NDArray[np.int64]) -> None:
         self.used = np.concatenate([self.used, np.zeros(len(bases), np.int64)])
@@ -269,6 +288,35 @@ class ChunkTable:
                 out[here] = block[lane[here], within[here]]
         return out
 
+    def priorities(self, ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the number that this array, that of priorities, has of each step; NaN where there is none.
+
+        ``lanes`` are those of the segments from number ``origin`` on.
+        """
+        found = np.empty(len(ids))
+        if self._read_priorities(ids, origin, lanes, found) < 0:
+            return found
+        known, slots, _, _, row = locate(ids, origin, lanes)
+        # One segment at a time, and one thread: a chunk may need the room that another has just taken.
+        for slot in np.unique(slots[known]).tolist():
+            here = np.flatnonzero((slots == slot) & known)
+            some = np.full(len(here), np.nan)
+            with self._tables.lock, suppress(SegmentGone):
+                if self.shift[slot] != LACKING:
+                    self.ensure(slots[here], row[here], row[here])
+                self._read_priorities(ids[here], origin, lanes, some)
+            found[here] = some
+        found[~known] = np.nan
+        return found
+
+    def _read_priorities(
+        self, ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64], out: NDArray[np.float64]
+    ) -> int:
+        """Call the kernel of this."""
+        _held, chunks, first_chunk, bases = self.addresses()
+        found: int = chosen("initial_priorities")(ids, origin, lanes, first_chunk, chunks, self.shift, bases, out)
+        return found
+
     def _blocks(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
         rows, parts = 1 << int(self.shift[slot]), []
         for chunk, start, count in split_range(first, stop, rows):
@@ -286,8 +334,8 @@ class ChunkTables:
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
     """
 
-    def __init__(self, root: Root) -> None:
-        self.root = root
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self.root, self._counters, self._counted = root, counters, -1
         self.lock = threading.RLock()
         self.infos: list[SegmentInfo | None] = []
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
@@ -298,17 +346,51 @@ class ChunkTables:
         self.lock = threading.RLock()  # another thread may have held it
         self.forget()
 
+    def priorities(self, growing: NDArray[np.int64]) -> ChunkTable | None:
+        """Return the table of the priorities that steps were appended with; None where no segment has this array.
+
+        The segments of ``growing``, see `SegmentTable`, may have got it since. Who does that counts it before the first
+        such row is published: so whoever has followed the row finds the array here.
+        """
+        counted = self._counters.peek(layout.SEALED)
+        if counted != self._counted:
+            for slot in growing[:, 0].tolist():
+                info = self.infos[slot]
+                if info is not None and layout.PRIORITY not in info.chunk_rows:
+                    with suppress(OSError, ReplayError):  # who reads its steps says what is wrong
+                        self.note_info(slot, read_segment(self.root, info.number))
+            self._counted = counted
+        return self.leaves.get(layout.PRIORITY)
+
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
         """Add segments in the order of their numbers; None where one was evicted already."""
         with self.lock:
             self.infos.extend(infos)
             for table in self.leaves.values():
                 table.add_slots(infos)
+            self._add_priorities(infos)
+
+    def note_info(self, slot: int, info: SegmentInfo) -> None:
+        """Take in the new attributes of a segment that may grow, or was sealed: it may have got an array."""
+        with self.lock:
+            self.infos[slot] = info
+            self._add_priorities([info])
+            if layout.PRIORITY in info.chunk_rows:
+                self.leaves[layout.PRIORITY].note_array(slot, info)
+
+    def _add_priorities(self, infos: list[SegmentInfo | None]) -> None:
+        """Make the table of priorities if no segment had any before these: most stores never have it."""
+        leaf = layout.PRIORITY
+        if leaf not in self.leaves and any(info is not None and leaf in info.chunk_rows for info in infos):
+            table = ChunkTable(self, leaf)
+            table.add_slots(self.infos)
+            self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunks of a row of those arrays of which the chunk before is mapped."""
         for table in self.leaves.values():
-            table.follow(slot, row)
+            if table.shift[slot] != LACKING:
+                table.follow(slot, row)
 
     def forget(self) -> None:
         """Release every chunk."""
@@ -317,13 +399,13 @@ class ChunkTables:
 
     def without(self, slots: list[int]) -> "ChunkTables":
         """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
-        new = ChunkTables(self.root)
+        new = ChunkTables(self.root, self._counters)
         with self.lock:
             new.infos = list(self.infos)
             for slot in slots:
                 new.infos[slot] = None
             for leaf, table in self.leaves.items():
-                copy = new.leaves[leaf]
+                copy = new.leaves[leaf] = ChunkTable(new, leaf)
                 copy.shift, copy.chunks = table.shift, table.chunks
                 copy.first_chunk, copy.bases = table.first_chunk, table.bases.copy()
                 copy.used, copy.is_read = table.used.copy(), table.is_read.copy()

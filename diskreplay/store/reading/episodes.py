@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
-from diskreplay.format.layout import TIME
+from diskreplay.format.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.ids import CUT, EPISODE_VALUES, OPEN, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.store.reading.chunk_table import LACKING
 from diskreplay.store.reading.snapshot import Snapshot
 
 
@@ -108,6 +109,8 @@ class Episode:
     def __getitem__(self, name: str) -> Any:
         """Return a field by name: one of the steps ``(T, ...)``, or an episode's value ``(...)``, None if not given.
 
+        "priority" is what each step was appended with, ``(T,)`` float64, NaN where that is none.
+
         Raises
         ------
         SchemaError
@@ -116,6 +119,8 @@ class Episode:
         schema = self._snapshot.schema
         if name in ("obs", "action", "reward"):
             return getattr(self, name)
+        if name == PRIORITY:
+            return self._priorities()
         if name in schema.extra:
             return self._read(f"extra/{name}", self._steps)
         if name not in schema.episode:
@@ -124,6 +129,14 @@ class Episode:
         if not self._end & EPISODE_VALUES:
             return None
         return self._map(f"episode/{name}", lambda leaf: self._snapshot.rows(leaf, self._last_id, 1)[0])
+
+    def _priorities(self) -> NDArray[np.float64]:
+        snapshot = self._snapshot
+        table = snapshot.tables.priorities(snapshot.segments.growing)
+        if table is None or table.shift[self.segment - snapshot.origin] == LACKING:
+            return np.full(self._steps, np.nan)
+        stored = snapshot.rows(PRIORITY, self._first, self._steps)
+        return np.where(stored > LEAST_PRIORITY, stored, np.where(stored > 0, 0.0, np.nan))
 
     @property
     def _last_id(self) -> int:

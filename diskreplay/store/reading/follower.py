@@ -90,7 +90,7 @@ class Follower:
         self._origin = self._known.lowest()
         self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
-        self._tables = ChunkTables(self._root)
+        self._tables = ChunkTables(self._root, self._counters)
         self._log = EpisodeLog(self._generation)
         self._live = LiveLanes(self._kernels["follow"], self._log, self._origin)
         self._live.set_tables(*self._read_tables())
@@ -416,7 +416,7 @@ class Follower:
             del self._live.segments[slot]
         else:
             self._live.segments[slot] = live
-        self._tables.infos[slot] = live.info
+        self._tables.note_info(slot, live.info)
         self._list_growing()
         return live.info.sealed
 

@@ -60,7 +60,7 @@ def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
         return True
     folder, _, file = name.rpartition("/")
     in_array = folder in info.arrays and file.startswith("c.") and problem.kind in _OF_A_FILE
-    is_folder = name in info.root.blueprint.paths and name not in layout.LANE_COUNTERS and problem.kind in _OF_A_FILE
+    is_folder = name in info.blueprint.paths and name not in layout.LANE_COUNTERS and problem.kind in _OF_A_FILE
     is_blocks = name == layout.BLOCKS and known_in_segment(info, name) is None
     return in_array or is_folder or is_blocks
 

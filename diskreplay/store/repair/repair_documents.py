@@ -42,7 +42,7 @@ def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None
 def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
     """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
     folder, _, file = name.rpartition("/")
-    if not info.sealed or folder not in info.root.blueprint.paths:
+    if not info.sealed or folder not in info.blueprint.paths:
         return None
     if name == layout.DOCUMENT_COPY:
         return whole_document(info.path / layout.METADATA)

@@ -74,8 +74,10 @@ class Retention:
             self._counters.restore_complements()
             yield
 
-    def new_segment(self, writer: int | None, lanes: Sequence[int], size: Size) -> tuple[SegmentInfo, Lock]:
-        """Make the next segment and return it with its lock, held. Removes old ones first.
+    def new_segment(
+        self, writer: int | None, lanes: Sequence[int], size: Size, has_priority: bool = False
+    ) -> tuple[SegmentInfo, Lock]:
+        """Make the next segment and return it with its lock, held. Removes old ones first. See `draft_segment`.
 
         Raises StorageFull where there is no room for it, StoreNotFound where the store was deleted or replaced since it
         was opened, StoreLocked where the store lock was not free for a minute.
@@ -87,9 +89,8 @@ class Retention:
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
             # What a writer that died here left is in the way; under the store lock nobody else can be building.
-            draft, lock = draft_segment(
-                self._root, building, number if writer is None else writer, lanes, size, self.clock()
-            )
+            first = number if writer is None else writer
+            draft, lock = draft_segment(self._root, building, first, lanes, size, self.clock(), has_priority)
             try:
                 return self._place(draft, number), lock
             except BaseException:
@@ -132,6 +133,15 @@ class Retention:
             shutil.rmtree(info.path, ignore_errors=True)
             raise
         return info
+
+    def add_priority(self, add: Callable[[], None]) -> None:
+        """Add the array of priorities to a segment, and notify readers before any row has one.
+
+        Raises StorageFull where there is no room, StoreLocked or StoreNotFound as `new_segment` does.
+        """
+        with self._locked():
+            add()
+            self._counters.count(layout.SEALED)
 
     def after_sealing(self) -> None:
         """Notify readers that segments were sealed, and remove segments that are due."""

@@ -1,6 +1,6 @@
 """Lanes, and the fast path of a lone one: where its next rows go is worked out once for many steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
 from typing import Any
 
@@ -43,7 +43,8 @@ class AppendCursor:
     """Rows of a segment's only lane that are reserved and lie in one chunk of every field.
 
     `append` is the scalar fast path of `SegmentWriter.write` and `SegmentWriter.publish`: the same bytes, without the
-    calls. It ends before the row ``limit``, at the latest, and begins no episode at ``begin_limit`` or later.
+    calls. Items are those of ``leaves``. It ends before the row ``limit``, at the latest, and begins no episode at
+    ``begin_limit`` or later.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -65,23 +66,22 @@ class AppendCursor:
         "_time",
     )
 
-    def __init__(self, lane: Lane, segment: SegmentWriter, limit: int, begin_limit: int) -> None:
+    def __init__(self, lane: Lane, segment: SegmentWriter, leaves: Sequence[str], limit: int, begin_limit: int) -> None:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
         # An observation may have to follow the last row.
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
-        targets = {leaf: target for leaf, (target, _) in parts.items()}
-        self._done = targets.pop(layout.DONE)
-        time = targets.pop(layout.TIME)
+        self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
         # Python's own numbers go into memory in half of numpy's time.
         self._time = time.data if isinstance(time, np.ndarray) else time
-        self._episode = {leaf: targets.pop(leaf) for leaf in list(targets) if leaf.startswith("episode/")}
-        self._targets = list(targets.values())
+        self._episode = {leaf: target for leaf, (target, _) in parts.items() if leaf.startswith("episode/")}
+        self._targets = [parts[leaf][0] for leaf in leaves]
         self._count = len(self._targets)
-        self._obs = [target for leaf, target in targets.items() if leaf == "obs" or leaf.startswith("obs/")]
-        self._rest = [(targets[leaf], segment.columns[leaf].zero) for leaf in list(targets)[len(self._obs) :]]
+        observed = sum(leaf == "obs" or leaf.startswith("obs/") for leaf in leaves)
+        self._obs = self._targets[:observed]
+        self._rest = [(parts[leaf][0], segment.columns[leaf].zero) for leaf in leaves[observed:]]
         self._committed, self._observed = segment.committed.data, segment.observed.data
 
     def append(

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,14 @@ from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import AttachedLimiter
 from diskreplay.store.writing.append_cursor import EpisodeItems, Lane
 from diskreplay.store.writing.call_lock import CallLock, OnError, is_inside, one_call_at_a_time
-from diskreplay.store.writing.casting import as_flag, leaf_caster, length
+from diskreplay.store.writing.casting import as_flag, as_priorities, leaf_caster, length
 from diskreplay.store.writing.dropped import seal_when_dropped
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.marker import Durability, Marker
 from diskreplay.store.writing.validation import Check
+
+# That of one step, or those of many.
+Priorities = TypeVar("Priorities", float, NDArray[Any])
 
 # In a forked child, the writers of its parent refuse every call.
 _alive = told_of_forks(lambda writer: writer.refuse_calls())
@@ -49,6 +52,7 @@ class BaseWriter:
         self._checks = checks
         self._flushes_episodes, self._on_close = durability == "episode", on_close
         self._pid, self._closed = os.getpid(), False
+        self._gives_priorities = False
         self._own_lock, self._on_error = CallLock(), OnError(weakref.WeakMethod(self._abandon_after))
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
@@ -131,6 +135,14 @@ class BaseWriter:
             values += self._cast("extra", extra, leading, rows)
         return values
 
+    def _with_priorities(self, cast: Priorities) -> Priorities:
+        """Return what is stored of the priorities of steps; from now on all steps have that."""
+        if not self._gives_priorities:
+            with self._on_error:
+                self._episode_writer.begin_priorities()
+            self._gives_priorities = True
+        return cast
+
     def _cast_episode(self, episode: dict[str, Any] | None) -> EpisodeItems | None:
         if not episode:
             return None
@@ -147,6 +159,7 @@ class BaseWriter:
         terminated: Any,
         truncated: Any,
         episode: dict[str, Any] | None,
+        priority: Any,
         extra: dict[str, Any],
     ) -> None:
         """Check, cast and append a whole episode to a lane."""
@@ -165,6 +178,8 @@ class BaseWriter:
         final = [value[-1].tobytes() for value in observations] if obs_rows > steps else None
         values = [value[:steps] for value in observations] + rest
         finals = self._cast_episode(episode)
+        if priority is not None or self._gives_priorities:
+            values.append(self._with_priorities(as_priorities(priority, steps)))
         with self._recording():
             self._episode_writer.append_block(lane, values, final, terminated, truncated, finals)
         self._after_step(True)

@@ -4,6 +4,7 @@ Casters are prepared once a schema. Each takes the short way for a value that ne
 every other one; so the rules and the errors are its own.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
+from diskreplay.format import layout
 from diskreplay.format.schema import Field, Schema
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.store.writing.validation import NO_CHECKS, Check
@@ -102,6 +104,40 @@ def _flat(casters: dict[str, Caster], slow: PartCaster) -> PartCaster:
         return [caster(value[name]) for name, caster in pairs]
 
     return flat
+
+
+_PRIORITY = Field((), "float64")
+_cast_priority = leaf_caster(_PRIORITY, "priority")
+
+
+def as_priority(value: Any) -> float:
+    """Return a step's initial priority, |td|, as it is stored, None too; SchemaError if it is not finite."""
+    if value is None:
+        return 0.0
+    priority = abs(float(_cast_priority(value)))
+    if not priority <= sys.float_info.max:
+        raise SchemaError(f"priority is {value!r:.80}; give the absolute TD error, a finite number, or None")
+    return max(priority, layout.LEAST_PRIORITY)
+
+
+def as_priorities(values: Any, count: int, chosen: Any = slice(None), may_lack: bool = False) -> NDArray[np.float64]:
+    """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``; of None, that there are none.
+
+    What is not ``chosen`` does not matter. With ``may_lack``, NaN says that a step has none. SchemaError if another one
+    is not finite.
+    """
+    if values is None:
+        return np.zeros(count)
+    priorities: NDArray[np.float64] = np.abs(_PRIORITY.cast(values, "priority", (count,)))
+    bad = np.zeros(count, np.bool_)
+    bad[chosen] = ~np.isfinite(priorities[chosen])
+    if may_lack:
+        bad &= ~np.isnan(priorities)
+    if bad.any():
+        at = int(np.argmax(bad))
+        lacking = ", or NaN for a lane that has none" if may_lack else ""
+        raise SchemaError(f"priority[{at}] is {priorities[at]}; give absolute TD errors, finite numbers{lacking}")
+    return np.where(np.isnan(priorities), 0.0, np.maximum(priorities, layout.LEAST_PRIORITY))
 
 
 def as_flag(value: Any, name: str) -> bool:

@@ -56,6 +56,7 @@ class EpisodeWriter:
         self.columns = list(root.schema.step_leaves)
         self._obs_columns = [leaf for leaf in self.columns if leaf == "obs" or leaf.startswith("obs/")]
         self.obs_count = len(self._obs_columns)
+        self.rest: list[str] = self.columns[self.obs_count :]
         self._sealer = sealer
         self.explain = root.explain
         self._warned = False
@@ -66,6 +67,18 @@ class EpisodeWriter:
     def read_clock(self) -> None:
         """Read the clock for all rows that the call in progress publishes; an `AppendCursor` reads its own."""
         self.now = clock_ns()
+
+    def begin_priorities(self) -> None:
+        """Have a priority behind the other items of each step from now on; segments get an array of them.
+
+        Raises StorageFull, StoreLocked or StoreNotFound where a segment cannot get it; nothing else has changed.
+        """
+        if not self.rotation.has_priority:
+            self.rotation.begin_priorities()
+            for columns in self.columns, self.rest:
+                columns.append(layout.PRIORITY)
+            for lane in self.lanes:
+                lane.cursor = None
 
     # --- steps and episodes -------------------------------------------------------------------------------------------
 
@@ -88,7 +101,7 @@ class EpisodeWriter:
             self.read_clock()
             segment = self.make_room(lane, items, 2 if terminated or truncated or next_obs is not None else 1)
             flags = _flags(lane, next_obs, terminated, truncated, episode)  # the episode before may have been cut
-            lane.cursor = AppendCursor(lane, segment, *self.rotation.row_limits())
+            lane.cursor = AppendCursor(lane, segment, self.columns, *self.rotation.row_limits())
             if not lane.cursor.append(items, next_obs, *flags, episode, self.now):
                 self._append_block_of_one(lane, items, next_obs, terminated, truncated, episode)
 
@@ -182,13 +195,12 @@ class EpisodeWriter:
         """Write rows behind the last steps of episodes, with ``obs`` where the observations are not there yet."""
         # An append that was interrupted may have left bytes here.
         columns = segment.columns
-        rest: list[str] = self.columns[self.obs_count :]
         fields: dict[str, Any]
         if isinstance(rows, int):
-            fields = {leaf: columns[leaf].zero for leaf in rest}
+            fields = {leaf: columns[leaf].zero for leaf in self.rest}
             fields[layout.DONE], fields[layout.TIME] = flags, self.now
         else:
-            fields = {leaf: np.zeros(len(rows), columns[leaf].item) for leaf in (*rest, layout.DONE, layout.TIME)}
+            fields = {leaf: np.zeros(len(rows), columns[leaf].item) for leaf in (*self.rest, layout.DONE, layout.TIME)}
             fields[layout.DONE].fill(flags)
             fields[layout.TIME].fill(self.now)
         fields |= obs

@@ -27,19 +27,20 @@ class Preallocator:
         self._thread: threading.Thread | None = None
         self._made: SegmentWriter | None = None
 
-    def request(self, writer: int, lanes: Sequence[int], size: Size) -> None:
-        """Begin to make a segment; returns at once."""
+    def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
+        """Begin to make a segment; returns at once. See `draft_segment`."""
         if self._thread is None and self._made is None:
             # A daemon: an interpreter that ends without close() leaves the draft to the next process.
             self._thread = threading.Thread(
-                target=self._make, args=(writer, lanes, size), name="diskreplay-preallocator", daemon=True
+                target=self._make, args=(writer, lanes, size, has_priority), name="diskreplay-preallocator", daemon=True
             )
             self._thread.start()
 
-    def _make(self, writer: int, lanes: Sequence[int], size: Size) -> None:
+    def _make(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool) -> None:
         building = f"{self._root.counters_folder}/{DRAFT}{writer}-{os.getpid()}-{time.monotonic_ns()}"
         try:
-            info, lock = draft_segment(self._root, building, writer, lanes, size, self._retention.clock())
+            clock = self._retention.clock()
+            info, lock = draft_segment(self._root, building, writer, lanes, size, clock, has_priority)
             try:
                 segment = SegmentWriter(info, lock)
                 for lane in range(len(lanes)):

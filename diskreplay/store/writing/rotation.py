@@ -53,6 +53,7 @@ class Rotation:
             root.segment_steps,
         )
         self._most_lane_rows = layout.most_lane_rows(len(lanes))
+        self.has_priority = False  # whether segments have the array of initial priorities
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
         self._preallocator = Preallocator(root, retention)
@@ -132,6 +133,16 @@ class Rotation:
         limit = 2 * self._target if self._has_preallocated else max(1, self._target // 4)
         return limit, min(limit, self._target)
 
+    def begin_priorities(self) -> None:
+        """Give all segments the array of initial priorities, from now on. Raises as `Retention.add_priority`."""
+        for segment in self.open:
+            self._add_priority(segment)
+        self.has_priority = True
+
+    def _add_priority(self, segment: SegmentWriter) -> None:
+        if layout.PRIORITY not in segment.columns:
+            self._retention.add_priority(segment.add_priority)
+
     # --- moving ------------------------------------------------------------------------------------------------------
 
     def assign_segment(self, lane: Lane, rows: int) -> None:
@@ -168,7 +179,7 @@ class Rotation:
             return
         self._has_preallocated = True
         if self._first_number is not None and time.monotonic() - self._newest_since >= LEAST_QUARTER_S:
-            self._preallocator.request(self._first_number, newest.info.lanes, self._size())
+            self._preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def discard_preallocated(self) -> bool:
         """Remove the segment that was made ahead, so that the disk has its room; return whether there was one."""
@@ -181,8 +192,10 @@ class Rotation:
     def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
         segment = None if self.segment_per_episode else self._preallocator.acquire()
         if segment is None:
-            info, lock = self._retention.new_segment(self._first_number, lanes, size)
+            info, lock = self._retention.new_segment(self._first_number, lanes, size, self.has_priority)
             segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
+        elif self.has_priority:
+            self._add_priority(segment)  # it may have been asked for before
         if self._first_number is None:
             self._first_number = segment.number
         self._members[segment.number] = set()

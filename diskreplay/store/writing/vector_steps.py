@@ -140,7 +140,6 @@ class VectorSteps:
         self._state = LaneArrays(count)
         self._no_flags = np.zeros(count, np.uint8)
         self._times: Ints = np.zeros(count, np.int64)
-        self._rest = writer.columns[writer.obs_count :]
         # With one group an episode each lane has a segment of its own, in which it is the only one.
         self._segment_per_episode = writer.rotation.segment_per_episode
         self._only: Ints = np.zeros(1, np.int64)
@@ -247,7 +246,7 @@ class VectorSteps:
             episode = {leaf: value[last] for leaf, value in (step.episode or {}).items()}
         flags = self._flags(chosen, len(ends) > 0, step)
         self._write_observations(segment, lanes, rows, step)
-        values = {leaf: value[chosen] for leaf, value in zip(self._rest, step.values[writer.obs_count :], strict=True)}
+        values = {leaf: value[chosen] for leaf, value in zip(writer.rest, step.values[writer.obs_count :], strict=True)}
         values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
         if step.next_obs is None:
             if episode:

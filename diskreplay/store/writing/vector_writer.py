@@ -9,7 +9,7 @@ from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.store.writing.base_writer import BaseWriter
 from diskreplay.store.writing.call_lock import one_call_at_a_time
-from diskreplay.store.writing.casting import as_flags
+from diskreplay.store.writing.casting import as_flags, as_priorities
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.vector_steps import Step, VectorSteps, as_item
 
@@ -40,6 +40,7 @@ class VectorWriter(BaseWriter):
         next_obs: Any = None,
         mask: Any = None,
         episode: dict[str, Any] | None = None,
+        priority: Any = None,
         **extra: Any,
     ) -> None:
         """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
@@ -54,6 +55,8 @@ class VectorWriter(BaseWriter):
             Lanes where it is False are passed over; what the arrays hold for them does not matter.
         episode : dict, optional
             Values of whole episodes, ``(num_envs, ...)``; stored for the lanes that end with this step.
+        priority : (num_envs,) float, optional
+            As in `Writer.append`; NaN for lanes whose step has none.
 
         Raises
         ------
@@ -76,6 +79,9 @@ class VectorWriter(BaseWriter):
         finals = self._cast_episodes(episode)
         if lanes is not None and len(lanes) == 0:
             return
+        if priority is not None or self._gives_priorities:
+            chosen = slice(None) if lanes is None else lanes
+            values.append(self._with_priorities(as_priorities(priority, count, chosen, may_lack=True)))
         with self._recording():
             self._steps.append(Step(lanes, values, next_values, ends, cuts, finals))
         if self._flushes_episodes and (ends | cuts).any():
@@ -95,13 +101,14 @@ class VectorWriter(BaseWriter):
         terminated: Any,
         truncated: Any = False,
         episode: dict[str, Any] | None = None,
+        priority: Any = None,
         **extra: Any,
     ) -> None:
         """Append an episode to one lane in one piece; see `Writer.append_episode`."""
         if not isinstance(lane, (int, np.integer)) or isinstance(lane, bool) or not 0 <= lane < self.num_envs:
             raise SchemaError(f"lane {lane!r} is not one of 0 to {self.num_envs - 1}")
         target = self._episode_writer.lanes[int(lane)]
-        self._append_episode(target, obs, action, reward, terminated, truncated, episode, extra)
+        self._append_episode(target, obs, action, reward, terminated, truncated, episode, priority, extra)
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:

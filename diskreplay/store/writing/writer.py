@@ -6,7 +6,7 @@ from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.store.writing.base_writer import BaseWriter
 from diskreplay.store.writing.call_lock import note_exclusive, one_call_at_a_time
-from diskreplay.store.writing.casting import as_flag, leaf_caster, part_caster
+from diskreplay.store.writing.casting import as_flag, as_priority, leaf_caster, part_caster
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 
 
@@ -27,6 +27,7 @@ class Writer(BaseWriter):
         self._obs_items, self._action_items, self._extra_items = (
             part_caster(schema, part, self._checks) for part in ("obs", "action", "extra")
         )
+        self._has_extra = bool(schema.extra)
         self._reward_item = leaf_caster(schema.reward, "reward", self._checks.get("reward"))
         # One array and one action, as most schemas have it: without the lists in between.
         self._is_flat = "obs" in schema.leaves and "action" in schema.leaves
@@ -44,6 +45,7 @@ class Writer(BaseWriter):
         truncated: Any = False,
         next_obs: Any = None,
         episode: dict[str, Any] | None = None,
+        priority: Any = None,
         **extra: Any,
     ) -> None:
         """Append one step; it is visible to every process when the call returns.
@@ -59,6 +61,9 @@ class Writer(BaseWriter):
             at once. The next ``obs`` must be the same bytes; where it is not, the episode is cut there, with a warning.
         episode : dict, optional
             Values of the whole episode, with the step that ends it.
+        priority : float, optional
+            The TD error of this step by the collector's own network, of either sign: `Prioritized` begins with it
+            (Horgan et al. 2018, section 3). None: it begins with the largest priority so far.
         **extra
             The schema's further fields of a step, all of them.
 
@@ -89,7 +94,7 @@ class Writer(BaseWriter):
                 items = [self._obs_item(obs), self._action_item(action), self._reward_item(reward)]
             else:
                 items = [*self._obs_items(obs), *self._action_items(action), self._reward_item(reward)]
-            if extra or self._schema.extra:
+            if extra or self._has_extra:
                 items += self._extra_items(extra)
             if next_obs is None:
                 next_items = None
@@ -99,6 +104,8 @@ class Writer(BaseWriter):
             if episode and not ended:
                 raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
             finals = self._cast_episode(episode) if episode else None
+            if priority is not None or self._gives_priorities:
+                items.append(self._with_priorities(as_priority(priority)))
             if self._limiter is not None:
                 with self._recording():
                     self._episode_writer.append(items, next_items, terminated, truncated, finals)
@@ -129,14 +136,16 @@ class Writer(BaseWriter):
         terminated: Any,
         truncated: Any = False,
         episode: dict[str, Any] | None = None,
+        priority: Any = None,
         **extra: Any,
     ) -> None:
         """Append an episode of T steps in one piece; readers see all of it or nothing.
 
-        ``obs`` has T + 1 rows with the final observation, or T without; all else has T. An episode that is neither
-        terminated nor truncated is recorded as cut. One that `append` left open is cut first. Raises as `append`.
+        ``obs`` has T + 1 rows with the final observation, or T without; all else has T, also ``priority``. An episode
+        that is neither terminated nor truncated is recorded as cut. One that `append` left open is cut first. Raises as
+        `append`.
         """
-        self._append_episode(self._lane, obs, action, reward, terminated, truncated, episode, extra)
+        self._append_episode(self._lane, obs, action, reward, terminated, truncated, episode, priority, extra)
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels.offer import PAGE_ROW, UNUSED, Floats, Ints, Ints32
-from diskreplay.kernels.pages import FIRST, KNOWN, LAST_ROW, PAGE_BITS, SHOWN, STRIDE, WANTED, slots_of
+from diskreplay.kernels.offer import CHANGED, NEW, PAGE_ROW, UNUSED, Floats, Ints, Ints32
+from diskreplay.kernels.pages import ENTERED, FIRST, KNOWN, LAST_ROW, PAGE_BITS, SHOWN, STRIDE, WANTED, slots_of
 from diskreplay.kernels.powers import LARGEST, SMALLEST
 from tests.kernels.plain.pages import find_pages_plain
 from tests.kernels.plain.powers import powers_plain
@@ -32,7 +32,13 @@ def offer_plain(
         gone = np.concatenate(known + [_places_plain(run, False, old_origin, old_lanes, *table)[0] for run in runs])
     gone, shown = np.setdiff1d(gone[gone >= 0], shown), shown[tree[shown] == 0]
     page, bit = shown >> PAGE_BITS, np.int64(1) << (shown & LAST_ROW)
-    raw[shown[pages[page, KNOWN] & bit == 0]] = fresh
+    is_new = pages[page, KNOWN] & bit == 0
+    raw[shown[is_new]] = fresh
+    numbers = page[is_new]
+    numbers = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
+    pages[numbers, ENTERED] = 0
+    np.bitwise_or.at(pages[:, ENTERED], page[is_new], bit[is_new])
+    stacks[CHANGED, : len(numbers)], heights[NEW] = numbers, len(numbers)
     np.bitwise_and.at(pages[:, SHOWN], gone >> PAGE_BITS, ~(np.int64(1) << (gone & LAST_ROW)))
     for column in (SHOWN, KNOWN):
         np.bitwise_or.at(pages[:, column], page, bit)

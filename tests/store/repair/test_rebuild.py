@@ -104,7 +104,7 @@ def write_one(store, kind):
                 next_obs = (following if last else obs[i + 1]) if with_next else None
                 writer.append(
                     obs[i], s, float(s), last and way in (0, 1), last and way in (2, 3), next_obs=next_obs, serial=s,
-                    episode=values if last and way < 4 else None,
+                    episode=values if last and way < 4 else None, priority=float(s) if s % 3 else None,
                 )  # fmt: skip
             if way >= 4:
                 writer.end_episode(episode=values)
@@ -129,7 +129,7 @@ def write_lanes(store, kind):
             terminated = ended & (np.arange(lanes) % 2 == 0)
             writer.append(
                 obs, serials, serials.astype(np.float32), terminated, ended & ~terminated, next_obs=following,
-                serial=serials,
+                serial=serials, priority=np.where(serials % 3 > 0, serials, np.nan),
             )  # fmt: skip
             for lane in range(lanes):
                 current[lane][0].append(obs[lane])
@@ -294,6 +294,26 @@ def sample(path, count):
     chosen = rng.permutation(len(files))[:count].tolist()
     chosen += rng.integers(0, len(files), max(0, count - len(chosen))).tolist()
     return [(files[i].relative_to(path), int(rng.integers(nbytes_of(files[i])))) for i in chosen]
+
+
+def test_damaged_priorities_cost_no_step_and_the_rest_of_them_stay(tmp_store):
+    with dr.create(tmp_store, schema(KINDS["tiny"]), chunk_bytes=1 << 16) as store, store.writer() as writer:
+        for s in range(1200):
+            writer.append(np.zeros((2, 2), np.uint8), s, 0.0, s % 10 == 9, serial=s, priority=s + 1.0)
+    before = shown(tmp_store)
+    chunk = tmp_store / "segments/00000000/priority/c.0.0"
+    flip(chunk, 600 * 8)  # of the rows 512 to 1023
+    assert {problem.where for problem in verify(tmp_store, deep=True)} == {"segments/00000000/priority/c.0.0"}
+    done = repair(tmp_store)
+    assert (done.steps_lost, done.left, [action.what for action in done.actions]) == (0, [], ["rebuilt"])
+    assert "no step is lost" in done.actions[0].detail
+    assert problems(tmp_store) == []
+    assert shown(tmp_store) == before
+    with dr.open(tmp_store) as store:
+        found = np.concatenate([episode["priority"] for episode in store.episodes])
+        rows = np.concatenate([episode.ids for episode in store.episodes])
+    damaged = (rows >= 512) & (rows < 1024)
+    np.testing.assert_array_equal(found, np.where(damaged, np.nan, np.arange(1200) + 1.0))
 
 
 @pytest.mark.slow

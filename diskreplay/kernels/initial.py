@@ -1,0 +1,40 @@
+"""Prioritized replay: the initial priorities of steps, read in one call."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.kernels import jit
+
+Ints = NDArray[np.int64]
+
+_FINITE = np.finfo(np.float64).max
+
+
+@jit.kernel("int", "ints", "int", *["ints"] * 5, "out_floats", checked=False)
+def initial_priorities(
+    ids: Ints, origin: int, lanes: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints,
+    out: NDArray[np.float64],
+) -> int:  # fmt: skip
+    """Write the initial priority of each step, |td|, NaN where none was given or its segment is gone.
+
+    `lanes` are those of the segments from `origin` on; the rest is of the table of their array, where a shift below 0
+    says that a segment has none. Returns the place of the first id whose chunk is not mapped, else -1.
+    """
+    for i in range(ids.size):
+        out[i] = np.nan
+        slot = (ids[i] >> POSITION_BITS) - origin
+        width = lanes[slot] if 0 <= slot < lanes.size else 0
+        if width <= 0 or shift[slot] < 0:
+            continue
+        row = (ids[i] & POSITION_MASK) // width
+        lane = (ids[i] & POSITION_MASK) - row * width
+        chunk = row >> shift[slot]
+        base = bases[first_chunk[slot] + chunk] if chunk < chunks[slot] else 0
+        if base == 0:
+            return i
+        within = row - (chunk << shift[slot])
+        value = jit.load_float64(base + 8 * ((lane << shift[slot]) + within))
+        if 0.0 < value <= _FINITE:  # anything else is damage
+            out[i] = value
+    return -1

@@ -1,0 +1,283 @@
+"""Initial priorities: what is drawn is what plain loops say, however the store grew and the sampler came to it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import diskreplay as dr
+from diskreplay.sampling.prioritized import Prioritized
+from diskreplay.testing import ModelStore
+from diskreplay.testing.reference import window, window_starts
+from diskreplay.testing.scripts import EpisodePlan, WriterPlan, play
+from tests.testing.support import append_numbered, quiet, serial_schema
+
+EPS = 1e-3
+
+
+def distribution(**kwargs: Any) -> Any:
+    return dr.Prioritized(**{"alpha": 0.7, "eps": EPS, **kwargs})
+
+
+def chances(sampler: Any) -> dict[int, float]:
+    """The probability of each id that can be drawn, as the next draw has it."""
+    planner = sampler._planner
+    planner._store.refresh()
+    planner._refresh_population()
+    ids = np.sort(planner.population.take(np.arange(planner.population.size)))
+    drawing: Prioritized = planner.distribution
+    return dict(zip(ids.tolist(), drawing.chances(planner.population, ids).tolist(), strict=True))
+
+
+def check_chances(sampler: Any, raw: dict[int, float], alpha: float = 0.7) -> int:
+    """Compare P(i) with raw ** alpha over the sum of these; returns how many were compared."""
+    found, total = chances(sampler), sum(priority**alpha for priority in raw.values())
+    assert found.keys() == raw.keys()
+    for i, chance in found.items():
+        assert chance == pytest.approx(raw[i] ** alpha / total, rel=1e-12), i
+    return len(found)
+
+
+def serial_ids(store: Any) -> dict[int, int]:
+    store.refresh()
+    return {serial: i for e in store.episodes for serial, i in zip(e["serial"].tolist(), e.ids.tolist(), strict=True)}
+
+
+def test_new_steps_begin_with_their_priority_and_others_with_the_largest_so_far(tmp_store: Path) -> None:
+    """Step by step as in a loop over one collector's steps, with updates, growth, refreshes and evictions between."""
+    rng, compared = np.random.default_rng(0), 0
+    schema = serial_schema()
+    with dr.create(tmp_store, schema, capacity=120, segment_steps=30, chunk_bytes=256) as store, store.writer() as one:
+        sampler = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=16, seed=0)
+        ids: dict[int, int] = {}
+        raw: dict[int, float] = {}
+        largest, serial = 1.0, 0
+        for _ in range(60):
+            new = []
+            for _ in range(int(rng.integers(1, 12))):
+                priority = None if serial < 7 or rng.random() < 0.4 else float(rng.normal(0, 3))
+                append_numbered(one, [serial], "terminated" if rng.random() < 0.1 else "open", priority=priority)
+                new.append((serial, priority))
+                serial += 1
+            ids |= serial_ids(store)
+            for number, priority in new:
+                raw[ids[number]] = largest if priority is None else abs(priority) + EPS
+                largest = max(largest, raw[ids[number]])
+            there = {ids[number]: raw[ids[number]] for number in range(max(0, serial - 120), serial)}
+            compared += check_chances(sampler, there)
+            batch = sampler.sample()
+            errors = rng.normal(0, 2, 16)
+            sampler.update_priorities(batch.index, errors)
+            for i, error in zip(batch.index.tolist(), errors.tolist(), strict=True):
+                raw[i] = abs(error) + EPS
+            largest = max(largest, *(abs(error) + EPS for error in errors.tolist()))
+        assert compared > 4000
+        assert largest > 5
+
+
+def test_an_initial_priority_is_to_the_bit_what_an_update_with_it_would_be(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    errors = rng.normal(0, 5, 1000) * 10.0 ** rng.integers(-12, 6, 1000)
+    samplers = []
+    for name, given in (("given", errors), ("updated", None)):
+        with dr.create(tmp_path / name, serial_schema()) as store, store.writer() as writer:
+            writer.append_episode(
+                np.zeros((1001, 3)), np.zeros(1000, int), np.zeros(1000), terminated=True, priority=given,
+                serial=np.arange(1000),
+            )  # fmt: skip
+        samplers.append(dr.Sampler(tmp_path / name, dr.Transitions(), distribution(), batch_size=64, seed=0))
+    assert samplers[1].update_priorities(samplers[1]._planner._store.episodes[0].ids, errors) == 0
+    for _ in range(20):
+        first, second = (sampler.sample() for sampler in samplers)
+        for name in ("index", "weight"):
+            assert first[name].numpy().tobytes() == second[name].numpy().tobytes()
+    for sampler in samplers:
+        sampler.close()
+
+
+@pytest.mark.slow
+def test_a_million_draws_follow_the_initial_priorities(tmp_store: Path) -> None:
+    """Chi-square against the closed form, over a vector, a lone writer, steps without one, and two views."""
+    rng = np.random.default_rng(0)
+    with dr.create(tmp_store, serial_schema()) as store:
+        with store.writer() as one, store.writer(num_envs=3) as some:
+            for t in range(100):
+                append_numbered(one, [t], "terminated" if t % 9 == 8 else "open", priority=rng.random() * 0.9)
+                priorities = np.where(rng.random(3) < 0.5, np.nan, rng.random(3) * 0.9)
+                ends, serials = np.full(3, t % 11 == 10), 1000 + 3 * t + np.arange(3)
+                obs = np.zeros((3, 3), np.float32)
+                some.append(obs, serials, np.zeros(3), ends, next_obs=obs, priority=priorities, serial=serials)
+        raw = {}
+        for episode in store.episodes if store.refresh() else ():
+            for i, priority in zip(episode.ids.tolist(), episode["priority"].tolist(), strict=True):
+                raw[i] = 1.0 if np.isnan(priority) else priority + EPS
+        sampler = dr.Sampler(store, dr.Transitions(), distribution(stratified=False), batch_size=10_000, seed=3)
+        drawn = np.concatenate([sampler.sample().index.numpy() for _ in range(100)])
+        ids, counts = np.unique(drawn, return_counts=True)
+        assert ids.tolist() == sorted(raw)
+        expected = np.array([raw[i] ** 0.7 for i in ids.tolist()])
+        assert stats.chisquare(counts, expected / expected.sum() * counts.sum()).pvalue > 1e-3
+        weights = sampler.sample(beta=0.5)
+        mass = np.array([raw[i] ** 0.7 for i in weights.index.tolist()])
+        np.testing.assert_allclose(weights.weight, (mass / mass.min()) ** -0.5, rtol=1e-5)
+
+
+WINDOWS = {
+    "sequences": dr.Sequences(length=5, overlap=2),
+    "burn-in": dr.Sequences(length=6, overlap=4, burn_in=3),
+    "moved back": dr.Sequences(length=4, overlap=1, pad=False),
+    "episodes": dr.Episodes(),
+    "the first steps of episodes": dr.Episodes(max_length=3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("num_envs", [None, 3])
+@pytest.mark.parametrize("eta", [0.9, 0.0])
+def test_windows_begin_with_the_mix_of_the_priorities_of_their_steps(
+    tmp_store: Path, name: str, num_envs: int | None, eta: float
+) -> None:
+    """Over the steps that count for the loss and have one; of a window without any, the largest so far."""
+    view, schema = WINDOWS[name], serial_schema()
+    episodes = [EpisodePlan(1 + 3 * n % 14, ("terminated", "truncated", "cut")[n % 3], n % 4 > 0) for n in range(15)]
+    lanes = tuple(tuple(episodes[lane:] + episodes[:lane]) for lane in range(num_envs or 1))
+    model, compared = ModelStore(), 0
+    with dr.create(tmp_store, schema, chunk_bytes=512) as store:
+        for number in range(3):  # the second writer gives none
+            plan = WriterPlan(num_envs, lanes, seed=number, priority="never" if number == 1 else "sometimes")
+            with store.writer(num_envs) as writer:
+                play(plan, schema, [quiet(writer), model.writer(num_envs)], 1000 * number)
+        ids = serial_ids(store)
+        sampler = dr.Sampler(store, view, distribution(eta=eta), batch_size=8, seed=0)
+        found = chances(sampler)
+        given, lacking = {}, set()
+        for episode in model.episodes:
+            whole = isinstance(view, dr.Episodes)
+            length = (view.max_length or len(episode)) if whole else view.length
+            starts = [0] if whole else window_starts(episode, view.length, view.length - view.overlap, view.pad)
+            if not episode.window_end:
+                continue
+            for start in starts:
+                burn_in = 0 if whole else view.burn_in
+                mask = window(episode, start, length, burn_in)["loss_mask"]
+                steps = [episode.steps[start + j].priority for j in np.flatnonzero(mask).tolist()]
+                steps = [priority for priority in steps if priority is not None]
+                i = ids[int(episode.steps[start].extra["serial"])]
+                if steps:
+                    given[i] = eta * max(steps) + (1 - eta) * sum(steps) / len(steps) + EPS
+                else:
+                    lacking.add(i)
+        assert found.keys() == given.keys() | lacking
+        assert len(given) > 20
+        assert len(lacking) > 5
+        one = next(iter(given))
+        for i, raw in given.items():
+            assert found[i] / found[one] == pytest.approx((raw / given[one]) ** 0.7, rel=1e-9)
+            compared += 1
+        largest = max(1.0, *given.values())
+        for i in lacking:  # the largest before it, whichever came first
+            assert (1.0 / given[one]) ** 0.7 * 0.999 < found[i] / found[one] < (largest / given[one]) ** 0.7 * 1.001
+        assert compared == len(given)
+
+
+def test_a_sampler_that_comes_later_begins_as_one_that_was_there_from_the_first_step_on(tmp_store: Path) -> None:
+    rng = np.random.default_rng(1)
+    with dr.create(tmp_store, serial_schema(), segment_steps=50) as store:
+        early = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=8, seed=0)
+        with store.writer() as writer:
+            for t in range(400):
+                priority = float(rng.normal(0, 2)) if t > 30 and rng.random() < 0.5 else None
+                append_numbered(writer, [t], "terminated" if t % 13 == 12 else "open", priority=priority)
+                if t % 7 == 0:
+                    early.sample()
+        with dr.open(tmp_store) as again:
+            late = dr.Sampler(again, dr.Transitions(), distribution(), batch_size=8, seed=0)
+            assert chances(late) == chances(early)
+            only = dr.Sampler(
+                again, dr.Transitions(), distribution(), batch_size=8, where=lambda e: int(e["serial"][0]) % 2 == 0
+            )
+            part, every = chances(only), chances(late)
+            given = {i: p for e in again.episodes for i, p in zip(e.ids.tolist(), e["priority"], strict=True) if p > 0}
+            both = sorted(part.keys() & given.keys())
+            assert 50 < len(both) < len(given)
+            share = [part[i] / every[i] for i in both]
+            assert share == pytest.approx([share[0]] * len(both), rel=1e-9)
+
+
+@pytest.mark.parametrize("when", ["before the counters are read", "before the rows are followed"])
+def test_the_first_priority_of_a_segment_is_never_missed(
+    tmp_store: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer adds the array, and publishes the step, while a sampler is in the middle of a refresh."""
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer, dr.open(tmp_store) as reader:
+        append_numbered(writer, range(5), "open")
+        sampler = dr.Sampler(reader, dr.Transitions(), distribution(), batch_size=4, seed=0)
+        sampler.sample()
+        follower = reader._follower
+        counters, raw = follower._counters, follower._counters.raw
+
+        def read() -> bytes:
+            monkeypatch.undo()
+            before = raw()
+            append_numbered(writer, [5], "open", priority=50.0)
+            return before if when == "before the rows are followed" else raw()
+
+        monkeypatch.setattr(counters, "raw", read)
+        sampler.sample()
+        ids = serial_ids(store)
+        check_chances(sampler, {i: 50.0 + EPS if number == 5 else 1.0 for number, i in ids.items()})
+
+
+def test_steps_that_were_evicted_meanwhile_have_none(tmp_store: Path) -> None:
+    with dr.create(tmp_store, serial_schema(), capacity=60, segment_steps=20) as store, store.writer() as writer:
+        append_numbered(writer, range(30), priority=5.0)
+        with dr.open(tmp_store) as reader:
+            sampler = dr.Sampler(reader, dr.Transitions(), distribution(), batch_size=4, seed=0, refresh=False)
+            append_numbered(writer, range(30, 300), priority=5.0)
+            writer.flush()
+            store.refresh()
+            assert not (tmp_store / "segments/00000000").exists()
+            found = sampler._planner.population
+            sampler._planner._refresh_population()
+            assert set(sampler._planner.distribution.chances(found, found.take(np.arange(30)))) == {1 / 30}
+
+
+def test_they_count_inside_of_a_mixture_and_where_ids_are_limited_and_shared(tmp_store: Path) -> None:
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(40), priority=0.0)
+        append_numbered(writer, [40], priority=1e6)
+        store.refresh()
+        (last,) = store.episodes[-1].ids.tolist()
+        mixed = dr.Mixture([(dr.Uniform(), 0.5), (distribution(), 0.5)])
+        assert (
+            np.mean(dr.Sampler(store, dr.Transitions(), mixed, batch_size=2000, seed=0).sample().index.numpy() == last)
+            > 0.45
+        )
+        limited = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=4, seed=0, max_times_sampled=2)
+        drawn = np.concatenate([limited.sample().index.numpy() for _ in range(5)])
+        assert np.count_nonzero(drawn[:4] == last) == np.count_nonzero(drawn == last) == 2
+        shares = [
+            dr.Sampler(store, dr.Transitions(), distribution(), batch_size=50, seed=0, rank=rank, world_size=2).sample()
+            for rank in range(2)
+        ]
+        assert sorted(np.mean(share.index.numpy() == last) for share in shares) == [0.0, 1.0]
+
+
+def test_priorities_of_a_state_go_before_initial_ones(tmp_store: Path) -> None:
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(10), priority=3.0)
+        sampler = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=4, seed=0)
+        sampler.sample()
+        sampler.update_priorities(store.episodes[0].ids[:5], np.full(5, 7.0))
+        state = sampler.state_dict()
+        append_numbered(writer, range(10, 15), priority=9.0)
+        append_numbered(writer, range(15, 17))
+        other = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=4, seed=1)
+        other.load_state_dict(state)
+        ids = serial_ids(store)
+        raw = [7.0] * 5 + [3.0] * 5 + [9.0] * 7
+        for one in (sampler, other):
+            check_chances(one, {ids[number]: raw[number] + EPS for number in range(17)})
