@@ -1,8 +1,11 @@
 """`diskreplay episodes`: a table of a store's episodes, filtered and sorted."""
 
+import csv as csv_files
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from json import dumps
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
+from diskreplay.cli.episode_leaves import cell, short
+from diskreplay.cli.where import Where, compile_where, matching
 
 TABLE_LIMIT = 50
 COLUMNS = ("index", "id", "segment", "lane", "start", "length", "return", "terminated", "truncated", "cut", "open")
@@ -28,7 +33,7 @@ class Ended(StrEnum):
 
 
 class SortBy(StrEnum):
-    """What episodes can be sorted by."""
+    """What episodes can be sorted by, beside their fields."""
 
     age = "age"
     segment = "segment"
@@ -76,7 +81,9 @@ def episodes(
         int | None,
         typer.Option(min=0, help=f"Show at most so many, 0 for all; if not given {TABLE_LIMIT}, with --json all."),
     ] = None,
-    sort: Annotated[SortBy, typer.Option(help="Sort by this; age: oldest first.")] = SortBy.age,
+    sort: Annotated[
+        str, typer.Option(metavar="NAME", help="Sort by age (oldest first), segment, lane, length, return or a field.")
+    ] = SortBy.age,
     descending: Annotated[
         bool, typer.Option("--desc", "--reverse", help="Largest first; with age newest first.")
     ] = False,
@@ -91,24 +98,36 @@ def episodes(
             "truncated: by the environment; cut: by diskreplay; open: not yet."
         ),
     ] = None,
+    where: Where = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, with a line of names.")] = False,
 ) -> None:
     """List the episodes of a store, oldest first.
 
     The return is the undiscounted sum of rewards; that of an open episode is its return so far. The index is the place
-    in store.episodes, the id that of the first step. Nothing is written, and a store that is being written can be
-    listed.
+    in store.episodes, the id that of the first step. Episode fields follow, where the schema has any; an episode that
+    was given none sorts last. Nothing is written, and a store that is being written can be listed.
     """
-    where = Filter(min_length, max_length, min_return, max_return, tuple(ended or ()))
-    if problem := where.contradiction():
+    bounds = Filter(min_length, max_length, min_return, max_return, tuple(ended or ()))
+    if problem := bounds.contradiction():
         raise typer.BadParameter(problem)
+    if json and csv:
+        raise typer.BadParameter("--json and --csv exclude each other")
     with dr.open(path, mode="r") as store, console.bar("Reading episodes") as progress:
-        columns = with_index(store.episode_table(progress=progress))
-    found = choose(columns, where, sort, descending)
+        condition = None if where is None else compile_where(where, store.schema)
+        columns = with_fields(store, with_index(store.episode_table(progress=progress)))
+        key = sort_key(columns, sort)
+        found = choose(columns, bounds, key, descending)
+        if condition is not None:
+            place = dict(zip(store.snapshot.episodes.first.tolist(), range(store.num_episodes), strict=True))
+            chosen = (store.episodes[place[first]] for first in columns["id"][found].tolist())
+            found = found[np.array(matching(chosen, condition), np.bool_)]
     if limit is None:
-        limit = 0 if json else TABLE_LIMIT
+        limit = 0 if json or csv else TABLE_LIMIT
     shown = found[:limit] if limit else found
     if json:
         console.emit(text.to_json(records(columns, shown)))
+    elif csv:
+        console.emit(comma_separated(columns, shown))
     else:
         console.emit(f"{table(columns, shown)}\n\n{footer(columns, found, shown)}")
 
@@ -118,6 +137,33 @@ def with_index(columns: Columns) -> Columns:
     return {"index": np.arange(len(columns["length"])), **columns}
 
 
+def with_fields(store: dr.Store, columns: Columns) -> Columns:
+    """Add the episode fields, a masked array for each leaf, by its path."""
+    found = {}
+    for path in store.schema.leaves.keys() - store.schema.step_leaves.keys():
+        values, given = store.snapshot.episode_values(path, columns["id"])
+        found[path] = np.ma.masked_array(
+            values, np.broadcast_to(~given.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+        )
+    return {**columns, **{path: found[path] for path in store.schema.leaves if path in found}}
+
+
+def fields_of(columns: Columns) -> list[str]:
+    """Return the paths of the episode fields among columns."""
+    return [name for name in columns if name.startswith("episode/")]
+
+
+def sort_key(columns: Columns, name: str) -> str:
+    """Return the column that a name means: one of `SortBy`, or an episode field; BadParameter where there is none."""
+    if name in list(SortBy):
+        return name
+    path = name if name.startswith("episode/") else f"episode/{name}"
+    numbers = [field for field in fields_of(columns) if columns[field].ndim == 1]
+    if path not in numbers:
+        raise typer.BadParameter(f"--sort: {name!r} is not one of {', '.join([*SortBy, *map(short, numbers)])}")
+    return path
+
+
 def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
     """Tell for every episode whether it ended like this; one that we cut is cut, not truncated."""
     if kind is Ended.truncated:
@@ -125,31 +171,52 @@ def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
     return columns[kind.value].astype(np.bool_)
 
 
-def choose(columns: Columns, where: Filter, sort: SortBy, descending: bool) -> NDArray[np.intp]:
+def choose(columns: Columns, where: Filter, sort: str, descending: bool) -> NDArray[np.intp]:
     """Give the positions of the episodes that pass, in order; equal ones by age, those without a number last."""
     found = np.flatnonzero(where.mask(columns))
     if descending:
         found = found[::-1]
-    if sort is SortBy.age:
+    if sort == SortBy.age:
         return found
-    keys = columns[sort.value][found].astype(np.float64)
-    return found[np.argsort(-keys if descending else keys, kind="stable")]
+    keys = columns[sort][found]
+    missing = np.ma.getmaskarray(keys) | np.isnan(np.ma.getdata(keys))
+    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # numbers of any dtype, in order
+    return found[np.lexsort((-rank if descending else rank, missing))]
 
 
 def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
     """Give the chosen episodes as one dict each."""
     picked = {name: columns[name][shown].tolist() for name in COLUMNS}
+    for path in fields_of(columns):
+        rows = columns[path][shown]
+        picked[path] = [None if np.ma.is_masked(row) else np.ma.getdata(row).tolist() for row in rows]
     return [dict(zip(picked, values, strict=True)) for values in zip(*picked.values(), strict=True)]
 
 
 def table(columns: Columns, shown: NDArray[np.intp]) -> str:
     """Lay the chosen episodes out as a table."""
-    headers = ("index", "id", "segment", "lane", "length", "return", "ended")
+    headers, fields = ("index", "id", "segment", "lane", "length", "return", "ended"), fields_of(columns)
     rows = [
-        (*(str(row[name]) for name in headers[:4]), text.count(row["length"]), text.number(row["return"]), ending(row))
-        for row in records(columns, shown)
+        (
+            *(str(row[name]) for name in headers[:4]),
+            text.count(row["length"]),
+            text.number(row["return"]),
+            ending(row),
+            *(text.NOTHING if np.ma.is_masked(columns[path][at]) else cell(columns[path][at]) for path in fields),
+        )
+        for at, row in zip(shown.tolist(), records(columns, shown), strict=True)
     ]
-    return text.aligned(headers, rows, left=("ended",))
+    return text.aligned((*headers, *(text.clean(short(path)) for path in fields)), rows, left=("ended",))
+
+
+def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
+    """Give the chosen episodes as CSV; a field of several numbers is a list as in JSON, a missing one is empty."""
+    lines, names = io.StringIO(), (*COLUMNS, *fields_of(columns))
+    writer = csv_files.DictWriter(lines, names, lineterminator="\n")
+    writer.writeheader()
+    for row in records(columns, shown):
+        writer.writerow({name: dumps(text.plain(v)) if isinstance(v, list) else v for name, v in row.items()})
+    return lines.getvalue().rstrip("\n")
 
 
 def ending(row: Mapping[str, Any]) -> str:

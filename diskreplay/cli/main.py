@@ -17,6 +17,7 @@ from diskreplay.cli.demo import demo
 from diskreplay.cli.episodes import episodes
 from diskreplay.cli.inspect import inspect
 from diskreplay.cli.repair import repair
+from diskreplay.cli.show import show
 from diskreplay.cli.verify import verify
 
 UNUSABLE, INTERRUPTED = 2, 130
@@ -25,7 +26,6 @@ app = typer.Typer(
     name="diskreplay",
     help="Look into experience replay stores on disk, and see one at work.",
     epilog="Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store.",
-    add_completion=False,
     rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph; "rich" would keep them apart
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.command("demo")(demo)
 app.command("inspect")(inspect)
 app.command("episodes")(episodes)
+app.command("show", context_settings={"ignore_unknown_options": True})(show)  # -1 is an episode, not an option
 app.command("verify")(verify)
 app.command("repair")(repair)
 

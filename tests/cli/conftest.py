@@ -5,11 +5,64 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+import diskreplay as dr
 from diskreplay.cli.main import main
+
+# Of the store of the fixture `small`.
+SCHEMA = dr.Schema(
+    obs={"image": dr.Field((4, 4), "uint8"), "state": (dr.Field((2,), "float32"), dr.Field((), "bool"))},
+    action=dr.Field((2,), "float32"),
+    extra={"log_prob": dr.Field((), "float64")},
+    episode={"seed": dr.Field((), "int64"), "lr": dr.Field((), "float32"), "goal": dr.Field((2,), "float32")},
+)
+# Its episodes, oldest first: steps, how each ends, its seed (None: no episode values), whether it has a final
+# observation. The reward of step t of episode e is 1 + e + t / 8.
+EPISODES = [
+    (3, "terminated", 7, True),
+    (60, "truncated", 5, True),
+    (4, "cut", None, False),
+    (5, "terminated", 2**53 + 1, False),
+    (2, "cut", 2**53, True),
+    (6, "truncated", None, True),
+]
+RETURNS = [steps * (1 + e) + steps * (steps - 1) / 16 for e, (steps, *_) in enumerate(EPISODES)]
+
+
+def small_episode(e: int) -> dict[str, Any]:
+    """The arguments of `append_episode` for an episode of `small`."""
+    steps, how, seed, has_final = EPISODES[e]
+    rows, t = steps + has_final, np.arange(steps)
+    rng = np.random.default_rng(e)
+    state = rng.normal(size=(rows, 2)).astype("f4"), rng.random(rows) < 0.5
+    return {
+        "obs": {"image": rng.integers(0, 256, (rows, 4, 4)).astype("u1"), "state": state},
+        "action": rng.normal(size=(steps, 2)).astype("f4"),
+        "reward": (1 + e + t / 8).astype("f4"),
+        "terminated": how == "terminated",
+        "truncated": how == "truncated",
+        "log_prob": -t / 8,
+        "episode": None if seed is None else {"seed": seed, "lr": 0.1 * e, "goal": [e, -e]},
+    }
+
+
+def write_small(path: Path, numbers: range = range(len(EPISODES)), **options: Any) -> None:
+    """Make a store of some of the episodes of `small`."""
+    with dr.create(path, SCHEMA, **options) as store, store.writer() as writer:
+        for e in numbers:
+            writer.append_episode(**small_episode(e))
+
+
+@pytest.fixture
+def small(tmp_store: Path) -> Path:
+    """A store at rest of six episodes with nested observations, extra and episode fields."""
+    write_small(tmp_store, capacity=1000)
+    return tmp_store
 
 
 class Done(NamedTuple):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
+from diskreplay.cli.main import app
 
 COMMAND = [sys.executable, "-m", "diskreplay"]
 
@@ -36,7 +37,7 @@ def test_without_a_command_the_commands_are_listed(run: Callable) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-@pytest.mark.parametrize("command", ["demo", "inspect", "episodes"])
+@pytest.mark.parametrize("command", sorted(info.name for info in app.registered_commands))
 def test_every_command_explains_itself(run: Callable, command: str, flag: str) -> None:
     done = run(command, flag)
     assert (done.code, done.err) == (0, "")
@@ -54,7 +55,11 @@ def test_every_command_explains_itself(run: Callable, command: str, flag: str) -
         (["episodes", "a", "--limit", "-1"], "--limit"),
         (["episodes", "a", "--limit", "many"], "--limit"),
         (["episodes", "a", "--ended", "somehow"], "'somehow' is not one of"),
-        (["episodes", "a", "--sort", "colour"], "'colour' is not one of"),
+        (["episodes", "a", "--json", "--csv"], "--json and --csv exclude each other"),
+        (["show", "a"], "Missing argument 'EPISODE'"),
+        (["show", "a", "first"], "Invalid value for 'EPISODE'"),
+        (["show", "a", "0", "--nonsense"], "unexpected extra argument"),
+        (["show", "a", "0", "--steps", "few"], "--steps is A:B or one number, such as 0:10 or -1, not 'few'"),
         (["episodes", "a", "--min-length", "4", "--max-length", "3"], "--min-length 4 is more than --max-length 3"),
     ],
 )

@@ -1,5 +1,7 @@
 """The commands on real stores: at rest, being written by another process, damaged, and not stores at all."""
 
+import csv
+import io
 import json
 import os
 import signal
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from tests.cli.conftest import EPISODES
 
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((4, 4), "uint8"), "state": dr.Field((2,), "float32")},
@@ -117,6 +120,47 @@ def test_the_table_of_episodes_is_read_by_people(run: Callable, filled: tuple[Pa
     assert lines[1][4:] == ["3", "4.5", "open"]
     assert lines[2][4:] == ["7", "10.5", "truncated"]
     assert done.out.splitlines()[-1].startswith("6 episodes, 2 shown (--limit 0 for all); mean length 3.833")
+
+
+def test_episodes_shows_episode_fields_and_sorts_by_them(run: Callable, small: Path) -> None:
+    records = listed(run, small)
+    seeds = [seed for _, _, seed, _ in EPISODES]
+    assert [record["episode/seed"] for record in records] == seeds
+    goals = [None if seed is None else [e, -e] for e, seed in enumerate(seeds)]
+    assert [record["episode/goal"] for record in records] == goals
+    for name in ("seed", "episode/seed"):
+        assert [record["index"] for record in listed(run, small, "--sort", name)] == [1, 0, 4, 3, 2, 5]
+        assert [record["index"] for record in listed(run, small, "--sort", name, "--desc")] == [3, 4, 0, 1, 5, 2]
+    lines = [line.split() for line in run("episodes", small).out.splitlines()]
+    assert lines[0][-4:] == ["ended", "seed", "lr", "goal"]
+    assert lines[2][-4:] == ["5", "0.1", "[1", "-1]"]
+    assert lines[3][-4:] == ["cut", "-", "-", "-"]
+    for name in ("colour", "goal", "episode/length"):
+        done = run("episodes", small, "--sort", name)
+        assert (done.code, done.out) == (2, "")
+        assert f"{name!r} is not one of age, segment, lane, length, return, seed, lr" in done.err
+
+
+def test_episodes_takes_an_expression(run: Callable, small: Path) -> None:
+    where = "total_reward > 20 and seed >= 6"
+    assert [record["index"] for record in listed(run, small, "--where", where)] == [3]
+    chosen = listed(run, small, "--where", "length < 6", "--sort", "length", "--desc", "--limit", "2")
+    assert [record["index"] for record in chosen] == [3, 2]
+    assert listed(run, small, "--where", "length < 6", "--min-length", "6") == []
+    assert run("episodes", small, "--where", where).out.splitlines()[-1].startswith("1 episode of 6; mean length 5,")
+
+
+def test_episodes_as_csv(run: Callable, small: Path) -> None:
+    done = run("episodes", small, "--csv")
+    assert (done.code, done.err) == (0, "")
+    rows, records = list(csv.DictReader(io.StringIO(done.out))), listed(run, small)
+    assert list(rows[0]) == list(records[0])
+    assert len(rows) == len(records) == 6
+    for row, record in zip(rows, records, strict=True):
+        assert float(row["return"]) == record["return"]
+        assert row["episode/seed"] == ("" if record["episode/seed"] is None else str(record["episode/seed"]))
+        assert row["episode/goal"] == ("" if record["episode/goal"] is None else json.dumps(record["episode/goal"]))
+        assert row["cut"] == str(record["cut"])
 
 
 def test_inspect_prints_what_info_says(run: Callable, filled: tuple[Path, list]) -> None:
@@ -270,6 +314,10 @@ def test_a_pager_that_has_seen_enough_is_no_error(tmp_store: Path) -> None:
     assert listing.returncode == 141
 
 
+# What commands are given behind the path of a store.
+ARGUMENTS = {"show": [0]}
+
+
 def a_file(path: Path) -> None:
     path.write_text("not a folder")
 
@@ -312,7 +360,7 @@ def a_link_to_itself(path: Path) -> None:
     os.symlink(path, path)
 
 
-@pytest.mark.parametrize("command", ["inspect", "episodes"])
+@pytest.mark.parametrize("command", ["inspect", "episodes", "show"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -330,7 +378,7 @@ def test_what_is_no_store_takes_one_line_and_exit_code_2(
     run: Callable, tmp_store: Path, make: Callable[[Path], None], command: str
 ) -> None:
     make(tmp_store)
-    done = run(command, tmp_store)
+    done = run(command, tmp_store, *ARGUMENTS.get(command, ()))
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("diskreplay: ")
     assert done.err.count("\n") == 1

@@ -1,0 +1,99 @@
+"""The values of an episode by the paths of its leaves, as `inspect` lists them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from diskreplay.cli import text
+from diskreplay.format.schema import Schema
+from diskreplay.store.reading.episodes import Episode, EpisodeList
+
+EXTRA, EPISODE = "extra", "episode"
+Rows = Mapping[str, NDArray[Any]]
+
+
+def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
+    """Return the paths of the step leaves that are named, or of all: "obs" names those below it, too.
+
+    Raises BadParameter where a name is that of no field.
+    """
+    chosen: dict[str, None] = {}
+    for name in names or ():
+        roots = (name, f"{EXTRA}/{name}")
+        found = [
+            path for path in schema.step_leaves if any(path == root or path.startswith(f"{root}/") for root in roots)
+        ]
+        if not found:
+            known = ", ".join(schema.step_leaves)
+            raise typer.BadParameter(f"no field {name!r} in this store; it has {known}")
+        chosen |= dict.fromkeys(found)
+    return list(chosen) or list(schema.step_leaves)
+
+
+def step_leaves(episode: Episode, schema: Schema, paths: Sequence[str]) -> Rows:
+    """Return arrays of these leaves, (T, ...); of observations (T + 1, ...) where there is a final one."""
+    found: dict[str, NDArray[Any]] = {}
+    for part in dict.fromkeys(path.split("/")[0] for path in paths):
+        if part == EXTRA:
+            names = dict.fromkeys(path.split("/")[1] for path in paths if path.startswith(f"{EXTRA}/"))
+            for name in names:
+                found |= below(f"{EXTRA}/{name}", episode[name])
+        else:
+            found |= below(part, episode[part])
+    return {path: found[path] for path in paths}
+
+
+def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
+    """Return the values of its episode fields by path; None where none were given."""
+    found: dict[str, Any] = {}
+    for name in schema.episode:
+        value = episode[name]
+        found |= {} if value is None else below(f"{EPISODE}/{name}", value)
+    return {path: found.get(path) for path in schema.leaves if path.startswith(f"{EPISODE}/")}
+
+
+def below(path: str, value: Any) -> dict[str, Any]:
+    """Return the leaves of a nested value by path; a tuple's items have the keys "0", "1", ..."""
+    if isinstance(value, tuple):
+        value = {str(i): item for i, item in enumerate(value)}
+    if not isinstance(value, Mapping):
+        return {path: value}
+    return {leaf: array for key, item in value.items() for leaf, array in below(f"{path}/{key}", item).items()}
+
+
+def short(path: str) -> str:
+    """Return a path as it is said where no other is meant: "log_prob", not "extra/log_prob"."""
+    return path.removeprefix(f"{EXTRA}/").removeprefix(f"{EPISODE}/")
+
+
+def by_time(episodes: EpisodeList) -> list[Episode]:
+    """Return episodes in the order in which they began, whoever wrote them."""
+    return sorted(episodes, key=lambda episode: float(episode.times[0]))
+
+
+def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
+    """Return the index of an episode by its index, from the end where it is negative, or by the id of any step of it.
+
+    Raises BadParameter where there is none.
+    """
+    if is_id:
+        found = [at for at, episode in enumerate(episodes) if number in episode.ids]
+        if not found:
+            raise typer.BadParameter(f"no visible step has the id {number}; `diskreplay episodes` lists first ids")
+        return found[0]
+    if not -len(episodes) <= number < len(episodes):
+        raise typer.BadParameter(f"no episode {number}: the store has {text.plural(len(episodes), 'episode')}")
+    return number % len(episodes)
+
+
+def cell(value: Any) -> str:
+    """Give a value of a step in one cell of a table: a number, a short vector, or what an array is like."""
+    value = np.asarray(value)
+    if not value.ndim:
+        return text.number(value.item()) if value.dtype.kind == "f" else str(value.item())
+    if value.size <= 8 and value.ndim == 1:
+        return f"[{' '.join(map(cell, value))}]"
+    return f"{'x'.join(map(str, value.shape))}, {cell(value.min())} to {cell(value.max())}"

@@ -1,0 +1,117 @@
+"""`diskreplay show`: one episode, step by step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.episode_leaves import cell, chosen_leaves, episode_leaves, find_episode, short, step_leaves
+from diskreplay.format.schema import Schema
+from diskreplay.store.reading.episodes import Episode
+
+STEPS_SHOWN = 50
+
+EpisodeNumber = Annotated[
+    int,
+    typer.Argument(metavar="EPISODE", help="Its index, as `episodes` prints it; -1 is the last one."),
+]
+IsId = Annotated[bool, typer.Option("--id", help="EPISODE is the id of one of its steps, and not its index.")]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option("--field", metavar="FIELD", help="Only this field, or those below it; give it again for more."),
+]
+Steps = Annotated[
+    str | None,
+    typer.Option("--steps", metavar="A:B", help="Only steps A to B - 1, as Python's slices; one number is one step."),
+]
+
+
+def show(
+    path: console.StorePath,
+    episode: EpisodeNumber,
+    steps: Steps = None,
+    field: Fields = None,
+    is_id: IsId = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of a table.")] = False,
+) -> None:
+    """Show an episode step by step.
+
+    A line a step: its number, its id, and its fields; the last line is the final observation where there is one. Of
+    arrays of more than eight elements the table has shape, least and greatest; --json has every element, of all steps.
+    Nothing is written.
+    """
+    part = None if steps is None else as_slice(steps)
+    with dr.open(path) as store:
+        index = find_episode(store.episodes, episode, is_id=is_id)
+        paths, found = chosen_leaves(store.schema, field), store.episodes[index]
+        if part is None:
+            part = slice(None) if json else slice(STEPS_SHOWN)
+        record = describe(found, index, store.schema, paths, part)
+        total = store.num_episodes
+    if json:
+        console.emit(text.to_json(record))
+    else:
+        console.emit("\n".join(lines(record, total, len(found), paths)))
+
+
+def as_slice(steps: str) -> slice:
+    """Read ``A:B``, or one number; BadParameter where it is neither."""
+    try:
+        first, colon, stop = steps.partition(":")
+        bounds = [int(bound) if bound.strip() else None for bound in (first, stop)]
+        if colon:
+            return slice(*bounds)
+        number = int(first)
+        return slice(number, number + 1 or None)
+    except ValueError:
+        raise typer.BadParameter(f"--steps is A:B or one number, such as 0:10 or -1, not {steps!r}") from None
+
+
+def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
+    """Return what is known of an episode, and of a part of its steps; `final_obs` with the last one."""
+    length, rows = len(episode), step_leaves(episode, schema, paths)
+    numbers = range(length)[part]
+    ids, times = episode.ids, episode.times
+    final = {path: array[length] for path, array in rows.items() if len(array) > length}
+    return {
+        "index": index,
+        "id": int(ids[0]),
+        "segment": episode.segment,
+        "lane": episode.lane,
+        "length": length,
+        "return": episode.total_reward,
+        "ended": episode.ended,
+        **{name: getattr(episode, name) for name in ("terminated", "truncated", "cut")},
+        **episode_leaves(episode, schema),
+        "steps": [
+            {"step": t, "id": ids[t], "time": times[t], **{path: array[t] for path, array in rows.items()}}
+            for t in numbers
+        ],
+        "final_obs": final if final and length - 1 in numbers else None,
+    }
+
+
+def lines(record: Mapping[str, Any], total: int, length: int, paths: Sequence[str]) -> list[str]:
+    """Give an episode as lines of text: what is known of it, and the table of its steps."""
+    steps, final = record["steps"], record["final_obs"]
+    first = (
+        f"episode {record['index']} of {text.count(total)}: id {record['id']}, segment {record['segment']}, lane "
+        f"{record['lane']}, {text.plural(length, 'step')}, return {text.number(record['return'])}, {record['ended']}"
+    )
+    values = [
+        f"{text.clean(path)} {text.NOTHING if value is None else cell(value)}"
+        for path, value in record.items()
+        if path.startswith("episode/")
+    ]
+    if steps:
+        values.append(f"from {text.moment(float(steps[0]['time']))}")
+    headers = ["step", "id", *(text.clean(short(path)) for path in paths)]
+    rows = [[str(step["step"]), str(step["id"]), *(cell(step[path]) for path in paths)] for step in steps]
+    if final is not None:
+        rows.append(["final", "", *(cell(final[path]) if path in final else "" for path in paths)])
+    shown = [first, *([", ".join(values)] if values else []), "", text.aligned(headers, rows)]
+    if len(steps) < length:
+        shown += ["", f"{text.plural(len(steps), 'step')} of {text.count(length)} shown (--steps : for all)"]
+    return shown

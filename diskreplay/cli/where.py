@@ -1,0 +1,239 @@
+"""The expressions of `--where`: conditions on episodes, in a small part of Python's syntax.
+
+They are parsed by Python and never run by it: comparisons, ``in``, ``and``, ``or``, ``not``, ``+ - * /``, numbers,
+texts and the names below. There are no calls and no attributes.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+from diskreplay.errors import SchemaError, SegmentGone
+from diskreplay.format.schema import Field, Schema
+from diskreplay.store.reading.episodes import Episode
+
+Predicate = Callable[[Episode], bool]
+Value = float | str | None
+Read = Callable[[Episode], Value]
+
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="EXPRESSION",
+        help='Only episodes that meet this, such as "total_reward > 20 and seed in (1, 2)".',
+    ),
+]
+"""The option of every command that selects episodes."""
+
+PROPERTIES: Mapping[str, tuple[type, Read]] = {
+    "total_reward": (float, lambda episode: episode.total_reward),
+    "length": (float, len),
+    "terminated": (float, lambda episode: episode.terminated),
+    "truncated": (float, lambda episode: episode.truncated),
+    "cut": (float, lambda episode: episode.cut),
+    "open": (float, lambda episode: episode.ended == "open"),
+    "ended": (str, lambda episode: episode.ended),
+    "id": (float, lambda episode: int(episode.ids[0])),
+    "segment": (float, lambda episode: episode.segment),
+    "lane": (float, lambda episode: episode.lane),
+    "start_time": (float, lambda episode: float(episode.times[0])),
+    "end_time": (float, lambda episode: float(episode.times[-1])),
+}
+FIELDS = "episode"  # episode["length"] is the field where a property has its name
+
+_COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_KINDS = {float: "a number", str: "a text"}
+
+
+def compile_where(expression: str, schema: Schema) -> Predicate:
+    """Return the function of an episode that an expression describes; it serves as any ``where`` does.
+
+    A value that an episode lacks compares false, and so does what is computed of it.
+
+    Raises
+    ------
+    SchemaError
+        The expression is not one, or names what no episode of the schema has; the message has the column.
+    """
+    expression = expression.strip()
+    try:
+        tree = ast.parse(expression, mode="eval")
+        condition = _Compiler(expression, schema).condition(tree.body)
+    except SyntaxError as error:
+        column = error.offset or len(expression)
+        raise SchemaError(f"--where: {error.msg} (at column {column} of {expression!r})") from None
+    except (RecursionError, MemoryError):
+        raise SchemaError(f"--where: {expression[:20]!r}... is nested too deep") from None
+
+    def predicate(episode: Episode) -> bool:
+        return bool(condition(episode))
+
+    return predicate
+
+
+def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
+    """Tell for each episode whether it is met; not by those whose segment has left meanwhile."""
+    found = []
+    for episode in episodes:
+        try:
+            found.append(where(episode))
+        except SegmentGone:
+            found.append(False)
+    return found
+
+
+class _Term(NamedTuple):
+    kind: type  # float also for truth values
+    read: Read
+
+
+class _Compiler:
+    def __init__(self, expression: str, schema: Schema) -> None:
+        self._expression, self._fields = expression, schema.episode
+
+    def condition(self, node: ast.expr) -> Read:
+        """Compile what is true or false."""
+        return self._of_kind(node, float)
+
+    def _of_kind(self, node: ast.expr, kind: type) -> Read:
+        term = self._term(node)
+        if term.kind is not kind:
+            raise self._error(node, f"{ast.unparse(node)} is {_KINDS[term.kind]}, and {_KINDS[kind]} is needed")
+        return term.read
+
+    def _term(self, node: ast.expr) -> _Term:
+        match node:
+            case ast.Constant(value=str() as text):
+                return _Term(str, lambda _: text)
+            case ast.Constant(value=(bool() | int() | float()) as number):
+                return _Term(float, lambda _: number)
+            case ast.Name() | ast.Subscript():
+                return self._named(node)
+            case ast.BoolOp(op=op, values=values):
+                conditions, joined = [self.condition(value) for value in values], all if type(op) is ast.And else any
+                return _Term(float, lambda episode: joined(condition(episode) for condition in conditions))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                condition = self.condition(operand)
+                return _Term(float, lambda episode: not condition(episode))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return _Term(float, _computed(operator.sub, lambda _: 0, self.condition(operand)))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return _Term(float, _computed(_ARITHMETIC[type(op)], self.condition(left), self.condition(right)))
+            case ast.Compare(left=left, ops=ops, comparators=rest):
+                pairs = zip(pairwise([left, *rest]), ops, strict=True)
+                links = [self._comparison(one, op, other) for (one, other), op in pairs]
+                return _Term(float, lambda episode: all(link(episode) for link in links))
+        raise self._error(node, f"{ast.unparse(node)} is not part of these expressions")
+
+    def _comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Read:
+        term = self._term(left)
+        if isinstance(op, (ast.Is, ast.IsNot)):
+            if not isinstance(right, ast.Constant) or right.value is not None:
+                raise self._error(right, "only None is compared by is")
+            lacks = isinstance(op, ast.Is)
+            return lambda episode: (term.read(episode) is None) is lacks
+        if isinstance(op, (ast.In, ast.NotIn)):
+            if not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
+                raise self._error(right, f"{ast.unparse(right)} is not a list, such as (1, 2)")
+            items, wanted = [self._of_kind(item, term.kind) for item in right.elts], isinstance(op, ast.In)
+            return _compared(
+                lambda value, others: (value in others) is wanted,
+                term.read,
+                lambda episode: [item(episode) for item in items],
+            )
+        return _compared(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind))
+
+    def _named(self, node: ast.expr) -> _Term:
+        """Compile a property, or an episode field with the keys that lead to one number of it."""
+        keys, base = self._keys(node)
+        if not keys and base in PROPERTIES:
+            return _Term(*PROPERTIES[base])
+        name, *keys = keys if base == FIELDS and keys else [base, *keys]
+        if name not in self._fields:
+            known = [*PROPERTIES, *self._fields]
+            raise self._error(node, f"unknown name {name!r}; known are {', '.join(known)}")
+        field: Any = self._fields[name]
+        shape = field.shape if isinstance(field, Field) else None
+        for key in keys:
+            try:
+                if shape is None:
+                    field = field[int(key) if isinstance(field, tuple) else key]
+                    shape = field.shape if isinstance(field, Field) else None
+                else:
+                    range(shape[0])[key]
+                    shape = shape[1:]
+            except (LookupError, TypeError, ValueError):
+                raise self._error(node, f"{name} has no {key!r}") from None
+        if shape != ():
+            inside = "several values" if shape is None else f"values of shape {shape}"
+            raise self._error(node, f"{ast.unparse(node)} has {inside}; name one, as in {name}[0]")
+        return _Term(float, lambda episode: _number(episode[name], keys))
+
+    def _keys(self, node: ast.expr) -> tuple[list[Any], str]:
+        keys: list[Any] = []
+        while isinstance(node, ast.Subscript):
+            try:
+                keys.insert(0, ast.literal_eval(node.slice))
+            except ValueError:
+                raise self._error(node.slice, f"{ast.unparse(node.slice)} is not a number or a text") from None
+            node = node.value
+        if not isinstance(node, ast.Name):
+            raise self._error(node, f"{ast.unparse(node)} has no items")
+        return keys, node.id
+
+    def _error(self, node: ast.expr, message: str) -> SchemaError:
+        line = self._expression.splitlines()[node.lineno - 1]
+        column = len(line.encode()[: node.col_offset].decode()) + 1
+        return SchemaError(f"--where: {message} (at column {column} of {self._expression!r})")
+
+
+def _computed(work: Callable[[Any, Any], Any], left: Read, right: Read) -> Read:
+    """Return the function that computes of two values; None where one is missing or there is no result."""
+
+    def read(episode: Episode) -> Value:
+        one, other = left(episode), right(episode)
+        try:
+            return None if one is None or other is None else work(one, other)
+        except ArithmeticError:
+            return None
+
+    return read
+
+
+def _compared(work: Callable[[Any, Any], bool], left: Read, right: Callable[[Episode], Any]) -> Read:
+    """Return the function that compares two values; false where one is missing."""
+
+    def read(episode: Episode) -> bool:
+        one, other = left(episode), right(episode)
+        return one is not None and other is not None and work(one, other)
+
+    return read
+
+
+def _number(value: Any, keys: list[Any]) -> Value:
+    """Return one number of a field as it prints: a float32 of 0.1 equals the 0.1 of an expression."""
+    if value is None:
+        return None
+    for key in keys:
+        value = value[key]
+    value = np.asarray(value)[()]
+    return float(str(value)) if value.dtype.kind == "f" else value.item()

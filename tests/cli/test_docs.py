@@ -1,0 +1,36 @@
+"""The page of the command line: its commands run, and all commands are on it."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import diskreplay
+from diskreplay.cli.main import app
+from diskreplay.cli.where import PROPERTIES
+from tests.cli.conftest import write_small
+
+PAGE = (Path(diskreplay.__file__).parents[1] / "docs/cli.md").read_text()
+LINES = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+ELSEWHERE = {"demo", "inspect", "verify", "repair"}  # in the README
+
+
+def test_the_commands_run_one_after_the_other(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path / "runs/a")
+    for line in LINES:
+        program, *arguments = shlex.split(line, comments=True)
+        done = run(*arguments)
+        assert (program, done.code, done.err) == ("diskreplay", 0, ""), line
+        assert done.out, line
+
+
+def test_every_command_is_on_the_page() -> None:
+    shown = {shlex.split(line, comments=True)[1] for line in LINES}
+    assert shown | ELSEWHERE == {info.name for info in app.registered_commands}
+
+
+def test_every_name_of_an_expression_is_on_the_page() -> None:
+    assert set(PROPERTIES) <= set(re.findall(r"`(\w+)`", PAGE))
