@@ -32,7 +32,7 @@ class Stratified(Owned):
     by : str
         What makes a group: "episode", or an episode field by its path, such as "episode/task". Of a field, each value
         is a group. Values come with the end of an episode: steps of open episodes, and of such as were given none, are
-        not drawn.
+        not drawn. Nor are windows that run across an episode's end, until no more can start in that episode.
 
     Raises
     ------

@@ -103,3 +103,19 @@ def test_open_episodes_of_a_task_are_drawn_when_they_have_ended(tmp_store: Path)
         writer.append(0, 1, 0.0, True, episode={"task": 5, "goal": {"name": [0, 0]}})
         assert set(sampler.sample().action.tolist()) == {1}
         assert sampler.sampleable == 2
+
+
+@pytest.mark.parametrize("by", ["episode", "episode/task"])
+def test_windows_across_episodes_are_of_the_episode_that_they_start_in(tmp_store: Path, by: str) -> None:
+    view = dr.Sequences(6, stride=1, cross_episodes=True)
+    with dr.create(tmp_store, SCHEMA) as store:
+        collector = Collector(store)
+        collector.grow(150)
+        collector.close()
+        with dr.Sampler(store, view, dr.Stratified(by), batch_size=20_000, seed=0) as sampler:
+            batch, want = sampler.sample(), expected(store, view, by)
+            assert sampler.sampleable == len(want)
+        ids, chances = np.array(list(want)), np.array(list(want.values()))
+        counts = (batch.index.numpy()[:, None] == ids).sum(axis=0)
+        assert counts.sum() == 20_000
+        assert stats.chisquare(counts, 20_000 * chances).pvalue > 1e-5
