@@ -69,9 +69,9 @@ def short(path: str) -> str:
     return path.removeprefix(f"{EXTRA}/").removeprefix(f"{EPISODE}/")
 
 
-def by_time(episodes: EpisodeList) -> list[Episode]:
-    """Return episodes in the order in which they began, whoever wrote them."""
-    return sorted(episodes, key=lambda episode: float(episode.times[0]))
+def began(episode: Episode) -> float:
+    """Return when the first step of an episode was published: by it episodes of any writers are ordered."""
+    return float(episode.times[0])
 
 
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:

@@ -13,8 +13,10 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
+from diskreplay.cli.copy import copy, merge
 from diskreplay.cli.demo import demo
 from diskreplay.cli.episodes import episodes
+from diskreplay.cli.evict import evict
 from diskreplay.cli.inspect import inspect
 from diskreplay.cli.repair import repair
 from diskreplay.cli.show import show
@@ -36,6 +38,9 @@ app.command("episodes")(episodes)
 app.command("show", context_settings={"ignore_unknown_options": True})(show)  # -1 is an episode, not an option
 app.command("verify")(verify)
 app.command("repair")(repair)
+app.command("evict")(evict)
+app.command("copy")(copy)
+app.command("merge")(merge)
 
 
 def _print_version(wanted: bool) -> None:

@@ -21,15 +21,16 @@ Predicate = Callable[[Episode], bool]
 Value = float | str | None
 Read = Callable[[Episode], Value]
 
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        metavar="EXPRESSION",
-        help='Only episodes that meet this, such as "total_reward > 20 and seed in (1, 2)".',
-    ),
-]
+_OPTION = typer.Option(
+    "--where",
+    metavar="EXPRESSION",
+    help='Only episodes that meet this, such as "total_reward > 20 and length < 100".',
+)
+Where = Annotated[str | None, _OPTION]
 """The option of every command that selects episodes."""
+
+Required = Annotated[str, _OPTION]
+"""The option of commands that select nothing without it."""
 
 PROPERTIES: Mapping[str, tuple[type, Read]] = {
     "total_reward": (float, lambda episode: episode.total_reward),

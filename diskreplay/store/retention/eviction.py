@@ -17,7 +17,7 @@ def evict(follower: Follower, retention: Retention, where: Callable[[Episode], b
     They are hidden all at once; segments of which nothing is left are deleted. Nothing changes if ``where`` raises.
     """
     follower.refresh()
-    chosen = _chosen(follower.snapshot, where)
+    chosen = chosen_episodes(follower.snapshot, where)
     evicted = 0
     if chosen:
         episodes = [(first, steps) for first, (steps, _) in sorted(chosen.items())]
@@ -33,8 +33,8 @@ def hidden_before(follower: Follower) -> int:
     return follower.snapshot.hidden_before
 
 
-def _chosen(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, tuple[int, int]]:
-    """Return steps, and visible steps, of the episodes to be hidden, by the id of their first step."""
+def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, tuple[int, int]]:
+    """Return steps, and visible steps, of the episodes that `evict` would hide, by the id of their first step."""
     log, visible = snapshot.log, snapshot.episodes
     # What a capacity hides moves an episode's start, never its end.
     last = log.first + (log.steps - 1) * log.stride

@@ -1,0 +1,123 @@
+"""`diskreplay copy` and `merge`: write episodes of stores to a new one."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import compress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.episode_leaves import began
+from diskreplay.cli.where import Predicate, Where, compile_where, matching
+from diskreplay.format.durable import sync_folder
+from diskreplay.format.root import Limits, Root, read_root
+from diskreplay.store.reading.episodes import Episode
+
+Target = Annotated[Path, typer.Argument(metavar="TO", help="The folder of the new store; nothing may be there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Make nothing, only tell what would be copied.")]
+
+
+def copy(path: console.StorePath, to: Target, where: Where = None, dry_run: DryRun = False) -> None:
+    """Copy the ended episodes of a store, or those that meet an expression, to a new store.
+
+    The new store has the same schema, limits and settings, and every value: final observations, episode fields, and
+    how each episode ended. Its episodes are in the order in which they began, by one writer, with ids and times of
+    their own; what samplers have saved is not copied. Open episodes are left out. The new store appears whole, when
+    all is copied.
+    """
+    _run([path], to, where, dry_run, read_root(path.absolute()).limits)
+
+
+def merge(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATHS... TO", help="Stores, and the folder of a new one.")],
+    where: Where = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Merge the ended episodes of stores with one schema into a new store.
+
+    As `copy` does. The settings are those of the first store, and there are no limits, which would delete some of what
+    is merged: `Store.resize` sets them. An episode that several stores have is there several times.
+    """
+    *sources, to = paths
+    if len(sources) < 2:
+        raise typer.BadParameter("merge takes two stores or more, and the new one's folder")
+    _run(sources, to, where, dry_run, Limits(None, None, None))
+
+
+def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limits: Limits) -> None:
+    if os.path.lexists(to):
+        raise dr.StoreExists(f"{to} exists already; give the path of a new store")
+    with ExitStack() as stack:
+        stores = [stack.enter_context(dr.open(path)) for path in paths]
+        for store in stores[1:]:
+            if store.schema != stores[0].schema:
+                raise dr.SchemaError(
+                    f"{store.path} has another schema than {stores[0].path}; "
+                    f"`diskreplay diff {text.clean(stores[0].path)} {text.clean(store.path)}` says where"
+                )
+        condition = None if where is None else compile_where(where, stores[0].schema)
+        chosen, left = choose(stores, condition)
+        what = f"{text.plural(len(chosen), 'episode')} of {text.plural(sum(map(len, chosen)), 'step')}"
+        if not dry_run:
+            with console.bar("Copying steps") as progress, new_store(to, read_root(stores[0].path), limits) as target:
+                write(target, chosen, progress)
+    line = f"would be copied  {what}" if dry_run else f"copied  {what}  to {text.clean(to)}"
+    console.emit(f"{line}; {text.plural(left, 'open episode')} left out" if left else line)
+
+
+def choose(stores: Sequence[dr.Store], where: Predicate | None) -> tuple[list[Episode], int]:
+    """Return the ended episodes that are met, in the order in which they began, and how many open ones would be."""
+    every = [episode for store in stores for episode in store.episodes]
+    found = every if where is None else list(compress(every, matching(every, where)))
+    ended = sorted((episode for episode in found if episode.ended != "open"), key=began)
+    return ended, len(found) - len(ended)
+
+
+@contextmanager
+def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
+    """Make a store with the settings of another for the block; it appears at its path when that has ended well."""
+    building = to.absolute().with_name(f".{to.absolute().name}.new-{os.getpid()}")
+    try:
+        with dr.create(
+            building,
+            like.schema,
+            **vars(limits),
+            chunk_bytes=like.chunk_bytes,
+            segment_steps=like.segment_steps,  # type: ignore[arg-type]
+            validate=like.validate,  # type: ignore[arg-type]
+        ) as store:
+            yield store
+        os.rename(building, to)
+        sync_folder(building.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> None:
+    """Append episodes, one by one and each as it is."""
+    total, done = sum(map(len, episodes)), 0
+    with target.writer(durability="none") as writer:
+        for episode in episodes:
+            writer.append_episode(**arguments(episode, target.schema))
+            done += len(episode)
+            progress(done, total)
+
+
+def arguments(episode: Episode, schema: dr.Schema) -> dict[str, Any]:
+    """Return the arguments of `append_episode` that write an ended episode again; one that was cut is neither."""
+    values = {name: episode[name] for name in schema.episode}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {
+        "obs": episode.obs,
+        "action": episode.action,
+        "reward": episode.reward,
+        "terminated": episode.terminated,
+        "truncated": episode.truncated and not episode.cut,
+        "episode": given or None,
+        **{name: episode[name] for name in schema.extra},
+    }
