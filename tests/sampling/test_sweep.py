@@ -9,8 +9,9 @@ from hypothesis import given, strategies as st
 from scipy import stats
 
 import diskreplay as dr
+from diskreplay.sampling.passes import permuted
 from diskreplay.sampling.population import Share
-from diskreplay.sampling.sweep import Sweep, permuted
+from diskreplay.sampling.sweep import Sweep
 from diskreplay.views.sequences import Sequences
 from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import add_episodes, everything, grown, population_of
@@ -173,8 +174,8 @@ def random_times(store: Any, rng: np.random.Generator) -> dict[int, int]:
 def test_a_pass_in_order_of_time_goes_oldest_first_over_all_lanes(
     monkeypatch: pytest.MonkeyPatch, view: Any, block: int, piece: int, seed: int
 ) -> None:
-    monkeypatch.setattr("diskreplay.sampling.sweep._SORTED_AT_ONCE", block)
-    monkeypatch.setattr("diskreplay.sampling.sweep._PIECE", piece)
+    monkeypatch.setattr("diskreplay.sampling.passes._SORTED_AT_ONCE", block)
+    monkeypatch.setattr("diskreplay.sampling.passes._PIECE", piece)
     rng = np.random.default_rng(seed)
     store = grown(3, [[30, 11], [9, 9, 9], [1, 40]], [4, 0, 7])
     store.add_segment(2)
