@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,15 @@ def run_python(code: str, *args: Any, timeout_s: float = 240, **kwargs: Any) -> 
 def open_descriptors() -> int:
     """Count this process's open descriptors, not the one that lists them."""
     return len(os.listdir("/proc/self/fd")) - 1
+
+
+def open_files(below: Path | str = "/") -> list[str]:
+    """List the files below a folder that this process has open, once a descriptor."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [path for path in found if path.startswith(str(below))]
 
 
 def mapped_files(below: Path | str = "/") -> list[str]:

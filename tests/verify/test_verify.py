@@ -20,7 +20,7 @@ from diskreplay.verify.check_sums import checksum
 from diskreplay.verify.crc import after_zeros
 from diskreplay.verify.row_flags import START, first_wrong, is_row, may_follow
 from diskreplay.verify.verify import verify
-from tests.testing.support import append_numbered, digest, open_descriptors, serial_schema
+from tests.testing.support import append_numbered, digest, open_files, serial_schema
 from tests.tiers import whole_or_part
 
 SCHEMA = serial_schema(
@@ -480,9 +480,9 @@ DAMAGE = {
 def test_damage_is_found_and_named(store_path, name):
     damage, kind, where = DAMAGE[name]
     damage(store_path)
-    descriptors = open_descriptors()
+    before = open_files(store_path)
     assert (kind, where) in found(store_path)
-    assert open_descriptors() == descriptors
+    assert open_files(store_path) == before == []
     for problem in verify(store_path, deep=True):
         assert problem.kind in KINDS
         assert "\n" not in problem.detail
