@@ -96,3 +96,20 @@ def test_views_have_indices_of_their_own_which_stay(tmp_store: Path) -> None:
 def test_bad_arguments_are_refused(tmp_store: Path, arguments: Any, message: str) -> None:
     with collected(tmp_store, 10) as (store, _), pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         dr.Sampler(store, dr.Transitions(), **arguments)
+
+
+def test_steps_of_low_initial_priority_are_removed_for_new_ones(tmp_store: Path) -> None:
+    schema = dr.Schema(obs=dr.Field((), "int64"), action=dr.Field((), "int64"))
+    priorities = np.random.default_rng(0).permutation(60).astype(float).tolist()
+    held: list[float] = []
+    with dr.create(tmp_store, schema) as store, store.writer() as writer:
+        limits: Any = {"max_size": 15, "remover": "lowest_priority"}
+        sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(), batch_size=64, seed=0, **limits)
+        for number, priority in enumerate(priorities):
+            writer.append(number, number, 0.0, terminated=True, priority=priority)
+            if len(held) == 15:
+                held.remove(min(held))
+            held.append(priority)
+            if number % 7 == 0:  # some steps at a time
+                assert {priorities[i] for i in sampler.sample().action.tolist()} <= set(held)
+                assert sorted(priorities[int(i)] for i in sampler.gather(sampler.ids()).action) == sorted(held)
