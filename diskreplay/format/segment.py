@@ -389,11 +389,8 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> Segmen
 
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows."""
-    try:
-        if not info.sealed or info.has_its_inode(lookup) or is_whole_copy(info.arrays, str(info.path), info.checksums):
-            return info
-    except FileNotFoundError:
-        return info  # a counter is missing: reading it raises
+    if not info.sealed or info.has_its_inode(lookup) or is_whole_copy(info.arrays, str(info.path), info.checksums):
+        return info
     return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, times=None, boot="")
 
 

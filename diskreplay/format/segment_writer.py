@@ -12,7 +12,7 @@ from diskreplay.format.commit import Counters, CountersByPosition, open_lane_cou
 from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.layout import WIDE_ROW_BYTES
 from diskreplay.format.locks import Lock
-from diskreplay.format.marking import DurableRows
+from diskreplay.format.marks import DurableRows
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column, Ints, Places, find_places
 

@@ -260,8 +260,6 @@ class ChunkTable:
         self, slot: int, lanes: int, lane: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64]
     ) -> NDArray[Any]:
         """Return the rows ``[first[i], stop[i])`` of each ``lane[i]``, one lane after another."""
-        if len(lane) == 1:
-            return self.rows(slot, lanes, int(lane[0]), int(first[0]), int(stop[0]))
         filled = first < stop
         lane, first, stop = lane[filled], first[filled], stop[filled]
         count = stop - first
@@ -416,15 +414,12 @@ class ChunkTables:
                         copy.holder.pop(place, None)
         return new
 
+    @shown_paths()
     def open_chunk(self, slot: int, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
         """Read one chunk file into memory, or map it where there is none; see `ChunkTable.ensure`."""
         info = self.infos[slot]
         if info is None:
             raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
-        with shown_paths():
-            return self._open_chunk(info, leaf, chunk, piece)
-
-    def _open_chunk(self, info: SegmentInfo, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
         path, nbytes = info.chunk_path(leaf, chunk), info.chunk_nbytes(leaf)
         parts = leaf.split("/")
         refuse_links(info.path, ("/".join(parts[: i + 1]) for i in range(len(parts))))

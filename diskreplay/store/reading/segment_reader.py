@@ -125,21 +125,17 @@ def read_sealed(info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
     By position and not mapped: it may be one of thousands of small ones. Raises FileNotFoundError where it was evicted
     or a file of it is missing, FormatError where it is damaged.
     """
-    with LookupBelow(str(info.path)) as lookup:
-        return _read_sealed(info, lookup)
-
-
-def _read_sealed(info: SegmentInfo, lookup: Lookup) -> tuple[NDArray[np.int64], LaneFlags]:
     lanes = len(info.lanes)
-    committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes, lookup=lookup)
-    least, most = int(committed.min()), int(committed.max())
-    if least < 0 or most * lanes > layout.POSITION_MASK:
-        raise FormatError(f"{info.path}: committed is damaged; restore it")
-    check_chunks(info, 0, most, lookup)
-    if most * lanes < _LARGE:  # as nearly all are, where there are thousands
-        return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
-    first = np.zeros_like(committed)
-    return committed, read_lanes(info, np.arange(lanes), first, committed, lambda: _read_dense(info, committed, lookup))
+    with LookupBelow(str(info.path)) as lookup:
+        committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes, lookup=lookup)
+        least, most = int(committed.min()), int(committed.max())
+        if least < 0 or most * lanes > layout.POSITION_MASK:
+            raise FormatError(f"{info.path}: committed is damaged; restore it")
+        check_chunks(info, 0, most, lookup)
+        if most * lanes < _LARGE:  # as nearly all are, where there are thousands
+            return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
+        bounds = np.arange(lanes), np.zeros_like(committed), committed
+        return committed, read_lanes(info, *bounds, lambda: _read_dense(info, committed, lookup))
 
 
 def _read_dense(info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:

@@ -31,7 +31,7 @@ from diskreplay.store.repair.repair_documents import (
 from diskreplay.store.repair.repaired import Action, Repaired, without
 from diskreplay.store.repair.restore import restore_segment
 from diskreplay.store.repair.salvage import salvage
-from diskreplay.store.retention.retention import Retention
+from diskreplay.store.retention.retention import LOCK_OF_DRAFT, Retention
 from diskreplay.store.writing.sealer import Sealer
 from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, read_hidden, read_plan, read_words
 from diskreplay.verify.check_segment import verify_folder, verify_segment
@@ -46,7 +46,7 @@ Progress = Callable[[int, int], None]
 _ROUNDS = 4
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
 # What begins like this is being made or deleted; some have a lock that their maker holds.
-_TEMPORARY = {"old-": "", "new-": "", "next-": f"{layout.COMMITTED}/{layout.LOCK}", "state-": layout.LOCK}
+_TEMPORARY = {"old-": "", "new-": "", **LOCK_OF_DRAFT}
 # Longer than a living process takes to put in place what it makes, or to remove it: what then stays was left behind.
 _PAUSE_S = 0.05
 

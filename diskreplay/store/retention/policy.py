@@ -122,7 +122,6 @@ class RetentionPolicy:
         self._doomed: set[int] = set()  # too old, or hidden whole
         self._entries = HiddenEntries(self._root)
         self._evicted = 0
-        self._changes = 0
         self.has_more = False
 
     @property
@@ -143,7 +142,7 @@ class RetentionPolicy:
         words = self._counters.read()
         if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
             self._changes = int(words[layout.CHANGES])
-            self._begin()
+            self._begin()  # some may have been replaced by what was whole in them
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
         if self._evicted != words[layout.STEPS_EVICTED] and (
             self._root.limits.max_age_s or words[layout.HIDDEN_ENTRIES]
@@ -154,9 +153,7 @@ class RetentionPolicy:
             self._unsealed.add(number)
         self._next = max(end, self._next)
         self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
-        # Some segments may have been replaced by what was whole in them.
-        replaced, self._changes = self._changes != words[layout.CHANGES], int(words[layout.CHANGES])
-        for number in [n for n in (self._accounts if replaced else self._unsealed) if again or replaced or n >= first]:
+        for number in [n for n in self._unsealed if again or n >= first]:
             self._read(number)
         self._move_horizon(int(words[layout.HORIZON]))
         due = self._candidates()
@@ -251,6 +248,7 @@ class RetentionPolicy:
     def _read(self, number: int) -> None:
         """Count the steps and bytes of a segment that was not sealed when it was read last, if ever."""
         account, path = self._accounts[number], self._root.segment_path(number)
+        nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
         try:
             inode = os.stat(path / layout.METADATA).st_ino
             info = account.info if account.info and account.inode == inode else read_segment(self._root, number)
@@ -261,12 +259,9 @@ class RetentionPolicy:
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
             # Damaged: it holds what it takes on disk, and stays until it is repaired, as one that is not sealed.
-            if self._root.limits.capacity_bytes is not None:
-                nbytes = disk_usage(path)[0]
-                with self._changing(number, account):
-                    account.nbytes = nbytes
+            with self._changing(number, account):
+                account.nbytes = nbytes
             return
-        nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
         with self._changing(number, account):
             account.info, account.inode, account.steps, account.nbytes = info, inode, steps, nbytes
         if info.sealed and number in self._unsealed:

@@ -42,6 +42,8 @@ from diskreplay.format.times import last_time
 from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.store.retention.policy import RetentionPolicy
 
+# How the name of a folder begins in which a living process makes something, and where in it is the lock that it holds.
+LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # The newest segments, in which the clock of this boot is searched: some may be damaged, or gone.
 _NEIGHBOURS = 16
 # Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
@@ -279,10 +281,9 @@ class Retention:
         for name in os.listdir(self._root.counters_folder):
             if name.startswith("new-"):
                 shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
-            elif name.startswith(state_files.DRAFT):
-                _remove_dead_draft(f"{self._root.counters_folder}/{name}", layout.LOCK)
-            elif name.startswith(DRAFT):
-                _remove_dead_draft(f"{self._root.counters_folder}/{name}", f"{layout.COMMITTED}/{layout.LOCK}")
+            for beginning, lock in LOCK_OF_DRAFT.items():
+                if name.startswith(beginning):
+                    _remove_dead_draft(f"{self._root.counters_folder}/{name}", lock)
         state_files.remove_stale(self._root)
         self._find_returned()
 

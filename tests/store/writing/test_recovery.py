@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import marking, segment as segment_module
+from diskreplay.format import marks, segment as segment_module
 from diskreplay.format.locks import is_locked
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.reading import follower as follower_module
@@ -299,7 +299,7 @@ def test_what_nobody_foresaw_in_the_background_is_raised_by_the_next_append_too(
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(marking, "new_rows_crc", fail)
+        patch.setattr(marks, "new_rows_crc", fail)
         append_numbered(writer, range(3), end="open")
         assert failed.wait(60)
         with pytest.raises(MemoryError, match="no memory"):
