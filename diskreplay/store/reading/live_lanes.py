@@ -34,8 +34,6 @@ class LiveSegment:
     def __init__(self, root: Root, number: int) -> None:
         self.metadata = str(root.segment_path(number) / layout.METADATA)
         self.folder = os.stat(root.segment_path(number)).st_ino
-        # Before the document is read: one that replaces it meanwhile is then seen as news.
-        self.inode = os.stat(self.metadata).st_ino
         self.info, self.checked_rows = read_segment(root, number), 0
         self.observed, self.committed = map_trusted(self.info)
 
@@ -55,9 +53,7 @@ class LiveSegment:
 
     def may_be_sealed(self) -> bool:
         """Whether the attributes were replaced (or are gone)."""
-        inode, *_ = identify(self.metadata)
-        changed, self.inode = inode != self.inode, inode
-        return changed
+        return identify(self.metadata) != self.info.document
 
 
 class _NoTable:

@@ -15,6 +15,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.machine import boot_time, is_clock_synchronized
+from diskreplay.format.metadata import identify
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
@@ -75,10 +76,7 @@ class _Account:
     hidden: int = 0  # of these steps, evicted by hand
     nbytes: int = 0  # on disk; 0 where the store has no capacity in bytes
     info: SegmentInfo | None = None
-    inode: int = 0  # of the file that `info` was read from
-    # When the first and the last row of a sealed one came, in nanoseconds since the epoch; 0 where it has none.
-    first: int = 0
-    last: int = 0
+    first: int = 0  # when the first row of a sealed one came, in nanoseconds since the epoch; 0 where it has none
 
     @property
     def sealed(self) -> bool:
@@ -250,8 +248,9 @@ class RetentionPolicy:
         account, path = self._accounts[number], self._root.segment_path(number)
         nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
         try:
-            inode = os.stat(path / layout.METADATA).st_ino
-            info = account.info if account.info and account.inode == inode else read_segment(self._root, number)
+            info = account.info
+            if info is None or info.document != identify(path / layout.METADATA):
+                info = read_segment(self._root, number)
             steps = count_steps(info) if info.steps is None else info.steps
         except FileNotFoundError:
             if not os.path.lexists(path):
@@ -263,14 +262,14 @@ class RetentionPolicy:
                 account.nbytes = nbytes
             return
         with self._changing(number, account):
-            account.info, account.inode, account.steps, account.nbytes = info, inode, steps, nbytes
+            account.info, account.steps, account.nbytes = info, steps, nbytes
         if info.sealed and number in self._unsealed:
             self._take_sealed(number, account, info)
 
     def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
         self._unsealed.discard(number)
-        account.first, account.last = info.bounds
-        heapq.heappush(self._by_last, (account.last, number))
+        account.first, last = info.bounds
+        heapq.heappush(self._by_last, (last, number))
         insort(self._by_first, (account.first, number))
         if self._root.limits.max_age_s is not None:
             self._ages.add(number, info)
