@@ -16,11 +16,27 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 
 import diskreplay as dr
-from examples import behaviour_cloning, dqn_per, ppo_rollouts, r2d2_memory
+from examples import (
+    behaviour_cloning,
+    decision_transformer,
+    dqn_per,
+    drq_pixels,
+    offline_iql,
+    ppo_rollouts,
+    r2d2_memory,
+)
 from tests.testing.support import said
 
 EXAMPLES = Path(dqn_per.__file__).parent
-MODULES = [behaviour_cloning, dqn_per, ppo_rollouts, r2d2_memory]
+MODULES = [
+    behaviour_cloning,
+    decision_transformer,
+    dqn_per,
+    drq_pixels,
+    offline_iql,
+    ppo_rollouts,
+    r2d2_memory,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -278,6 +294,174 @@ def test_an_evaluation_counts_the_experts_actions_and_the_steps() -> None:
     agreement, mean_return = behaviour_cloning.evaluate(student, seed=0)
     assert agreement == 0
     assert 5 <= mean_return < 20
+
+
+def test_most_recorded_controllers_leave_the_track_and_few_do_not(tmp_store) -> None:
+    with dr.create(tmp_store, dr.Schema.from_env(gym.make("CartPole-v1"))) as store:
+        mean_return = decision_transformer.collect(store, 60, seed=0)
+        returns = np.array([episode.total_reward for episode in store.episodes])
+        assert len(store) == sum(returns)
+    assert mean_return == returns.mean()
+    assert 0 < np.mean(returns >= decision_transformer.ENOUGH_RETURN) < 0.25
+    assert np.median(returns) < 250
+
+
+@torch.no_grad()
+def test_a_decision_transformer_sees_what_came_before_an_action_and_the_clone_no_return() -> None:
+    torch.manual_seed(0)
+    length = decision_transformer.CONTEXT
+    returns, obs = 100 * torch.rand(1, length), torch.rand(1, length, 4)
+    action, step = torch.zeros(1, length, dtype=torch.int64), torch.arange(length)[None]
+    for conditioned in (True, False):
+        network = decision_transformer.DecisionTransformer(conditioned).eval()
+        logits = network(returns, obs, action, step)
+        for at in range(length):
+            for part, first in {"returns": at, "obs": at, "action": at + 1}.items():
+                given = {"returns": returns.clone(), "obs": obs.clone(), "action": action.clone()}
+                given[part][0, at] += 1
+                changed = (network(*given.values(), step) - logits).abs().amax(2)[0] > 1e-6
+                sees = part != "returns" or conditioned
+                assert changed.tolist() == [sees and step >= first for step in range(length)]
+
+
+def test_a_return_that_is_asked_for_gets_smaller_by_what_was_paid() -> None:
+    told = []
+
+    class Player(decision_transformer.DecisionTransformer):
+        def forward(self, return_to_go, obs, action, step):
+            told.append((return_to_go, obs, action, step))
+            return torch.stack([-obs[:, :, 2], obs[:, :, 2]], dim=2)  # push to the side of the pole
+
+    mean_return = decision_transformer.evaluate(Player(True), 100, seed=0)
+    context = decision_transformer.CONTEXT
+    assert 20 < mean_return < 100
+    for steps, (_, obs, action, step) in enumerate(told):
+        first = max(0, steps + 1 - context)
+        assert step.tolist() == [[*range(first, steps + 1)]] * 20
+        assert (action[:, :-1] == (obs[:, :-1, 2] > 0)).all()
+        assert (action[:, -1] == 0).all()
+    for return_to_go, _, _, step in told[:15]:  # nobody has fallen yet
+        assert (return_to_go == 100 - step).all()
+
+
+@pytest.mark.slow
+def test_transformer_and_clone_learn_from_the_same_windows(tmp_store, monkeypatch, capsys) -> None:
+    batches = results_of(monkeypatch, dr.Sampler, "sample")
+    assert decision_transformer.main(["--small", "--seed", "2", "--path", str(tmp_store)])
+    assert len(batches) == 2 * 5
+    for one, other in zip(batches[:5], batches[5:], strict=True):
+        assert torch.equal(one.index, other.index)
+    with dr.open(tmp_store) as store:
+        assert store.num_episodes == 10
+        mean_return = len(store) / 10
+    assert re.fullmatch(
+        r"not learnt: a mean return of \d+\.\d over 20 episodes, \d+\.\d by behaviour cloning, from episodes of "
+        rf"{mean_return:.1f}",
+        last_line(capsys),
+    )
+
+
+@pytest.mark.slow
+def test_iql_learns_each_epoch_from_all_steps_and_from_none_as_an_end(tmp_store, monkeypatch, capsys) -> None:
+    seen = []
+    update = offline_iql.Learner.update
+    monkeypatch.setattr(offline_iql.Learner, "update", lambda self, batch: seen.append(batch) or update(self, batch))
+    assert offline_iql.main(["--small", "--path", str(tmp_store)])
+    ids = torch.cat([batch.index for batch in seen])
+    assert len(ids) == len(ids.unique()) == offline_iql.NUM_ENVS * offline_iql.EPISODE_STEPS
+    assert all((batch.discount == torch.tensor(0.99)).all() for batch in seen)
+    with dr.open(tmp_store) as store:
+        assert len(store) == len(ids)
+        assert [(len(episode), episode.truncated) for episode in store.episodes] == [(200, True)] * 20
+        recorded = np.mean([episode.total_reward for episode in store.episodes])
+        obs, action = (
+            np.concatenate([episode[name][:200] for episode in store.episodes]) for name in ("obs", "action")
+        )
+    scripted = np.mean(action == offline_iql.script(obs))
+    assert abs(scripted - (1 - offline_iql.NOISE)) < 0.05
+    assert re.fullmatch(
+        rf"not learnt: a mean return of -\d+\.\d over 20 episodes, from episodes of {recorded:.1f}; "
+        r"the script without noise reaches -\d+\.\d",
+        last_line(capsys),
+    )
+
+
+@pytest.mark.slow
+def test_iql_values_what_good_actions_get_and_does_them(tmp_store, monkeypatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(offline_iql, "TARGET_RATE", 0.1)
+    with dr.create(tmp_store, dr.Schema.from_env(gym.make("Pendulum-v1"))) as store, store.writer() as writer:
+        for reward in [0.0, 1.0] * 128:
+            torque = np.full((1, 1), 2 * reward - 1, "f4")
+            writer.append_episode(np.zeros((1, 3), "f4"), torque, np.full(1, reward, "f4"), terminated=True)
+        store.refresh()
+        learner = offline_iql.Learner(store, epochs=250, seed=0)
+        for batch in learner.sampler:
+            learner.update(batch)
+        best = learner.act(np.zeros((1, 3), "f4"))
+    # rewards are divided by their standard deviation, 1/2, and the expectile of 0 and 1, equally likely, is tau
+    assert learner.value(torch.zeros(1, 3)).item() == pytest.approx(2 * offline_iql.EXPECTILE, abs=0.05)
+    assert best == pytest.approx(1.0, abs=0.1)
+
+
+def caught(player: Callable[[drq_pixels.Catch], int], balls: int) -> float:
+    env, rewards = drq_pixels.Catch(), []
+    for seed in range(balls):
+        env.reset(seed=seed)
+        ended = False
+        while not ended:
+            _, reward, ended, _, _ = env.step(np.int64(player(env)))
+            rewards += [reward] if ended else [] if reward == 0 else [math.nan]
+    assert len(rewards) == balls
+    return float(np.mean(np.array(rewards) > 0))
+
+
+def test_every_ball_can_be_caught_but_not_by_following_it() -> None:
+    def towards(env: drq_pixels.Catch, x: int) -> int:
+        return 1 + int(np.sign(x + env.BALL // 2 - env.paddle - env.PADDLE // 2))
+
+    def foreseeing(env: drq_pixels.Catch) -> int:
+        wall = env.SIZE - env.BALL
+        x = (env.x + env.slant * (wall - env.y) // env.FALL) % (2 * wall)
+        return towards(env, min(x, 2 * wall - x))
+
+    assert caught(foreseeing, 300) == 1.0
+    assert caught(lambda env: towards(env, env.x), 300) < drq_pixels.ENOUGH_CAUGHT - 0.1
+
+
+@pytest.mark.slow
+def test_drq_learns_from_the_stacks_that_the_player_saw_shifted(tmp_store, monkeypatch, capsys) -> None:
+    losses = results_of(monkeypatch, drq_pixels.Learner, "update")
+    batches = results_of(monkeypatch, dr.Sampler, "sample")
+    seen = []
+    act = drq_pixels.Learner.act
+    monkeypatch.setattr(drq_pixels.Learner, "act", lambda self, stack: seen.append(stack) or act(self, stack))
+    monkeypatch.setattr(drq_pixels, "EPSILON", lambda step: 0.0)
+    monkeypatch.setattr(drq_pixels, "evaluate", lambda learner, seed: 0.0)
+    assert drq_pixels.main(["--small", "--path", str(tmp_store)])
+    assert len(seen) == 400
+    assert len(losses) == len(batches) == len(range(200, 401, 4))
+    assert all(map(math.isfinite, losses))
+    with dr.open(tmp_store) as store:
+        assert [len(episode) for episode in store.episodes][:-1] == [11] * 36
+        plain = dr.Sampler(store, dr.Transitions(n_step=3, frame_stack=3))
+        ids = plain.ids()
+        batch = plain.gather(ids)
+        np.testing.assert_array_equal(batch.obs, np.stack(seen)[: len(ids)])
+        last = batches[-1]
+        frames, unshifted = last.obs, plain.gather(last.index).obs.float() / 255
+    assert (frames.dtype, frames.shape) == (torch.float32, (64, 3, 48, 48))
+    pad, size = drq_pixels.PAD, drq_pixels.Catch.SIZE
+    padded = torch.nn.functional.pad(unshifted, [pad] * 4, mode="replicate")
+    found = {
+        (down, right)
+        for down in range(2 * pad + 1)
+        for right in range(2 * pad + 1)
+        for one, other in zip(frames, padded, strict=True)
+        if torch.equal(one, other[:, down : down + size, right : right + size])
+    }
+    assert len(found) > 20
+    assert last_line(capsys) == "not learnt: 0.0% of 100 balls caught, from 400 frames of 37 episodes"
 
 
 def test_a_full_run_that_has_not_learnt_says_no(monkeypatch, capsys) -> None:
