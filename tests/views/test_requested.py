@@ -27,6 +27,7 @@ VIEWS = (
     dr.Sequences(5, 2, pad=False, gamma=GAMMA, align="end"),
     dr.Episodes(gamma=GAMMA),
     dr.Episodes(max_length=6, gamma=GAMMA),
+    dr.Transitions(n_step=(1, 4), gamma=GAMMA),
 )
 
 
