@@ -221,11 +221,10 @@ class PriorityTable:
             lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
             page, row = np.nonzero(_bits(lines[:, columns.ENTERED].copy()))
             ids = lines[page, columns.FIRST] + row * lines[page, columns.STRIDE]
-            errors = read(population.snapshot, ids, eta)
-            given = ~np.isnan(errors)
-            raw = np.where(given, errors + eps, 0.0)
-            largest = np.maximum.accumulate(np.append(self.largest, raw))[1:]
-            self.update(ids, np.where(given, raw, largest), 0.0)
+            raw = np.empty(len(ids) + 1)
+            raw[0], raw[1:] = self.largest, read(population.snapshot, ids, eta) + eps
+            largest = np.fmax.accumulate(raw)  # NaN aside
+            self.update(ids, np.where(np.isnan(raw), largest, raw)[1:], 0.0)
 
     def _with_reached(self, reached: Ints) -> _Followed:
         """Return what was followed, with runs that have come to be hidden in part behind those that were."""

@@ -183,6 +183,28 @@ def test_windows_begin_with_the_mix_of_the_priorities_of_their_steps(
         assert compared == len(given)
 
 
+@pytest.mark.slow
+def test_windows_across_episodes_begin_with_the_mix_over_all_of_their_episodes(tmp_store: Path) -> None:
+    view, rng = dr.Sequences(6, stride=2, burn_in=2, overlap=4, cross_episodes=True), np.random.default_rng(0)
+    given: dict[int, float | None] = {}
+    with dr.create(tmp_store, serial_schema(), segment_steps=25) as store:
+        with store.writer() as writer:
+            for serial in range(200):
+                given[serial] = None if rng.random() < 0.3 else float(rng.random())
+                append_numbered(writer, [serial], "terminated" if serial % 9 == 8 else "open", priority=given[serial])
+        sampler = dr.Sampler(store, view, distribution(), batch_size=8, seed=0)
+        serials = {i: serial for serial, i in serial_ids(store).items()}
+        raw: dict[int, float] = {}
+        for i in chances(sampler):
+            first = serials[i]
+            counts = [
+                s for s in range(first, first + 6) if s >= first + 2 or any(r % 9 == 0 for r in range(first, s + 1))
+            ]
+            some = [priority for s in counts if (priority := given[s]) is not None]
+            raw[i] = 0.9 * max(some) + 0.1 * np.mean(some) + EPS if some else 1.0
+        assert check_chances(sampler, raw) > 90
+
+
 def test_a_sampler_that_comes_later_begins_as_one_that_was_there_from_the_first_step_on(tmp_store: Path) -> None:
     rng = np.random.default_rng(1)
     with dr.create(tmp_store, serial_schema(), segment_steps=50) as store:
