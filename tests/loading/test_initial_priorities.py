@@ -253,6 +253,32 @@ def test_the_first_priority_of_a_segment_is_never_missed(
         check_chances(sampler, {i: 50.0 + EPS if number == 5 else 1.0 for number, i in ids.items()})
 
 
+def test_a_segment_that_was_read_before_its_first_priority_is_read_again(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if another thread has looked at the counter in between, with a snapshot that does not have the segment."""
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as one, dr.open(tmp_store) as reader:
+        append_numbered(one, range(3), "open")
+        sampler = dr.Sampler(reader, dr.Transitions(), distribution(), batch_size=4, seed=0)
+        sampler.sample()
+        known = reader._follower._known
+        read, before = known.read, reader.snapshot
+        with store.writer() as two:
+            append_numbered(two, [3], "open")
+
+            def read_early(number: int) -> Any:
+                info = read(number)
+                append_numbered(two, [4], "open", priority=50.0)
+                assert not before.has_priorities
+                return info
+
+            monkeypatch.setattr(known, "read", read_early)
+            sampler.sample()
+            monkeypatch.undo()
+            ids = serial_ids(store)
+            check_chances(sampler, {i: 50.0 + EPS if number == 4 else 1.0 for number, i in ids.items()})
+
+
 def test_steps_that_were_evicted_meanwhile_have_none(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), capacity=60, segment_steps=20) as store, store.writer() as writer:
         append_numbered(writer, range(30), priority=5.0)

@@ -333,7 +333,9 @@ class ChunkTables:
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
-        self.root, self._counters, self._counted = root, counters, -1
+        self.root, self._counters = root, counters
+        # Segments that may still get priorities, by slot, and what had been counted when they were known to lack them.
+        self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
         self.infos: list[SegmentInfo | None] = []
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
@@ -344,45 +346,50 @@ class ChunkTables:
         self.lock = threading.RLock()  # another thread may have held it
         self.forget()
 
-    def priorities(self, growing: NDArray[np.int64]) -> ChunkTable | None:
-        """Return the table of the priorities that steps were appended with; None where no segment has this array.
+    @property
+    def priorities(self) -> ChunkTable | None:
+        """The table of the priorities that steps were appended with; None where no segment has this array.
 
-        The segments of ``growing``, see `SegmentTable`, may have got it since. Who does that counts it before the first
-        such row is published: so whoever has followed the row finds the array here.
+        A segment may have got it since it was read. Its writer counts that before it publishes the first such row: so
+        whoever has followed the row finds the array here.
         """
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:
-            for slot in growing[:, 0].tolist():
-                info = self.infos[slot]
-                if info is not None and layout.PRIORITY not in info.chunk_rows:
+            with self.lock:
+                for slot in sorted(self._lacking):
+                    info = self.infos[slot]
                     with suppress(OSError, ReplayError):  # who reads its steps says what is wrong
-                        self.note_info(slot, read_segment(self.root, info.number))
-            self._counted = counted
+                        self.note_info(slot, info and read_segment(self.root, info.number))
+                self._counted = counted
         return self.leaves.get(layout.PRIORITY)
 
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
         """Add segments in the order of their numbers; None where one was evicted already."""
         with self.lock:
+            start = len(self.infos)
             self.infos.extend(infos)
             for table in self.leaves.values():
                 table.add_slots(infos)
-            self._add_priorities(infos)
+            for slot, info in enumerate(infos, start):
+                self.note_info(slot, info)
+            self._counted = -1  # they were read before now
 
-    def note_info(self, slot: int, info: SegmentInfo) -> None:
-        """Take in the new attributes of a segment that may grow, or was sealed: it may have got an array."""
+    def note_info(self, slot: int, info: SegmentInfo | None) -> None:
+        """Take in the attributes of a segment, which may have got priorities; None: it is gone."""
+        leaf = layout.PRIORITY
         with self.lock:
             self.infos[slot] = info
-            self._add_priorities([info])
-            if layout.PRIORITY in info.chunk_rows:
-                self.leaves[layout.PRIORITY].note_array(slot, info)
-
-    def _add_priorities(self, infos: list[SegmentInfo | None]) -> None:
-        """Make the table of priorities if no segment had any before these: most stores never have it."""
-        leaf = layout.PRIORITY
-        if leaf not in self.leaves and any(info is not None and leaf in info.chunk_rows for info in infos):
-            table = ChunkTable(self, leaf)
-            table.add_slots(self.infos)
-            self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
+            has_priorities = info is not None and leaf in info.chunk_rows
+            if has_priorities or info is None or info.sealed:
+                self._lacking.discard(slot)
+            else:
+                self._lacking.add(slot)
+            if has_priorities and leaf not in self.leaves:  # most stores never have them
+                table = ChunkTable(self, leaf)
+                table.add_slots(self.infos)
+                self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
+            elif info is not None and has_priorities:
+                self.leaves[leaf].note_array(slot, info)
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunks of a row of those arrays of which the chunk before is mapped."""
@@ -402,6 +409,7 @@ class ChunkTables:
             new.infos = list(self.infos)
             for slot in slots:
                 new.infos[slot] = None
+            new._lacking = self._lacking - {*slots}
             for leaf, table in self.leaves.items():
                 copy = new.leaves[leaf] = ChunkTable(new, leaf)
                 copy.shift, copy.chunks = table.shift, table.chunks

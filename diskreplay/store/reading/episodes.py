@@ -132,7 +132,7 @@ class Episode:
 
     def _priorities(self) -> NDArray[np.float64]:
         snapshot = self._snapshot
-        table = snapshot.tables.priorities(snapshot.segments.growing)
+        table = snapshot.tables.priorities
         if table is None or table.shift[self.segment - snapshot.origin] == LACKING:
             return np.full(self._steps, np.nan)
         stored = snapshot.rows(PRIORITY, self._first, self._steps)

@@ -226,11 +226,11 @@ class Snapshot:
     @property
     def has_priorities(self) -> bool:
         """Whether any step may have been appended with a priority."""
-        return self.tables.priorities(self.segments.growing) is not None
+        return self.segments.tables.priorities is not None
 
     def priorities(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the |td| that each step was appended with, ``(n,)``, NaN where that is none or its segment is gone."""
-        table = self.tables.priorities(self.segments.growing)
+        table = self.segments.tables.priorities
         return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
 
     def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:
