@@ -315,7 +315,13 @@ def test_a_pager_that_has_seen_enough_is_no_error(tmp_store: Path) -> None:
 
 
 # What commands are given behind the path of a store.
-ARGUMENTS = {"show": [0], "evict": ["--where", "cut"], "copy": ["copy-of-nothing"], "merge": ["b", "merged"]}
+ARGUMENTS = {
+    "show": [0],
+    "evict": ["--where", "cut"],
+    "copy": ["copy-of-nothing"],
+    "merge": ["b", "merged"],
+    "diff": ["b"],
+}
 
 
 def a_file(path: Path) -> None:
@@ -360,7 +366,7 @@ def a_link_to_itself(path: Path) -> None:
     os.symlink(path, path)
 
 
-@pytest.mark.parametrize("command", ["inspect", "episodes", "show", "evict", "copy", "merge"])
+@pytest.mark.parametrize("command", ["inspect", "episodes", "show", "evict", "copy", "merge", "du", "diff"])
 @pytest.mark.parametrize(
     "make",
     [
