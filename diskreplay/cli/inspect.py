@@ -77,6 +77,10 @@ def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     if info["quarantine"]["entries"]:
         yield "quarantine", quarantine_line(info["quarantine"], info["capacity_bytes"])
+    if any(row["state"] == "damaged" for row in info["segments"]) or info["steps_unproven"]:
+        path = text.clean(info["path"])
+        helps = f"`diskreplay verify {path}` says what is wrong, `diskreplay repair {path} --dry-run` what can be done"
+        yield "damage", f"{helps}; --salvage takes unproven steps" if info["steps_unproven"] else helps
     if limits := ", ".join(limits_of(info)):
         yield "limits", limits
 
