@@ -321,6 +321,8 @@ ARGUMENTS = {
     "copy": ["copy-of-nothing"],
     "merge": ["b", "merged"],
     "diff": ["b"],
+    "plot": ["returns"],
+    "frames": [0, "--out", "strip.png"],
 }
 
 
@@ -366,7 +368,7 @@ def a_link_to_itself(path: Path) -> None:
     os.symlink(path, path)
 
 
-@pytest.mark.parametrize("command", ["inspect", "episodes", "show", "evict", "copy", "merge", "du", "diff"])
+@pytest.mark.parametrize("command", ["inspect", "episodes", "du", *ARGUMENTS])
 @pytest.mark.parametrize(
     "make",
     [
