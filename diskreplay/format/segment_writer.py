@@ -47,6 +47,7 @@ class SegmentWriter:
         self._lane_rows = np.zeros(lanes, np.int64)
         # The same as Python's own numbers. An item of such a view is one aligned 8-byte store, as numpy's is.
         self.rows = _numbers(self._lane_rows)
+        self.final_rows = np.full(lanes, -1)  # the newest row of each lane that is behind the last step of an episode
         self.total_rows = 0
         self._reserved = np.zeros(lanes, np.int64)  # rows below this have their blocks in every field
         self._least_reserved = 0

@@ -9,7 +9,7 @@ import numpy as np
 from diskreplay.format import layout
 from diskreplay.format.machine import CLOCK
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
+from diskreplay.ids import CUT, FIRST, POSITION_BITS, TERMINATED, TRUNCATED
 
 # The values of a step, a leaf each: a row's bytes for observations and arrays, a number for other scalars.
 Items = list[Any]
@@ -37,6 +37,18 @@ class Lane:
         """The lane's segment, where it has one."""
         assert self.segment is not None
         return self.segment
+
+    @property
+    def last_id(self) -> int:
+        """The id of the newest step, -1 where the lane has none in its segment."""
+        segment = self.segment
+        if segment is None:
+            return -1
+        row = segment.rows[self.at] - 1
+        if not self.open and row == segment.final_rows[self.at]:
+            row -= 1
+        lanes = len(segment.info.lanes)
+        return -1 if row < 0 else segment.number << POSITION_BITS | row * lanes + self.at
 
 
 class AppendCursor:
@@ -128,6 +140,7 @@ class AppendCursor:
                 for target, zero in self._rest:
                     target[at + 1] = zero
                 self._done[at + 1], self._time[at + 1] = final_flags, now
+                segment.final_rows[0] = rows
                 rows, next_obs = rows + 1, None
             for leaf, item in (episode or {}).items():
                 self._episode[leaf][rows - 1 - self._start] = item

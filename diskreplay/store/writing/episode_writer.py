@@ -206,6 +206,7 @@ class EpisodeWriter:
         fields |= obs
         fields |= episode
         segment.write(lanes, rows, fields)
+        segment.final_rows[lanes] = rows
 
     # --- room --------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.ids import EPISODE_VALUES
+from diskreplay.ids import EPISODE_VALUES, POSITION_BITS
 from diskreplay.store.writing.append_cursor import Lane
 from diskreplay.store.writing.episode_writer import EpisodeWriter, final_flags, step_flags
 
@@ -165,6 +165,18 @@ class VectorSteps:
         for i, (segment, here) in enumerate(homes):
             segment.publish(self._places(here), *rows[i], late=i > 0)
         self._update_lanes(step)
+
+    def last_ids(self) -> Ints:
+        """Return the id of each lane's newest step, -1 where it has none in its segment."""
+        state, found = self._state, np.full(len(self._every), -1)
+        for segment in self._episode_writer.rotation.open:
+            here = np.flatnonzero(state.home == segment.number)
+            at = self._only if self._segment_per_episode else here
+            row = segment.rows_of(at) - 1
+            row -= ~state.open[here] & (row == segment.final_rows[at])
+            step_ids = (segment.number << POSITION_BITS) + row * len(segment.info.lanes) + at
+            found[here] = np.where(row < 0, -1, step_ids)
+        return found
 
     def _places(self, lanes: Ints | None) -> Ints | None:
         """Return where some lanes of a segment are in it."""

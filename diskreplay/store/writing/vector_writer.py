@@ -29,6 +29,11 @@ class VectorWriter(BaseWriter):
         """The number of lanes."""
         return len(self._episode_writer.lanes)
 
+    @property
+    def last_ids(self) -> NDArray[np.int64]:
+        """The id of each lane's newest step, ``(num_envs,)``; -1 where it has none since it moved to a new segment."""
+        return self._steps.last_ids()
+
     @one_call_at_a_time
     def append(
         self,

@@ -36,6 +36,11 @@ class Writer(BaseWriter):
                 leaf_caster(schema.leaves[path], path, self._checks.get(path)) for path in ("obs", "action")
             )
 
+    @property
+    def last_id(self) -> int:
+        """The id of the newest step, which batches have in `index`; -1 before the first, and once it is closed."""
+        return self._lane.last_id
+
     def append(
         self,
         obs: Any,

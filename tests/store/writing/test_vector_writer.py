@@ -291,3 +291,35 @@ def test_a_lane_whose_observation_does_not_continue_warns_of_the_line_that_appen
         with pytest.warns(UserWarning, match=r"differs from the next_obs.*cut") as told:
             writer.append(ones * [[1], [2]], [0, 0], [0.0, 0.0], no, next_obs=ones, serial=[2, 3])
         assert [warning.filename for warning in told] == [__file__]
+
+
+@pytest.mark.parametrize("segment_steps", [None, 8, "episode"])
+@pytest.mark.parametrize("lanes", [None, 3])
+def test_the_ids_of_the_newest_steps_are_known(tmp_store, segment_steps, lanes):
+    rng, compared, serial = np.random.default_rng(0), 0, 0
+    with dr.create(tmp_store, serial_schema(), segment_steps=segment_steps) as store, store.writer(lanes) as writer:
+        newest = np.full(lanes or 1, -1)
+        np.testing.assert_array_equal(writer.last_id if lanes is None else writer.last_ids, newest)
+        for _ in range(120):
+            mask = rng.random(lanes or 1) < (1 if lanes is None else 0.8)
+            ends, cuts = rng.random((2, lanes or 1)) < 0.15
+            serials = serial + np.arange(lanes or 1)
+            serial += lanes or 1
+            obs = np.zeros((lanes or 1, 3), np.float32)
+            next_obs = obs if rng.random() < 0.6 else None
+            given = [obs, serials, serials.astype(float), ends, cuts, next_obs]
+            if lanes is None:
+                writer.append(*(value if value is None else value[0] for value in given), serial=serials[0])
+            else:
+                writer.append(*given, mask=mask, serial=serials)
+            newest[mask] = serials[mask]
+            if rng.random() < 0.1:
+                writer.end_episode(**({} if lanes is None else {"mask": mask}))
+            store.refresh()
+            known = {n: i for episode in store.episodes for n, i in zip(episode["serial"], episode.ids, strict=True)}
+            told = np.atleast_1d(writer.last_id if lanes is None else writer.last_ids)
+            for lane in np.flatnonzero(newest >= 0):
+                # A lane that waits for its next episode may have been moved to a new segment.
+                assert told[lane] == known[newest[lane]] or (told[lane] == -1 and not mask[lane])
+                compared += told[lane] >= 0
+    assert compared > (100 if lanes is None else 250)
