@@ -433,7 +433,9 @@ class Sampler(IterableDataset[Batch]):
             for _ in range(ATTEMPTS):
                 try:
                     snapshot = self._store.snapshot
-                    self._gatherer.reader.check(snapshot, wanted)
+                    reader = self._gatherer.reader
+                    if not reader.fill_checks or len(snapshot.hidden):
+                        reader.check(snapshot, wanted)
                     told = self._planner.tell_now(wanted, snapshot) if self._planner.tells else None
                     return self._gatherer.to_batch(self._gatherer.gather(snapshot, wanted, told=told))
                 except SegmentGone:

@@ -82,6 +82,7 @@ class Reader:
     paths: Sequence[Path]  # the fields of a batch, in order
     shows_leaves = True  # whether the fields are the leaves as they are; if not, `present` makes them
     depends_on_ids = False  # whether `leaves_for` must be asked for the leaves of each batch
+    fill_checks = False  # whether `fill` refuses what `check` does, but for episodes that were evicted by hand
     helper: Executor | None = None  # a thread that does half of what is large
     # What the view calls with observations, nested arrays (n, ...), to get their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None

@@ -160,7 +160,7 @@ class TransitionsReader(Reader):
     """
 
     def __init__(self, view: Transitions, schema: Schema, fields: Sequence[str] | None) -> None:
-        self.view, self.schema = view, schema
+        self.view, self.schema, self.fill_checks = view, schema, not view.drops
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
         on_request = [*each_step(schema), *each_item(schema)]

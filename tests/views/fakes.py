@@ -222,6 +222,10 @@ class Snapshot:
         self.observed[self.lane_base[slot] + lane] = len(rows)
         return rows
 
+    @property
+    def hidden(self) -> tuple[()]:
+        return ()  # nothing is evicted by hand
+
     def evicted(self, ids: np.ndarray) -> np.ndarray:
         return np.zeros(len(ids), bool)
 
