@@ -56,8 +56,6 @@ LIBRARIES = {
     "torch": {"loading", "buffers", "cli", "interop.torch"},
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
-    "plotext": {"cli"},
-    "PIL": {"cli"},
     "typer": {"cli"},
     "rich": {"cli"},
     "hypothesis": {"testing"},

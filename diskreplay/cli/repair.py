@@ -1,7 +1,6 @@
 """`diskreplay repair`: repairs what can be repaired, and says what it did, one line each."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +41,6 @@ def repair(
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, however many steps are set aside, nor before --drop deletes.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of lines.")] = False,
 ) -> None:
     """Repair what can be repaired of a store.
 
@@ -57,7 +55,7 @@ def repair(
     if drop is not None:
         if restore is not None:
             raise typer.BadParameter("--restore and --drop exclude each other")
-        _drop(path, drop, dry_run=dry_run, yes=yes, json=json)
+        _drop(path, drop, dry_run=dry_run, yes=yes)
         return
 
     def run(limit: int | None) -> Repaired:
@@ -73,21 +71,13 @@ def repair(
             )
 
     done = run(None if yes or dry_run else max_lost_steps)
-    if not json:
-        _tell(done, dry_run)
-    actions = [action for action in done.actions if action.what != "refused"]
+    _tell(done, dry_run)
     lost = done.steps_lost
     refused = text.plural(done.steps_refused, "step")
     if done.steps_refused and console.ask(f"{refused} more would be set aside. Go on?"):
         done = run(None)
         lost += done.steps_lost
-        if not json:
-            _tell(done, dry_run)
-        actions += done.actions
-    elif done.steps_refused:
-        actions = done.actions
-    if json:
-        _tell_json(actions, done, dry_run)
+        _tell(done, dry_run)
     if done.left or lost or done.steps_refused or aside(done.quarantine):
         raise typer.Exit(console.PROBLEMS)
 
@@ -115,17 +105,7 @@ def _tell(done: Repaired, dry_run: bool) -> None:
     console.emit("\n".join(lines))
 
 
-def _tell_json(actions: Sequence[Action], done: Repaired, dry_run: bool) -> None:
-    record = {
-        "dry_run": dry_run,
-        "actions": [asdict(action) for action in actions],
-        "left": [asdict(problem) for problem in done.left],
-        "quarantine": [asdict(entry) for entry in done.quarantine],
-    }
-    console.emit(text.to_json(record))
-
-
-def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> None:
+def _drop(path: Path, number: int, *, dry_run: bool, yes: bool) -> None:
     entry = drop_segment(path, number, dry_run=True)
     what = "would be deleted"
     if not dry_run:
@@ -133,11 +113,7 @@ def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> N
             console.emit(f"not deleted  {entry_line(entry)}\nto delete it say --yes")
             raise typer.Exit(console.PROBLEMS)
         entry, what = drop_segment(path, number), "deleted"
-    if json:
-        action = Action("deleted", entry.where, entry.reason, entry.steps or 0)
-        _tell_json([action], Repaired(), dry_run)
-    else:
-        console.emit(f"{what}  {entry_line(entry)}")
+    console.emit(f"{what}  {entry_line(entry)}")
 
 
 def entry_line(entry: Quarantined) -> str:

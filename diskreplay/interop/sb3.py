@@ -1,0 +1,609 @@
+"""Replay buffers of Stable-Baselines3, and so of CleanRL, whose steps are in a store."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+
+with dr.MissingExtra.raised_for("a buffer of Stable-Baselines3", "sb3"):
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+    from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+    from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+    from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
+    from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DiskDictReplayBuffer", "DiskHerReplayBuffer", "DiskReplayBuffer"]
+
+PathLike = str | os.PathLike[str]
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+_FIELDS = ("obs", "action", "reward", "next_obs", "terminated")
+# What a pickle does without: what is in the store, or belongs to this process.
+_LEFT_OUT = {
+    "_ids",
+    "_last",
+    "rewards",
+    "dones",
+    "timeouts",
+    "_store",
+    "_writer",
+    "_sampler",
+    "_relabelled",
+    "_kept",
+    "_close",
+    "env",
+}
+
+
+class DiskReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` of Stable-Baselines3 whose steps are in a store.
+
+    Give it to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path": "run.replay"}``;
+    for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take it in place of the `ReplayBuffer` that
+    they import. Positions are drawn by numpy's global generator, as Stable-Baselines3 draws them, and hold the same
+    steps: with equal seeds, batches and networks are those of its own buffer, bit for bit.
+
+    Observations and actions are in the store alone, each observation once; in memory are the id, the reward and the
+    flags of each position, 20 bytes. A store that is at the path already is continued: its newest steps fill the
+    buffer. So does a run that is started again after it was killed, and a model that is loaded. A pickle, as
+    ``save_replay_buffer`` makes, names the store and the position and holds no steps; when it is loaded, the buffer
+    also has what was added later.
+
+    Where an observation is not the next one of the step before, as after a reset, the episode is cut there, which
+    bootstraps. If a store was written by another number of environments, its steps are shared out by their time, and
+    returns over several steps end early where steps of other episodes come between.
+
+    Concurrency: one thread of one process, as in Stable-Baselines3. Other processes may read the store.
+
+    Parameters
+    ----------
+    buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination
+        As for `ReplayBuffer`.
+    optimize_memory_usage : bool
+        Of no effect: each observation is always kept once, whatever `handle_timeout_termination` is, and every position
+        is drawn.
+    path : path or None
+        Where the store is, or is made when the first step comes. None: in a temporary folder, removed with the buffer.
+    n_steps : int
+        Steps of a return, as for `NStepReplayBuffer`.
+    gamma : float
+        Discount a step of these returns.
+    durability : float or str
+        As for `Store.writer`. In a temporary folder nothing is made durable.
+
+    Raises
+    ------
+    ValueError
+        `n_steps` is less than 1.
+    StoreExists
+        The store at the path has steps of other spaces, or keeps fewer than `buffer_size`.
+    """
+
+    n_steps: int
+    _samples: Callable[..., Any] = ReplayBufferSamples
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: "torch.device | str" = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = True,
+        handle_timeout_termination: bool = True,
+        *,
+        path: PathLike | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        durability: float | str = 5.0,
+    ) -> None:
+        # Not that of `ReplayBuffer`, which makes arrays for all observations.
+        super(ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs)
+        if n_steps < 1:
+            raise ValueError(f"n_steps must be at least 1, not {n_steps!r}")
+        self._capacity = max(buffer_size, n_envs)
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.optimize_memory_usage, self.handle_timeout_termination = True, handle_timeout_termination
+        self.n_steps, self.gamma = n_steps, gamma
+        self._path = None if path is None else Path(path).absolute()
+        self._durability: Any = "none" if path is None else durability
+        self._uuid: str | None = None
+        self._action_shape = (n_envs, *(action_space.shape or ()))
+        self._no_timeouts = [False] * n_envs
+        self._begin()
+        self._restore()
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Begin with the store at the path, if there is one, and with no steps."""
+        self._store: dr.Store | None = None
+        self._writer: dr.Writer | dr.VectorWriter | None = None
+        self._kept: list[dr.Writer | dr.VectorWriter | dr.Sampler] = []
+        self._close: Callable[[], object] = lambda: None
+        self._forget()
+        if self._path is not None:
+            with suppress(dr.StoreNotFound):
+                dr.open(self._path).close()  # where there is none, none is made before the first step
+                self._open(self._path, found=True)
+
+    def _forget(self) -> None:
+        """Have no steps in the buffer."""
+        shape = self.buffer_size, self.n_envs
+        self.pos, self.full = 0, False
+        self._ids: Ints = np.full(shape, -1, np.int64)
+        self.rewards, self.dones, self.timeouts = np.zeros((3, *shape), np.float32)
+        # The bytes of the observations that come next, leaf by leaf, and where an episode goes on with them.
+        self._expected: list[bytes] = []
+        self._going_on: Bools = np.zeros(self.n_envs, np.bool_)
+        self._last: tuple[Ints, dr.Batch] | None = None
+        self._unseen = 0  # positions that were added since the sampler looked for new steps
+
+    def _open(self, path: Path, found: bool, folder: str | None = None) -> None:
+        """Open the store that was found at a path, or make it."""
+        space, action = self.observation_space, self.action_space
+        obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
+        schema = dr.Schema(obs, dr.Field(action.shape, self._maybe_cast_dtype(action.dtype)))
+        self._store = store = dr.create(path, schema, capacity=None if found else self._capacity, exist_ok=found)
+        self._uuid = store.uuid
+        self._close = weakref.finalize(self, _close, store, self._kept, folder, os.getpid())
+        if store.capacity is not None and store.capacity < self._capacity:
+            capacity = store.capacity
+            self.close()
+            raise dr.StoreExists(
+                f"the store at {path} keeps {capacity} steps, fewer than buffer_size={self._capacity}: give it a new "
+                f'path, or change it with diskreplay.open(path, "a").resize(capacity={self._capacity})'
+            )
+        self._sampler = self._sampler_of(dr.Transitions(n_step=1))
+
+    def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
+        assert self._store is not None
+        # Steps are looked for where they may be drawn: most batches have none of the newest.
+        sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
+        self._kept.append(sampler)
+        return sampler
+
+    def _opened_writer(self) -> dr.Writer | dr.VectorWriter:
+        if self._store is None:
+            folder = tempfile.mkdtemp(prefix="diskreplay-") if self._path is None else None
+            self._open(self._path or Path(str(folder)) / "store", False, folder)
+        assert self._store is not None
+        if self.n_envs == 1:
+            writer: dr.Writer | dr.VectorWriter = self._store.writer(durability=self._durability)
+        else:
+            writer = self._store.writer(self.n_envs, durability=self._durability)
+        writer.leave_at_exit()
+        self._kept.append(writer)
+        self._writer = writer
+        return writer
+
+    @property
+    def store(self) -> dr.Store | None:
+        """The store that holds the steps, None before the first one; it is closed with the buffer."""
+        return self._store
+
+    def close(self) -> None:
+        """Close the store, and remove it where it is temporary; batches stay valid. Closing twice is fine."""
+        self._close()
+
+    def reset(self) -> None:
+        """Forget all steps: they are evicted from the store."""
+        if self._writer is not None:
+            self._kept.remove(self._writer)
+            self._writer.close()
+            self._writer = None
+        if self._store is not None:
+            self._store.refresh()
+            self._store.evict(lambda _: True)
+        self._forget()
+
+    def _restore(self) -> None:
+        """Fill the buffer with the newest steps of the store, the oldest of them at position 0."""
+        store = self._store
+        if store is None:
+            return
+        ids, episodes = self._sampler.ids(), list(store.episodes)
+        lanes = 1 + max((episode.lane for episode in episodes), default=-1)
+        if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
+            # Steps that were added together leave together: more than a position, where those are others.
+            store.resize(capacity=max(store.capacity, self._capacity + lanes))
+        ids, number = self._by_position(ids, episodes)
+        count = len(ids)
+        if not count:
+            return
+        with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
+            batch = sampler.gather(ids.reshape(-1))
+            reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
+        last = np.ones(ids.shape, np.bool_)  # of its episode, as far as the positions behind it go
+        last[:-1] = number[1:] != number[:-1]
+        self._ids[:count], self.rewards[:count] = ids, reward
+        self.dones[:count], self.timeouts[:count] = last, last & ~terminated
+        self.pos, self.full = count % self.buffer_size, count == self.buffer_size
+
+    def _by_position(self, ids: Ints, episodes: list[dr.Episode]) -> tuple[Ints, Ints]:
+        """Return the newest ids, which come oldest first, by position and environment; and each one's episode."""
+        shape = -1, self.n_envs
+        ids = ids[len(ids) % self.n_envs :]
+        known: Ints = np.concatenate([np.zeros(0, np.int64), *(episode.ids for episode in episodes)])
+        number = np.repeat(np.arange(len(episodes)), [len(episode) for episode in episodes])
+        order = np.argsort(known)
+        number = number[order[np.searchsorted(known, ids, sorter=order)]]
+        # Environments step together, so the steps of one position are neighbours in time.
+        lanes = np.array([episode.lane for episode in episodes], np.int64)[number]
+        column = np.argsort(lanes.reshape(shape), axis=1, kind="stable")
+        found = [np.take_along_axis(x.reshape(shape), column, 1)[-self.buffer_size :] for x in (ids, number)]
+        return found[0], found[1]
+
+    # --- pickles -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the steps, which are made durable where they are; ValueError in a temporary folder."""
+        if self._path is None:
+            raise ValueError(
+                "this buffer is in a temporary folder, which nothing outlives: to save it, make it with a path, "
+                'replay_buffer_kwargs={"path": ...}'
+            )
+        if self._writer is not None:
+            self._writer.flush()
+        state = {name: value for name, value in vars(self).items() if name not in _LEFT_OUT}
+        return {**state, "_newest": self._ids[self.pos - 1].copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on with the store that the pickle names: where it stood, and with what came since."""
+        newest, pos, uuid = state.pop("_newest"), state["pos"], state["_uuid"]
+        self.__dict__.update(state)
+        self._begin()
+        if uuid is not None and (self._store is None or self._uuid != uuid):
+            self.close()
+            raise dr.StoreNotFound(f"the store of this buffer is not at {self._path}: move it back there")
+        self._restore()
+        since = np.flatnonzero((self._ids == newest).all(1))
+        if self.full and len(since):
+            # Positions are those that they were: what is drawn later depends on them.
+            self.pos = (pos - 1 - int(since[0])) % self.buffer_size
+            for name in ("_ids", "rewards", "dones", "timeouts"):
+                self.__dict__[name] = np.roll(self.__dict__[name], self.pos, axis=0)
+
+    # --- adding ------------------------------------------------------------------------------------------------------
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+    ) -> None:
+        """Add a step of every environment.
+
+        Raises
+        ------
+        SchemaError
+            A value does not fit the space; nothing was added.
+        StorageFull
+            There is no room; nothing was added.
+        """
+        writer = self._writer or self._opened_writer()
+        obs, next_obs = self._by_environment(obs), self._by_environment(next_obs)
+        action = np.asarray(action).reshape(self._action_shape)
+        reward, ended = np.asarray(reward).reshape(self.n_envs), np.asarray(done, np.bool_).reshape(self.n_envs)
+        timeouts = self._no_timeouts
+        if self.handle_timeout_termination:
+            timeouts = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        if self._expected != _bytes(obs) and self._going_on.any():
+            self._cut(self._interrupted(obs))
+        pos = self.pos
+        if isinstance(writer, dr.VectorWriter):
+            timeout = np.array(timeouts)
+            writer.append(obs, action, reward, ended & ~timeout, ended & timeout, next_obs)
+            self._ids[pos], self.timeouts[pos] = writer.last_ids, timeout
+        else:
+            # A lone environment's writer takes a tenth of the time.
+            ends, (cuts,) = bool(ended[0]), timeouts
+            writer.append(_first(obs), action[0], reward[0], ends and not cuts, ends and cuts, _first(next_obs))
+            self._ids[pos, 0], self.timeouts[pos, 0] = writer.last_id, cuts
+        self._expected, self._going_on = _bytes(next_obs), ~ended
+        self.rewards[pos], self.dones[pos] = reward, ended
+        self._unseen += 1
+        self.pos = pos + 1
+        if self.pos == self.buffer_size:
+            self.pos, self.full = 0, True
+
+    def _by_environment(self, obs: Any) -> Any:
+        """Return observations with a leading axis of the environments, in the shape of the space."""
+        space = self.observation_space
+        if isinstance(space, spaces.Dict):
+            return {key: _with_lanes(part, obs[key], self.n_envs) for key, part in space.items()}
+        return _with_lanes(space, obs, self.n_envs)
+
+    def _interrupted(self, obs: Any) -> Bools:
+        """Tell in which environments an episode should go on, with another observation than it does."""
+        differs = np.zeros(self.n_envs, np.bool_)
+        for leaf, expected in zip(_bytes(obs), self._expected, strict=True):
+            now, then = (np.frombuffer(x, np.uint8).reshape(self.n_envs, -1) for x in (leaf, expected))
+            differs |= (now != then).any(1) if now.shape == then.shape else True
+        return differs & self._going_on
+
+    def _cut(self, where: Bools) -> None:
+        """End the episodes of some environments after their newest steps, as truncated ones."""
+        if isinstance(self._writer, dr.VectorWriter):
+            self._writer.end_episode(mask=where)
+        elif self._writer is not None and where.any():
+            self._writer.end_episode()
+        self.dones[self.pos - 1, where] = self.timeouts[self.pos - 1, where] = True
+        self._going_on = self._going_on & ~where
+
+    # --- sampling ----------------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw steps, as `ReplayBuffer.sample` does; `env` normalizes observations and rewards."""
+        return super(ReplayBuffer, self).sample(batch_size, env)
+
+    def _get_samples(self, batch_inds: Ints, env: VecNormalize | None = None) -> Any:
+        if self.n_steps > 1:
+            return NStepReplayBuffer._get_samples(cast(NStepReplayBuffer, self), batch_inds, env)
+        env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
+        if self._unseen and ((self.pos - 1 - batch_inds) % self.buffer_size < self._unseen).any():
+            self._see()
+        return self._shown(self._sampler.gather(self._ids[batch_inds, env_indices]), env)
+
+    def _see(self) -> None:
+        """Look for the steps that were added."""
+        assert self._store is not None
+        self._store.refresh()
+        self._unseen = 0
+
+    def _shown(self, batch: dr.Batch, env: VecNormalize | None) -> Any:
+        """Return a batch as Stable-Baselines3 has it, normalized where it is to be."""
+        obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"].view(-1, 1)
+        action, done = batch["action"].view(-1, self.action_dim), batch["terminated"].view(-1, 1).float()
+        shape: Any = self.obs_shape
+        if isinstance(obs, dict):
+            obs, next_obs = ({key: x.view(-1, *shape[key]) for key, x in each.items()} for each in (obs, next_obs))
+        else:
+            obs, next_obs = obs.view(-1, *shape), next_obs.view(-1, *shape)
+        if env is not None:
+            obs, next_obs = [_mapped(self.to_torch, env.normalize_obs(_mapped(np.asarray, x))) for x in (obs, next_obs)]
+            reward = self.to_torch(self._normalize_reward(reward.numpy(), env))
+        if self.device.type != "cpu":
+            obs, action, next_obs, done, reward = (
+                _mapped(lambda x: x.to(self.device), each) for each in (obs, action, next_obs, done, reward)
+            )
+        return self._samples(observations=obs, actions=action, next_observations=next_obs, dones=done, rewards=reward)
+
+    # --- what is in the store, by position ----------------------------------------------------------------------------
+
+    @property
+    def observations(self) -> Any:  # type: ignore[override]
+        """What is at each position, `buffer.observations[positions, environments]`; of Dict spaces a dict of these."""
+        return self._columns("obs")
+
+    @property
+    def next_observations(self) -> Any:  # type: ignore[override]
+        """As `observations`, those that the steps led to."""
+        return self._columns("next_obs")
+
+    @property
+    def actions(self) -> "Column":  # type: ignore[override]
+        """As `observations`, the actions."""
+        return Column(self, "action", (self.action_dim,))
+
+    def _gathered(self, ids: Ints) -> dr.Batch:
+        """Return the steps with these ids, which columns ask for one after the other."""
+        if self._last is None or not np.array_equal(self._last[0], ids):
+            if self._unseen:
+                self._see()
+            self._last = ids, self._sampler.gather(ids)
+        return self._last[1]
+
+    def _columns(self, name: str) -> Any:
+        if isinstance(self.obs_shape, dict):
+            return {key: Column(self, f"{name}/{key}", shape) for key, shape in self.obs_shape.items()}
+        return Column(self, name, self.obs_shape)
+
+
+class Column:
+    """A field of the steps of a buffer, read from its store by position and environment: ``column[positions, envs]``.
+
+    The result is an array. Positions that hold no step yet are an InvalidIndex.
+    """
+
+    def __init__(self, buffer: DiskReplayBuffer, field: str, shape: tuple[int, ...]) -> None:
+        self._buffer, self._field, self._shape = buffer, field, shape
+
+    def __getitem__(self, index: Any) -> Array:
+        ids = np.asarray(self._buffer._ids[index])
+        values: Array = self._buffer._gathered(ids.reshape(-1))[self._field].numpy()
+        return values.reshape(*ids.shape, *self._shape)
+
+
+class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):  # type: ignore[override]
+    """A `DictReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
+
+    Parameters
+    ----------
+    relabel : Hindsight or None
+        Replaces goals as steps are sampled. Then the store draws them, of ended episodes, from a seed that is taken
+        from numpy's global generator: batches are those of `HerReplayBuffer` in distribution. With the environment's
+        own rewards, `DiskHerReplayBuffer` makes it.
+    **kwargs
+        Those of `DiskReplayBuffer`, but `n_steps`: as in Stable-Baselines3, returns are over one step.
+
+    Raises
+    ------
+    ValueError
+        `n_steps` is not 1, or the observations are not those of a Dict space.
+    """
+
+    _samples = DictReplayBufferSamples
+
+    def __init__(self, *args: Any, relabel: dr.Hindsight | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not isinstance(self.observation_space, spaces.Dict):
+            raise ValueError(
+                f"observations must be of a Dict space, not {self.observation_space}: take DiskReplayBuffer"
+            )
+        if self.n_steps != 1:
+            raise ValueError(f"n_steps must be 1 with Dict observations, not {self.n_steps}")
+        self._relabel = relabel
+
+    def _begin(self) -> None:
+        self._relabelled: dr.Sampler | None = None
+        super()._begin()
+
+    def _hindsight(self) -> dr.Hindsight | None:
+        return self._relabel
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw steps, as `DictReplayBuffer.sample` does, or with `relabel` as `HerReplayBuffer.sample`.
+
+        Raises
+        ------
+        NotEnoughData
+            With `relabel`, no episode has ended yet: give a `learning_starts` above the length of episodes.
+        """
+        if self._relabelled is None:
+            hindsight = self._hindsight()
+            if hindsight is None:
+                return super().sample(batch_size, env)
+            if self._store is None:
+                raise dr.NotEnoughData("the buffer has 0 steps, and a batch needs one episode that has ended")
+            self._relabelled = self._sampler_of(dr.Transitions(n_step=1, relabel=hindsight), np.random.randint(1 << 31))
+        return self._shown(self._relabelled.sample(batch_size), env)
+
+
+class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):  # type: ignore[override]
+    """A `HerReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
+
+    It draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
+    ``compute_reward``. Batches are those of `HerReplayBuffer` in distribution; each step is relabelled with the same
+    probability, not a fixed number in each batch.
+
+    Parameters
+    ----------
+    buffer_size, observation_space, action_space, env, device, n_envs, n_sampled_goal, goal_selection_strategy
+        As for `HerReplayBuffer`.
+    copy_info_dict : bool
+        Must be False: infos are not in the store, and rewards cannot depend on them.
+    **kwargs
+        Those of `DiskReplayBuffer`.
+
+    Raises
+    ------
+    ValueError
+        `copy_info_dict` is true, or another argument is invalid.
+    """
+
+    env: VecEnv | None
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: VecEnv,
+        device: "torch.device | str" = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = True,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if copy_info_dict:
+            raise ValueError("copy_info_dict must be False: a store holds no infos, so rewards cannot depend on them")
+        strategy = goal_selection_strategy
+        self._strategy = strategy.lower() if isinstance(strategy, str) else strategy.name.lower()
+        self.n_sampled_goal, self.her_ratio = n_sampled_goal, n_sampled_goal / (n_sampled_goal + 1)
+        self.copy_info_dict = False
+        dr.Hindsight(self._strategy, self.her_ratio, _no_reward)  # refuses what is invalid
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            **kwargs,
+        )
+        self.env = env
+
+    def _begin(self) -> None:
+        self.env = None  # no part of a pickle: `load_replay_buffer` sets it
+        super()._begin()
+
+    def _hindsight(self) -> dr.Hindsight:
+        if self.env is None:
+            raise ValueError("the rewards of relabelled steps are those of the environment: call set_env(env) first")
+        return dr.Hindsight(self._strategy, self.her_ratio, partial(_reward, self.env))
+
+    def truncate_last_trajectory(self) -> None:
+        """Cut the open episodes; those of a buffer that was loaded are."""
+        self._cut(self._going_on)
+
+
+def _reward(env: VecEnv, achieved: Array, desired: Array) -> Any:
+    """Return the environment's rewards, as `HerReplayBuffer` asks for them."""
+    return env.env_method("compute_reward", achieved, desired, [{} for _ in achieved], indices=[0])[0]
+
+
+def _no_reward(achieved: Array, desired: Array) -> Any:
+    return np.zeros(len(achieved))
+
+
+def _field(space: spaces.Space[Any]) -> dr.Field:
+    return dr.Field(space.shape, space.dtype)
+
+
+def _with_lanes(space: spaces.Space[Any], value: Any, count: int) -> Array:
+    """Return one space's values with a leading axis of the environments, which a lone one may leave out."""
+    array, shape = np.asarray(value), space.shape or ()
+    if not shape or (count == 1 and array.shape == shape):
+        return array.reshape(count, *shape)
+    return array
+
+
+def _bytes(obs: Any) -> list[bytes]:
+    """Return the bytes of observations, leaf by leaf."""
+    return [leaf.tobytes() for leaf in obs.values()] if isinstance(obs, dict) else [obs.tobytes()]
+
+
+def _mapped(f: Callable[[Any], Any], obs: Any) -> Any:
+    """Return what a function makes of observations, leaf by leaf."""
+    return {key: f(leaf) for key, leaf in obs.items()} if isinstance(obs, dict) else f(obs)
+
+
+def _first(obs: Any) -> Any:
+    """Return the observation of the first environment."""
+    return {key: leaf[0] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[0]
+
+
+def _close(store: dr.Store, kept: list[Any], folder: str | None, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a forked child: all of it is its parent's
+    try:
+        if folder is not None:
+            # First: what is not there need not be sealed, which then fails at once.
+            shutil.rmtree(folder, ignore_errors=True)
+        for one in [*kept, store]:
+            one.close()
+    except Exception:
+        if folder is None:
+            raise
+    finally:
+        kept.clear()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
