@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diskreplay.ids import EpisodeTable
+from diskreplay.ids import EpisodeTable, locate
 from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
@@ -79,6 +79,8 @@ class Ages:
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
         """Make a table; what `before` has of its episodes is not read again: their segments may be gone."""
+        # Of evicted segments the log may still have episodes. All that is visible is newer.
+        episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps
         begin, end = np.zeros((2, len(first)), np.int64)
         new = np.ones(len(first), np.bool_)

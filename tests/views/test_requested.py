@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.ids import POSITION_BITS
 from diskreplay.loading import prefetcher
 from diskreplay.store.store import Store
 from diskreplay.testing.reference import window
@@ -222,6 +223,21 @@ def test_when_episodes_go_the_times_of_the_others_are_not_read_again(
     read.clear()
     counter.of(after, none)
     assert sum(read) == 0
+
+
+def test_a_new_sampler_counts_ages_where_segments_of_old_episodes_have_gone(tmp_store: Path) -> None:
+    schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
+    with dr.create(tmp_store, schema, capacity=200, segment_steps=20) as store, store.writer() as writer:
+        for _ in range(35):
+            writer.append_episode(np.zeros(9, "f4"), np.zeros(8, int), np.zeros(8), terminated=True)
+            store.refresh()
+        snapshot = store.snapshot
+        there = snapshot.lanes[(snapshot.log.first >> POSITION_BITS) - snapshot.origin] > 0
+        assert 0 < np.count_nonzero(~there) < len(there)
+        with dr.Sampler(store, dr.Transitions(), fields=("age",)) as sampler:
+            ids = sampler.ids()
+            assert sampler.gather(ids).age.tolist() == list(reversed(range(len(ids))))
+            assert len(ids) == 200
 
 
 def test_a_decision_transformer_has_its_batch(collected: Collected) -> None:
