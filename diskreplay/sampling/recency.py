@@ -280,7 +280,7 @@ class Arrivals:
         pieces = _merged(np.concatenate([self._pieces[:, start:], np.stack(runs)], axis=1))
         self._starts[-1] = self._write(start, pieces)
         self._ranks[-1] += steps
-        self._is_full = self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES
+        self._is_full = bool(self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES)
 
     def _append(self, runs: IdRuns, block: Ints, of: Ints, steps: Floats) -> None:
         """Add whole blocks; each of these runs is of one, and of a run that came."""

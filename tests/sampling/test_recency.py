@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
@@ -160,6 +161,20 @@ def test_what_was_saved_goes_on_alike(seed: int) -> None:
             later, other = Population(Transitions()), Recency(30)
             later.restore(order)
             other.load_state_dict(state)
+
+
+def test_its_state_is_of_what_torch_loads_without_unpickling(tmp_path: Any) -> None:
+    schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
+    with (
+        dr.create(tmp_path / "store", schema) as store,
+        store.writer() as writer,
+        dr.Sampler(store, Transitions(), Recency(200), batch_size=4, seed=0) as sampler,
+    ):
+        for _ in range(5):
+            writer.append_episode(np.zeros(4, "f4"), np.zeros(3, int), np.zeros(3), terminated=True)
+            sampler.sample()
+            torch.save(sampler.state_dict(), tmp_path / "state.pt")
+            sampler.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
 
 
 def test_windows_are_as_old_as_the_steps_behind_them() -> None:
