@@ -133,17 +133,24 @@ print(json.dumps([message(call) for call in calls]))
     assert said == [f"recording an environment {why}"] * 2 + [f"a schema of gymnasium spaces {why}"] * 2
 
 
-def test_a_buffer_of_stable_baselines3_says_which_extra_has_it() -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("module", "library", "what"),
+    [
+        ("sb3", "stable_baselines3", "a buffer of Stable-Baselines3"),
+        ("torchrl", "torchrl", "a storage of TorchRL"),
+    ],
+)
+def test_an_adapter_says_which_extra_has_its_library(module: str, library: str, what: str) -> None:
+    code = f"""
 import diskreplay as dr
 try:
-    import diskreplay.interop.sb3
+    import diskreplay.interop.{module}
 except dr.MissingExtra as error:
     print(error)
 """
-    assert run_without(["stable_baselines3"], code) == (
-        "a buffer of Stable-Baselines3 needs a library that cannot be imported "
-        "(No module named 'stable_baselines3'): pip install diskreplay[sb3]"
+    assert run_without([library], code) == (
+        f"{what} needs a library that cannot be imported "
+        f"(No module named '{library}'): pip install diskreplay[{module}]"
     )
 
 

@@ -37,9 +37,12 @@ def to_tensordict(batch: "Batch") -> "TensorDict":
     for name, value in batch.items():
         spread = pytree.tree_map(partial(_over_steps, shape=shape), value)
         if name in ("obs", "next_obs"):
-            found |= _observations(spread, ("next",) if name == "next_obs" else ())
-        else:
+            below = {"observation": spread} if isinstance(spread, torch.Tensor) else spread
+            found |= _leaves(below, ("next",) if name == "next_obs" else ())
+        elif isinstance(spread, torch.Tensor):
             found[KEYS.get(name, name)] = spread[..., None] if name in COLUMNS else spread
+        else:
+            found |= _leaves(spread, (name,))
     if {"terminated", "truncated"} <= batch.keys():
         found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
     return TensorDict(found, batch_size=shape)
@@ -52,7 +55,8 @@ def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return value[:, None].expand(*shape, *value.shape[1:])
 
 
-def _observations(tree: Any, above: tuple[str, ...]) -> dict[Any, Any]:
-    """Return the observations of a Dict space by their own keys, others as "observation"."""
-    leaves = {"observation": tree} if isinstance(tree, torch.Tensor) else dict(tree.items())
-    return {(*above, name): value for name, value in leaves.items()}
+def _leaves(tree: Any, above: tuple[str, ...]) -> dict[tuple[str, ...], torch.Tensor]:
+    """Return the tensors of a tree by their keys from the root on: an extra field "next" joins what is there."""
+    if isinstance(tree, torch.Tensor):
+        return {above: tree}
+    return {key: leaf for name, part in tree.items() for key, leaf in _leaves(part, (*above, name)).items()}

@@ -73,6 +73,19 @@ def test_a_dict_space_has_its_keys_at_the_root(tmp_path):
     assert torch.equal(found["next", "state"], batch.next_obs["state"])
 
 
+def test_nested_extra_fields_have_their_own_keys_also_in_next(tmp_path):
+    pytest.importorskip("tensordict")
+    field = dr.Field((), "int64")
+    schema = dr.Schema(dr.Field(2, "float32"), field, extra={"collector": {"id": field}, "next": {"bonus": field}})
+    with dr.create(tmp_path / "store", schema) as store, store.writer() as writer:
+        writer.append(np.zeros(2), 0, 1.0, True, next_obs=np.ones(2), collector={"id": 3}, next={"bonus": 4})
+        with dr.Sampler(store, dr.Transitions(), batch_size=5) as sampler:
+            found = sampler.sample().to_tensordict()
+    assert found["collector", "id"].tolist() == [3] * 5
+    assert found["next", "bonus"].tolist() == [4] * 5
+    assert found["next", "reward"].tolist() == [[1.0]] * 5
+
+
 def test_torchrls_dqn_loss_is_that_of_a_plain_loop(store):
     modules = pytest.importorskip("tensordict.nn")
     objectives = pytest.importorskip("torchrl.objectives")

@@ -1,0 +1,445 @@
+"""A storage of TorchRL whose items are the steps of a store."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay import MissingExtra
+from diskreplay.interop.closing import Kept, closes
+
+with MissingExtra.raised_for("a storage of TorchRL", "torchrl"):
+    import torch
+    from tensordict import TensorDictBase, is_tensor_collection, lazy_stack
+    from torchrl.data import ReplayBuffer, StorageCheckpointerBase, TensorStorage
+
+__all__ = ["StoreStorage"]
+
+PathLike = str | os.PathLike[str]
+Ints = NDArray[np.int64]
+Key = tuple[str, ...]
+
+TRAJECTORY = ("collector", "traj_ids")
+FLAGS = ("done", "terminated", "truncated")
+FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+# Trajectories that go on at the same time. Beyond, the one that has waited longest is cut: its collector is gone.
+MAX_TRAJECTORIES = 256
+# TorchRL keeps its cursor in an int32.
+UNBOUNDED = (1 << 31) - 1
+
+
+class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
+    """Saves which steps of which store are in a `StoreStorage`, and where; the steps are in the store."""
+
+    def dumps(self, storage: "StoreStorage", path: PathLike) -> None:
+        """Save the state."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        torch.save(storage.state_dict(), Path(path) / "store.pt")
+
+    def loads(self, storage: "StoreStorage", path: PathLike) -> None:
+        """Load what was saved."""
+        storage.load_state_dict(torch.load(Path(path) / "store.pt"))
+
+
+class StoreStorage(TensorStorage):  # type: ignore[misc]
+    """A `Storage` of TorchRL whose items are the steps of a store: ``ReplayBuffer(storage=StoreStorage(store), ...)``.
+
+    TorchRL's samplers, transforms and collectors run on it as on a `LazyTensorStorage`, and equal seeds give equal
+    batches. Items are steps: ``add`` and ``extend`` append them, and a sampled batch has their keys, those of
+    `Batch.to_tensordict`. In memory is the id of each position, 8 bytes.
+
+    A step never changes: writing to a position raises, but where the buffer's cursor is. With a capacity, positions are
+    a ring as with TorchRL's other storages, and the store evicts what it overwrites. One buffer writes to a storage,
+    and nobody else to its store; any number may read. A store that has steps already is continued: the newest ones
+    fill the storage, the oldest of them at position 0, and the cursor of the buffer goes behind the newest.
+
+    An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
+    at the root and in ``"next"``. Where an item goes on with another observation than the one before led to, as after a
+    reset, the episode is cut there, and the step before it reads as truncated. Items of several environments may come
+    in any order, as ``("collector", "traj_ids")`` tells which belong together.
+
+    Concurrency: one thread writes. Reading is safe from several threads, as TorchRL's ``prefetch`` does.
+
+    Parameters
+    ----------
+    store : Store or path
+        Opened with mode "a" to be extended. A path where there is none makes one when the first item comes, with a
+        schema of its keys: all of them are stored. Of the items, a given store takes what its schema names, and extra
+        fields are found at the root, or by their path.
+    capacity : int or None
+        Of the store that is made at a path; None: unbounded.
+    durability : float or str
+        As for `Store.writer`.
+
+    Raises
+    ------
+    StoreExists
+        The store at the path has another capacity.
+    """
+
+    _default_checkpointer = ByReference
+    supports_conditional_update = False
+    _store: dr.Store | None
+
+    def __init__(
+        self, store: dr.Store | PathLike, *, capacity: int | None = None, durability: float | str = 5.0
+    ) -> None:
+        self._path = Path(store.path if isinstance(store, dr.Store) else store).absolute()
+        self._capacity, self._durability = capacity, durability
+        self._begin()
+        if isinstance(store, dr.Store):
+            self._store = store
+        else:
+            with suppress(dr.StoreNotFound):
+                self._store = dr.open(self._path, "a")
+            if self._store is not None:
+                self._kept.append(self._store)
+                if capacity not in (None, self._store.capacity):
+                    dr.create(self._path, self._store.schema, capacity=capacity, exist_ok=True)  # raises, and says why
+        if self._store is not None:
+            self._capacity = self._store.capacity
+            self._attach_sampler(self._store)
+            self._place(self._sampler.ids())
+        super().__init__(None, self._capacity or UNBOUNDED)
+
+    def _begin(self) -> None:
+        """Begin with no store and no steps."""
+        self._store = None
+        self._writers: list[dr.Writer] = []
+        self._free: list[dr.Writer] = []
+        self._open: dict[int, dr.Writer] = {}  # by trajectory, the one that has waited longest first
+        self._kept: Kept = []
+        self._close = closes(self, self._kept)
+        self._ids: Ints = np.zeros(0, np.int64)  # of each position; longer than the storage where it grows
+        self._size = self._next = 0
+        # Positions that the buffers' samplers have not been told of, while their cursors are not at `_next`.
+        self._untold: Ints | None = None
+
+    def _attach_sampler(self, store: dr.Store) -> None:
+        fields = (*FIELDS, *store.schema.extra)
+        self._sampler = dr.Sampler(store, dr.Transitions(n_step=1), fields=fields, seed=0)
+        self._kept.append(self._sampler)
+
+    def close(self) -> None:
+        """Close the writers, and the store where only its path was given. Closing twice is fine."""
+        self._close()
+
+    # --- positions ---------------------------------------------------------------------------------------------------
+
+    def _place(self, ids: Ints) -> Ints:
+        """Place ids at the next positions, and return these."""
+        limit = self._capacity or UNBOUNDED
+        positions = (self._next + np.arange(len(ids))) % limit
+        wanted = min(self._size + len(ids), limit)
+        if wanted > len(self._ids):
+            self._ids = np.resize(self._ids, min(max(wanted, 2 * len(self._ids), 1024), limit))
+        self._ids[positions] = ids  # of a position that comes twice, the newest
+        self._size, self._next = wanted, int(self._next + len(ids)) % limit
+        return positions
+
+    def _set_cursors(self) -> None:
+        """Set the cursors of the buffers behind the newest step, and tell their samplers of steps they do not know."""
+        untold, self._untold = self._untold, None
+        for buffer in self._attached_entities:
+            if isinstance(buffer, ReplayBuffer):
+                state = buffer.writer.state_dict()
+                if "_cursor" in state:
+                    count = max(state.get("_write_count", 0), self._size)
+                    buffer.writer.load_state_dict({**state, "_cursor": self._next, "_write_count": count})
+            if untold is not None and len(untold):
+                buffer.mark_update(torch.as_tensor(untold))
+
+    @property
+    def checkpointer(self) -> StorageCheckpointerBase:
+        """What saves the state."""
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, value: StorageCheckpointerBase | None) -> None:
+        self._checkpointer = self._default_checkpointer() if value is None else value
+        # A buffer sets it when its writer is there.
+        self._set_cursors()
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        if self._untold is not None:
+            self._set_cursors()
+        return self._size
+
+    @property
+    def shape(self) -> torch.Size:
+        """The number of steps, as a shape."""
+        return torch.Size([len(self)])
+
+    def __repr__(self) -> str:
+        return f"StoreStorage({str(self._path)!r}, len={self._size}, max_size={self._capacity or UNBOUNDED})"
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Append steps; `cursor` must be the next positions.
+
+        Raises
+        ------
+        ReadOnlyError
+            The positions are others: the steps of a store never change. Or the store was opened with mode "r".
+        SchemaError
+            An item is no step, or does not fit the schema; nothing was appended.
+        SchemaError, StorageFull
+            The store's `validate` refuses an item, or there is no room for it; those before it are appended.
+        """
+        items = _stacked(data)
+        positions = np.atleast_1d(range(self.max_size)[cursor] if isinstance(cursor, slice) else _as_numpy(cursor))
+        if len(positions) != len(items):
+            raise ValueError(f"{len(items)} items do not fit {len(positions)} positions")
+        next_ones = (self._next + np.arange(len(items))) % self.max_size
+        if not set_cursor or (self._untold is None and not np.array_equal(positions, next_ones)):
+            raise dr.ReadOnlyError(
+                f"position {positions[0]} cannot be written: the steps of a store never change, and the next one goes "
+                f"to position {self._next}, by add or extend of the one buffer that writes to this storage"
+            )
+        ids: list[int] = []
+        whole = False
+        try:
+            for number in self._append(items):
+                ids.append(number)
+            whole = True
+        finally:
+            placed = self._place(np.array(ids, np.int64))
+            self._set_last_cursor(self._next - 1)
+            self._bump_mutation_revision()
+            if self._untold is not None or not whole:  # else the cursor of the buffer is behind these steps
+                self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
+        if self._untold is not None:
+            self._set_cursors()
+
+    def _append(self, items: TensorDictBase) -> Iterator[int]:
+        """Append each item to its episode, and yield its id; nothing is appended where one does not fit."""
+        store, count = self._opened(items), len(items)
+        schema = store.schema
+        extra = {name: _values(tree, items, (name,)) for name, tree in schema.extra.items()}
+
+        def cast(part: str, values: Any) -> Any:
+            return schema.unflatten(part, schema.cast(part, values, (count,)))
+
+        obs, next_obs = (cast("obs", _observations(schema.obs, items, above)) for above in ((), ("next",)))
+        action, extra = cast("action", _values(schema.action, items, ("action",))), cast("extra", extra)
+        reward = schema.reward.cast(_column(items, ("next", "reward")), "reward", (count,))
+        terminated, truncated = _ends(items)
+        trajectories = _column(items, TRAJECTORY).tolist() if TRAJECTORY in items.keys(True) else [0] * count
+        for i, trajectory in enumerate(trajectories):
+            writer = self._writer_of(store, trajectory)
+            ends = bool(terminated[i]), bool(truncated[i])
+            writer.append(_row(obs, i), _row(action, i), reward[i], *ends, _row(next_obs, i), **_row(extra, i))
+            if any(ends):
+                self._free.append(self._open.pop(trajectory))
+            yield writer.last_id
+
+    def _opened(self, items: TensorDictBase) -> dr.Store:
+        if self._store is None:
+            self._store = dr.create(self._path, _schema_of(items[0]), capacity=self._capacity, exist_ok=True)
+            self._kept.insert(0, self._store)
+            self._attach_sampler(self._store)
+        return self._store
+
+    def _writer_of(self, store: dr.Store, trajectory: int) -> dr.Writer:
+        """Return the writer that a trajectory goes on with, or begins with."""
+        writer = self._open.pop(trajectory, None)
+        if writer is None and self._free:
+            writer = self._free.pop()
+        elif writer is None and len(self._open) == MAX_TRAJECTORIES:
+            writer = self._open.pop(next(iter(self._open)))
+            writer.end_episode()
+        elif writer is None:
+            writer = store.writer(durability=self._durability)
+            writer.leave_at_exit()
+            self._kept.append(writer)
+            self._writers.append(writer)
+        self._open[trajectory] = writer
+        return writer
+
+    def _empty(self) -> None:
+        """Forget all steps: they are evicted from the store."""
+        if self._store is not None:
+            for writer in self._writers:
+                self._kept.remove(writer)
+                writer.close()
+            self._store.refresh()
+            self._store.evict(lambda _: True)
+        self._writers, self._free, self._open = [], [], {}
+        self._size = self._next = 0
+        self._bump_mutation_revision()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def get(self, index: Any) -> Any:
+        """Return the steps at positions, or of all steps what a key names.
+
+        Raises
+        ------
+        IndexError
+            There is no such position.
+        InvalidIndex
+            The store has evicted a step by another rule than its capacity.
+        """
+        if isinstance(index, tuple) and len(index) == 1 and not isinstance(index[0], str):
+            index = index[0]
+        if isinstance(index, str | tuple):
+            return self.get(slice(None))[index]
+        if self._store is None:
+            raise IndexError("the storage is empty")
+        ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
+        found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
+        found = found.exclude("index", "priority_weight")  # those of TorchRL's samplers are others
+        # At the root they say whether the episode had ended before the step.
+        found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
+        return found if ids.ndim == 1 else found.reshape(ids.shape)
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which steps of which store are at which positions; they are durable then."""
+        for writer in self._writers:
+            writer.flush()
+        return {
+            "uuid": None if self._store is None else self._store.uuid,
+            "ids": torch.as_tensor(self._ids[: self._size].copy()),
+            "next": self._next,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Put the steps at their positions again, and what the store got since behind them.
+
+        Raises
+        ------
+        StoreNotFound
+            The state is of another store.
+        """
+        uuid = None if self._store is None else self._store.uuid
+        if state_dict["uuid"] not in (None, uuid):
+            raise dr.StoreNotFound(
+                f"the state is of the store {state_dict['uuid']}, and that at {self._path} is {uuid}"
+            )
+        ids, self._size, self._next = state_dict["ids"].numpy().copy(), 0, 0
+        if self._store is not None:
+            there = self._sampler.ids()
+            newest = np.flatnonzero(there == (ids[int(state_dict["next"]) - 1] if len(ids) else -1))
+            since = there[int(newest[0]) + 1 :] if len(newest) else there
+            # What the store overwrote is where `since` goes; where more is gone, positions begin anew.
+            if len(newest) and np.isin(ids, there).sum() >= len(ids) - len(since):
+                self._place(ids)
+                self._next = int(state_dict["next"])
+            self._untold = self._place(since)
+        self._bump_mutation_revision()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs: it opens the store itself, by its path."""
+        state: dict[str, Any] = super(TensorStorage, self).__getstate__()
+        for name in ("_len_value", "_kept", "_close", "_writers", "_free", "_open", "_sampler"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin()
+        super(TensorStorage, self).__setstate__(state)
+        if self._store is not None:
+            self._kept.append(self._store)
+            self._attach_sampler(self._store)
+
+
+def _schema_of(item: TensorDictBase) -> dr.Schema:
+    """Return the schema of items like this one."""
+    values: dict[Key, Any] = {}
+    for key, value in item.items(include_nested=True, leaves_only=True):
+        values[key if isinstance(key, tuple) else (key,)] = value
+    own = {"action", "reward", "index", *FLAGS}
+    obs = [key for key in values if ("next", *key) in values and key[0] not in own]
+    if not obs:
+        raise dr.SchemaError(f"an item has no observation, a key that is at the root and in 'next': {list(values)}")
+    taken = {("next", name) for name in ("reward", *FLAGS)}.union(obs, (("next", *key) for key in obs))
+    kept = [key for key in values if key not in taken and key[0] not in own - {"reward"}]
+    action = _nested({key: value for key, value in values.items() if key[0] == "action"})
+    if not action:
+        raise dr.SchemaError(f"an item has no 'action': {list(values)}")
+    lone = obs == [("observation",)]
+    tree = values[obs[0]] if lone else _nested({key: values[key] for key in obs})
+    return dr.Schema.from_example(tree, action["action"], extra=_nested({key: values[key] for key in kept}))
+
+
+def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        below = tree
+        for name in key[:-1]:
+            below = below.setdefault(name, {})
+        below[key[-1]] = value
+    return tree
+
+
+def _stacked(data: Any) -> TensorDictBase:
+    """Return items with one leading axis; SchemaError where they are not steps."""
+    if isinstance(data, list) and data and is_tensor_collection(data[0]):
+        data = lazy_stack(data)
+    if not is_tensor_collection(data):
+        raise dr.SchemaError(f"items are TensorDicts, not {type(data).__name__}")
+    items: TensorDictBase = data if isinstance(data, TensorDictBase) else data.to_tensordict()
+    if items.ndim > 1:
+        raise dr.SchemaError(
+            f"items are single steps, and these have the shape {tuple(items.shape[1:])}: extend(data.reshape(-1))"
+        )
+    return (items if items.ndim else items.unsqueeze(0)).cpu()
+
+
+def _as_numpy(index: Any) -> Any:
+    """Return an index of numpy's that is the same as one of torch's."""
+    if isinstance(index, torch.Tensor):
+        return index.cpu().numpy()
+    return np.asarray(index) if isinstance(index, range | list) else index
+
+
+def _value(items: TensorDictBase, key: Key) -> torch.Tensor:
+    value = items.get(key, None)
+    if not isinstance(value, torch.Tensor):
+        raise dr.SchemaError(f"an item has no tensor {key[0] if len(key) == 1 else key!r}, which the store holds")
+    return value
+
+
+def _values(tree: Any, items: TensorDictBase, key: Key) -> Any:
+    """Return the values of a part of the schema, nested as it is."""
+    if isinstance(tree, dr.Field):
+        return _value(items, key)
+    parts = tree.items() if isinstance(tree, Mapping) else ((str(i), part) for i, part in enumerate(tree))
+    return {name: _values(part, items, (*key, name)) for name, part in parts}
+
+
+def _observations(tree: Any, items: TensorDictBase, above: Key) -> Any:
+    return _values(tree, items, (*above, "observation") if isinstance(tree, dr.Field) else above)
+
+
+def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
+    """Return one number of each item, which TorchRL gives an axis of its own."""
+    value = _value(items, key)
+    if value.numel() != len(items):
+        raise dr.SchemaError(f"{key} has the shape {tuple(value.shape)}, and needs one number an item")
+    return value.detach().reshape(-1).numpy()
+
+
+def _ends(items: TensorDictBase) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which items terminate their episodes, and which truncate them; "done" alone means terminated."""
+    keys = {name: ("next", name) for name in FLAGS if ("next", name) in items.keys(True)}
+    flags = {name: _column(items, key).astype(np.bool_) for name, key in keys.items()}
+    if not flags:
+        raise dr.SchemaError("an item has no tensor ('next', 'done'), which says whether its episode ends")
+    done = flags.get("done", np.zeros(len(items), np.bool_))
+    terminated = flags.get("terminated", done & ~flags.get("truncated", np.zeros_like(done)))
+    return terminated, flags.get("truncated", np.zeros_like(done)) | (done & ~terminated)
+
+
+def _row(tree: Any, i: int) -> Any:
+    """Return one item's part of arrays."""
+    return tree[i] if isinstance(tree, np.ndarray) else {name: _row(part, i) for name, part in tree.items()}
