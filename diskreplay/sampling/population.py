@@ -203,6 +203,8 @@ class Population:
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = view.kind
         self.epoch = self.version = 0
+        self._let_in: Ints = np.zeros(0, np.int64)  # first ids of open episodes that count; kept where `where` asks
+        self._refusals = 0  # how often some of these came to count no more
         self._scratch = np.empty(0, np.int64)
         self._counted = _Counted(0, *np.full((3, 1), -1))
         self._clear()
@@ -246,6 +248,8 @@ class Population:
         needs_open = self._filter.asks or self._crossing is not None
         still_open = self._filter.admit(snapshot, snapshot.open) if needs_open else None
         self.version += 1
+        if self._filter.asks and still_open is not None:
+            self._note_refused(still_open, ended)
         self.snapshot = None  # until the rest is done: whatever interrupts it, the next refresh starts afresh
         if self._crossing is not None and still_open is not None:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
@@ -266,6 +270,12 @@ class Population:
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
         self.snapshot, self._restored = snapshot, None
+
+    def _note_refused(self, still_open: EpisodeTable, ended: EpisodeTable | None) -> None:
+        """Note whether episodes that counted while they were open do no more."""
+        counting = still_open.first if ended is None else np.append(still_open.first, ended.first)
+        self._refusals += not np.isin(self._let_in, counting).all()
+        self._let_in = still_open.first
 
     def order(self) -> Order:
         """Return the order of what was refreshed last."""
@@ -475,8 +485,8 @@ class Population:
 
     @property
     def generation(self) -> int:
-        """That of the snapshot that it follows: while it stays the same, nothing but the oldest ids goes."""
-        return -1 if self.snapshot is None else int(self.snapshot.generation)
+        """Grows with that of the snapshot that it follows: while it stays the same, nothing but the oldest ids goes."""
+        return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
         """Return for how many steps each id stands: as many rows as they are ``apart``, or a whole episode."""

@@ -273,7 +273,7 @@ class Arrivals:
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
         """Add to the last block, or begin one."""
-        if self._is_full:
+        if self._is_full or len(self._starts) == 1:  # all are gone
             self._starts = np.append(self._starts, self._starts[-1])
             self._ranks = np.append(self._ranks, self._ranks[-1])
         start = int(self._starts[-2])

@@ -110,6 +110,34 @@ def test_where_chooses_by_what_an_episode_says(tmp_store: Path) -> None:
             dr.Sampler(store, dr.Transitions(), where=lambda episode: False).sample()
 
 
+@pytest.mark.parametrize(
+    ("distribution", "limits"),
+    [(lambda: dr.Recency(1000), {}), (dr.Uniform, {"max_size": 30, "remover": "random"})],
+    ids=["Recency", "max_size"],
+)
+def test_an_episode_that_where_refuses_at_its_end_is_not_drawn_any_more(
+    tmp_store: Path, distribution: Any, limits: dict[str, Any]
+) -> None:
+    number = dr.Field((), "int64")
+    arguments = {"batch_size": 40, "seed": 0, "where": lambda episode: episode["task"] != 1, **limits}
+    with (
+        dr.create(tmp_store, dr.Schema(obs=number, action=number, episode={"task": number})) as store,
+        store.writer() as writer,
+        dr.Sampler(store, dr.Transitions(), distribution(), **arguments) as sampler,
+    ):
+        for step in range(30):
+            writer.append(step, 0, 0.0, False, next_obs=step + 1)
+        assert len(sampler.sample().obs.unique()) > 10
+        writer.append(30, 0, 0.0, True, next_obs=31, episode={"task": 1})
+        writer.append_episode(np.arange(100, 131), np.zeros(30, int), np.zeros(30), terminated=True)
+        assert sampler.sample().obs.min() >= 100
+        ids = sampler.ids()
+        assert sampler.gather(ids).obs.tolist() == list(range(100, 130))
+        with dr.Sampler(store, dr.Transitions(), distribution(), **arguments) as other:
+            other.load_state_dict(sampler.state_dict())
+            assert other.sample().index.equal(sampler.sample().index)
+
+
 def test_where_is_asked_of_a_newer_store_after_an_eviction(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append_steps(writer, 0, 5)
