@@ -169,8 +169,10 @@ class VectorSteps:
     def last_ids(self) -> Ints:
         """Return the id of each lane's newest step, -1 where it has none in its segment."""
         state, found = self._state, np.full(len(self._every), -1)
-        for segment in self._episode_writer.rotation.open:
-            here = np.flatnonzero(state.home == segment.number)
+        segments = self._episode_writer.rotation.open
+        for segment in segments:
+            is_only = len(segments) == 1 and not self._segment_per_episode
+            here = self._every if is_only else np.flatnonzero(state.home == segment.number)
             at = self._only if self._segment_per_episode else here
             row = segment.rows_of(at) - 1
             row -= ~state.open[here] & (row == segment.final_rows[at])
