@@ -56,6 +56,8 @@ LIBRARIES = {
     "torch": {"loading", "buffers", "cli", "interop.torch", "interop.torchrl"},
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
+    "plotext": {"cli"},
+    "PIL": {"cli"},
     "typer": {"cli"},
     "rich": {"cli"},
     "hypothesis": {"testing"},

@@ -23,8 +23,11 @@ USER_EXTRAS = EXTRAS.keys() - {"bench", "fuzz", "test"}
 # Libraries that take long to install: their tests skip by name.
 LARGE = {"torchrl"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
+# Libraries that are installed by another name.
+DISTRIBUTIONS = {"PIL": "pillow"}
 # What the test environment has and an installation without extras lacks.
-NOT_CORE = *TORCH, *GYM, "matplotlib", "scipy", "pandas", "xarray", "stable_baselines3", "hypothesis", "sympy"
+NOT_CORE = *TORCH, *GYM, "matplotlib", "PIL", "plotext"
+NOT_CORE = *NOT_CORE, "scipy", "pandas", "xarray", "stable_baselines3", "hypothesis", "sympy"
 
 HOOK = """
 import sys
@@ -177,6 +180,33 @@ def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
     assert said.endswith(f"(No module named '{library}'): pip install diskreplay[torch,gym]")
 
 
+@pytest.mark.parametrize(
+    ("library", "arguments", "what"),
+    [
+        ("plotext", ["plot", "returns"], "a plot in the terminal"),
+        ("matplotlib", ["plot", "rewards", "--out", "x.png"], "a picture of a plot"),
+        ("PIL", ["frames", "0", "--out", "x.png"], "a picture of frames"),
+    ],
+)
+def test_plots_and_frames_say_in_one_line_which_extra_they_need(
+    tmp_path: Path, library: str, arguments: list[str], what: str
+) -> None:
+    code = f"""
+import contextlib
+from diskreplay.cli.main import main
+schema = dr.Schema(obs=dr.Field((3, 3), "uint8"), action=dr.Field((), "int64"))
+with dr.create(path + "images", schema) as store, store.writer() as writer:
+    writer.append_episode(np.zeros((2, 3, 3), "u1"), [0], [1.0], terminated=True)
+command, *rest = {arguments!r}
+with contextlib.redirect_stderr(sys.stdout):
+    code = main([command, path + "images", *rest])
+assert code == 2, code
+"""
+    said = run_without([library], STORE + code, tmp_path / "store")
+    assert said.startswith(f"diskreplay: {what} needs a library that cannot be imported (No module named '{library}")
+    assert said.endswith("): pip install diskreplay[plot]")
+
+
 def test_an_import_error_that_has_another_cause_is_shown() -> None:
     code = """
 sys.modules["torch"] = None
@@ -201,7 +231,8 @@ def test_the_package_depends_on_what_it_imports_and_on_nothing_else() -> None:
     imported = {
         item.module.split(".")[0] for name in MODULES for item in imports_of(name) if not name.startswith("testing")
     }
-    assert imported - sys.stdlib_module_names - {"llvmlite"} | {"diskreplay"} == declared
+    imported = imported - sys.stdlib_module_names - {"llvmlite"} | {"diskreplay"}
+    assert {DISTRIBUTIONS.get(name, name) for name in imported} == declared
 
 
 def test_the_tests_install_all_that_the_package_can_use() -> None:

@@ -2,14 +2,18 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from diskreplay.cli.text import count
 
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
 PIPE_WIDTH = 200
@@ -73,3 +77,37 @@ def bar(title: str) -> Iterator[Report]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class _Table(Table):
+    """A table that becomes a paragraph a row where a terminal is too narrow for its words side by side."""
+
+    def __init__(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        super().__init__(title=title, title_justify="left", title_style="bold", caption_justify="left", box=None)
+        self._headers, self._cells = [header.lstrip(">") for header in headers], rows
+        for header, name in zip(headers, self._headers, strict=True):
+            side: Literal["left", "right"] = "right" if header.startswith(">") else "left"
+            self.add_column(name, justify=side, header_style="dim", overflow="fold")
+        for row in rows:
+            self.add_row(*map(Text, row))  # and not str: rich would take [red] in a name for markup
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = zip(self._headers, *self._cells, strict=True)
+        needed = sum(2 + max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns)
+        if needed <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        yield Text(str(self.title), style="bold")
+        for row in self._cells:
+            named = zip(self._headers, row, strict=True)
+            yield Text("  ".join(f"{name} {cell}".strip() for name, cell in named), overflow="fold")
+        if self.caption:
+            yield Text(str(self.caption))
+
+
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> Table:
+    """Build a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
+    table = _Table(title, headers, rows)
+    if total > len(rows):
+        table.caption = f"{count(total - len(rows))} more; --all lists every one"
+    return table

@@ -8,6 +8,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 import diskreplay as dr
@@ -15,6 +16,7 @@ from diskreplay.cli import console, text
 from diskreplay.cli.episode_leaves import began
 from diskreplay.cli.where import Predicate, Where, compile_where, matching
 from diskreplay.format.durable import sync_folder
+from diskreplay.format.layout import PRIORITY
 from diskreplay.format.root import Limits, Root, read_root
 from diskreplay.store.reading.episodes import Episode
 
@@ -103,21 +105,49 @@ def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Repor
     total, done = sum(map(len, episodes)), 0
     with target.writer(durability="none") as writer:
         for episode in episodes:
-            writer.append_episode(**arguments(episode, target.schema))
+            append(writer, episode, target.schema)
             done += len(episode)
             progress(done, total)
 
 
-def arguments(episode: Episode, schema: dr.Schema) -> dict[str, Any]:
-    """Return the arguments of `append_episode` that write an ended episode again; one that was cut is neither."""
-    values = {name: episode[name] for name in schema.episode}
-    given = {name: value for name, value in values.items() if value is not None}
-    return {
-        "obs": episode.obs,
-        "action": episode.action,
-        "reward": episode.reward,
-        "terminated": episode.terminated,
-        "truncated": episode.truncated and not episode.cut,
-        "episode": given or None,
-        **{name: episode[name] for name in schema.extra},
-    }
+def append(writer: dr.Writer, episode: Episode, schema: dr.Schema) -> None:
+    """Append an ended episode; one that was cut is neither terminated nor truncated then."""
+    given = {name: value for name in schema.episode if (value := episode[name]) is not None}
+    extra, priority = {name: episode[name] for name in schema.extra}, episode[PRIORITY]
+    ends = {"terminated": episode.terminated, "truncated": episode.truncated and not episode.cut}
+    lacking = np.isnan(priority)
+    if lacking.any() and not lacking.all():  # what an episode in one piece may not have
+        _append_steps(writer, episode, schema, extra, ends, given)
+        return
+    steps = {"obs": episode.obs, "action": episode.action, "reward": episode.reward, **extra}
+    writer.append_episode(**steps, **ends, episode=given, priority=None if lacking.any() else priority)
+
+
+def _append_steps(
+    writer: dr.Writer,
+    episode: Episode,
+    schema: dr.Schema,
+    extra: dict[str, Any],
+    ends: dict[str, bool],
+    given: dict[str, Any],
+) -> None:
+    trees = {"obs": episode.obs, "action": episode.action, "extra": extra}
+    rows = {part: schema.flatten(part, tree) for part, tree in trees.items()}
+    last, final = len(episode) - 1, len(rows["obs"][0][1]) - 1
+
+    def at(part: str, t: int) -> Any:
+        return schema.unflatten(part, {path: array[t] for path, array in rows[part]})
+
+    for t, (reward, priority) in enumerate(zip(episode.reward, episode[PRIORITY], strict=True)):
+        writer.append(
+            at("obs", t),
+            at("action", t),
+            reward,
+            **{name: value and t == last for name, value in ends.items()},
+            next_obs=at("obs", t + 1) if t < final else None,
+            episode=given if t == last and any(ends.values()) else None,
+            priority=None if np.isnan(priority) else priority,
+            **(at("extra", t) if extra else {}),
+        )
+    if not any(ends.values()):
+        writer.end_episode(episode=given)

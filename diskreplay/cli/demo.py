@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from diskreplay.errors import MissingExtra
+from diskreplay.cli import text
+from diskreplay.errors import MissingExtra, StoreExists
 
 NOT_LEARNT = 1
 
@@ -24,6 +25,11 @@ def demo(
     the growing store, by priority, and learns a DQN, until the greedy policy's mean return over 20 episodes is 475 or
     more. Then it prints what `inspect` prints. The exit code is 1 where it did not learn in time.
     """
+    if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise StoreExists(
+            f"{text.clean(path)} exists already, and the demo makes a new store: give it another --path, or look at "
+            f"this one with `diskreplay inspect {text.clean(path)}`"
+        )
     with MissingExtra.raised_for("the demo", "torch,gym"):
         for library in ("torch", "numba"):  # not loaded here: the collectors start meanwhile
             if find_spec(library) is None:

@@ -1,7 +1,7 @@
 """`diskreplay inspect`: what a store holds, from its `info()`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -77,6 +77,10 @@ def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     if info["quarantine"]["entries"]:
         yield "quarantine", quarantine_line(info["quarantine"], info["capacity_bytes"])
+    if any(row["state"] == "damaged" for row in info["segments"]) or info["steps_unproven"]:
+        path = text.clean(info["path"])
+        helps = f"`diskreplay verify {path}` says what is wrong, `diskreplay repair {path} --dry-run` what can be done"
+        yield "damage", f"{helps}; --salvage takes unproven steps" if info["steps_unproven"] else helps
     if limits := ", ".join(limits_of(info)):
         yield "limits", limits
 
@@ -128,7 +132,7 @@ def schema_table(schema: Mapping[str, Any]) -> Table:
     for name, node in leaves(schema):
         shape = "x".join(str(length) for length in node["shape"]) or "scalar"
         rows.append((text.clean(name), shape, text.clean(node["dtype"]), text.space(node.get("space"))))
-    return _table("schema", ("field", "shape", "dtype", "space"), rows)
+    return console.table("schema", ("field", "shape", "dtype", "space"), rows)
 
 
 def leaves(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -160,7 +164,7 @@ def statistics_table(info: Mapping[str, Any]) -> Table:
         if values:
             numbers = (text.number(values[header.lstrip(">")]) for header in headers[2:])
             rows.append((name, text.count(values["count"]), *numbers))
-    return _table("ended episodes", headers, rows)
+    return console.table("ended episodes", headers, rows)
 
 
 def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
@@ -175,7 +179,7 @@ def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> 
         counts = (text.count(row[key]) for key in counted)
         rows.append((str(row["number"]), writer, *counts, row["state"], text.size(row["bytes"])))
     headers = (">number", ">writer", *(f">{header}" for header in counted.values()), "state", ">bytes")
-    return _table("segments", headers, rows, len(newest))
+    return console.table("segments", headers, rows, len(newest))
 
 
 def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
@@ -186,7 +190,7 @@ def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) ->
         name = text.clean(row["path"]) if row["segment"] is None else str(row["segment"])
         reason, since = text.clean(row["reason"]), text.moment(row["since"])
         rows.append((name, text.count(row["steps"]), reason, since, text.size(row["bytes"])))
-    return _table("quarantine", (">segment", ">steps", "reason", "since", ">bytes"), rows, len(newest))
+    return console.table("quarantine", (">segment", ">steps", "reason", "since", ">bytes"), rows, len(newest))
 
 
 def writers_table(writers: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
@@ -196,21 +200,8 @@ def writers_table(writers: Sequence[Mapping[str, Any]], limit: int | None) -> Ta
     for row in newest[:limit]:
         counts = (text.count(row[key]) for key in ("segments", "lanes", "steps"))
         rows.append((str(row["writer"]), row["state"], *counts))
-    return _table("writers", (">writer", "state", ">segments", ">lanes", ">steps"), rows, len(newest))
+    return console.table("writers", (">writer", "state", ">segments", ">lanes", ">steps"), rows, len(newest))
 
 
 def _rank(row: Mapping[str, Any], states: Sequence[str]) -> int:
     return states.index(row["state"]) if row["state"] in states else len(states)
-
-
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> Table:
-    """Build a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
-    table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", box=None)
-    for header in headers:
-        side: Literal["left", "right"] = "right" if header.startswith(">") else "left"
-        table.add_column(header.lstrip(">"), justify=side, header_style="dim", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # and not str: rich would take [red] in a name for markup
-    if total > len(rows):
-        table.caption = f"{text.count(total - len(rows))} more; --all lists every one"
-    return table

@@ -15,9 +15,13 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.copy import copy, merge
 from diskreplay.cli.demo import demo
+from diskreplay.cli.diff import diff
+from diskreplay.cli.du import du
 from diskreplay.cli.episodes import episodes
 from diskreplay.cli.evict import evict
+from diskreplay.cli.frames import frames
 from diskreplay.cli.inspect import inspect
+from diskreplay.cli.plot import plot
 from diskreplay.cli.repair import repair
 from diskreplay.cli.show import show
 from diskreplay.cli.verify import verify
@@ -36,6 +40,10 @@ app.command("demo")(demo)
 app.command("inspect")(inspect)
 app.command("episodes")(episodes)
 app.command("show", context_settings={"ignore_unknown_options": True})(show)  # -1 is an episode, not an option
+app.command("plot")(plot)
+app.command("frames", context_settings={"ignore_unknown_options": True})(frames)
+app.command("du")(du)
+app.command("diff")(diff)
 app.command("verify")(verify)
 app.command("repair")(repair)
 app.command("evict")(evict)

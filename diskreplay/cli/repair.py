@@ -1,6 +1,7 @@
 """`diskreplay repair`: repairs what can be repaired, and says what it did, one line each."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,7 @@ def repair(
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, however many steps are set aside, nor before --drop deletes.")
     ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of lines.")] = False,
 ) -> None:
     """Repair what can be repaired of a store.
 
@@ -55,7 +57,7 @@ def repair(
     if drop is not None:
         if restore is not None:
             raise typer.BadParameter("--restore and --drop exclude each other")
-        _drop(path, drop, dry_run=dry_run, yes=yes)
+        _drop(path, drop, dry_run=dry_run, yes=yes, json=json)
         return
 
     def run(limit: int | None) -> Repaired:
@@ -71,13 +73,21 @@ def repair(
             )
 
     done = run(None if yes or dry_run else max_lost_steps)
-    _tell(done, dry_run)
+    if not json:
+        _tell(done, dry_run)
+    actions = [action for action in done.actions if action.what != "refused"]
     lost = done.steps_lost
     refused = text.plural(done.steps_refused, "step")
     if done.steps_refused and console.ask(f"{refused} more would be set aside. Go on?"):
         done = run(None)
         lost += done.steps_lost
-        _tell(done, dry_run)
+        if not json:
+            _tell(done, dry_run)
+        actions += done.actions
+    elif done.steps_refused:
+        actions = done.actions
+    if json:
+        _tell_json(actions, done, dry_run)
     if done.left or lost or done.steps_refused or aside(done.quarantine):
         raise typer.Exit(console.PROBLEMS)
 
@@ -105,7 +115,17 @@ def _tell(done: Repaired, dry_run: bool) -> None:
     console.emit("\n".join(lines))
 
 
-def _drop(path: Path, number: int, *, dry_run: bool, yes: bool) -> None:
+def _tell_json(actions: Sequence[Action], done: Repaired, dry_run: bool) -> None:
+    record = {
+        "dry_run": dry_run,
+        "actions": [asdict(action) for action in actions],
+        "left": [asdict(problem) for problem in done.left],
+        "quarantine": [asdict(entry) for entry in done.quarantine],
+    }
+    console.emit(text.to_json(record))
+
+
+def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> None:
     entry = drop_segment(path, number, dry_run=True)
     what = "would be deleted"
     if not dry_run:
@@ -113,7 +133,11 @@ def _drop(path: Path, number: int, *, dry_run: bool, yes: bool) -> None:
             console.emit(f"not deleted  {entry_line(entry)}\nto delete it say --yes")
             raise typer.Exit(console.PROBLEMS)
         entry, what = drop_segment(path, number), "deleted"
-    console.emit(f"{what}  {entry_line(entry)}")
+    if json:
+        action = Action("deleted", entry.where, entry.reason, entry.steps or 0)
+        _tell_json([action], Repaired(), dry_run)
+    else:
+        console.emit(f"{what}  {entry_line(entry)}")
 
 
 def entry_line(entry: Quarantined) -> str:

@@ -100,6 +100,8 @@ def space(bounds: Mapping[str, Any] | None) -> str:
 
 
 def _bound(value: object) -> str:
+    while isinstance(value, list) and value and all(item == value[0] for item in value):
+        value = value[0]
     if isinstance(value, list):
         return "[...]"
     if isinstance(value, (int, float)) and not isinstance(value, bool):

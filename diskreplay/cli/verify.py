@@ -1,6 +1,6 @@
 """`diskreplay verify`: what is wrong with a store, one line each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -25,7 +25,7 @@ def verify(
     if json:
         console.emit(text.to_json([{"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems]))
     else:
-        console.emit("\n".join([*problem_lines(problems), summary(len(problems))]))
+        console.emit("\n".join([*problem_lines(problems), summary(problems, text.clean(path))]))
     if problems:
         raise typer.Exit(console.PROBLEMS)
 
@@ -35,6 +35,11 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
     return [f"{problem.kind}  {text.clean(problem.where)}  {text.clean(problem.detail)}" for problem in problems]
 
 
-def summary(count: int) -> str:
-    """Give the last line."""
-    return text.plural(count, "problem") if count else "no problems"
+def summary(problems: Sequence[Problem], path: str) -> str:
+    """Give the last line: how many there are, and which command helps."""
+    if not problems:
+        return "no problems"
+    helps = "--dry-run` tells what would be repaired"
+    if all(problem.kind == "quarantine" for problem in problems):
+        helps = "--restore SEGMENT` brings a segment back, --drop deletes it"
+    return f"{text.plural(len(problems), 'problem')}; `diskreplay repair {path} {helps}"

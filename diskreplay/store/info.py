@@ -34,7 +34,7 @@ def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
-    returns, gone = _returns(snapshot, progress)
+    returns, gone = sum_rewards(snapshot, progress)
     table = {
         "id": episodes.first,
         "segment": episodes.first >> layout.POSITION_BITS,
@@ -50,7 +50,7 @@ def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[
     return {name: column[~gone] for name, column in table.items()} if gone.any() else table
 
 
-def _returns(snapshot: Snapshot, progress: Progress | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Sum the rewards of every episode: each lane's rows are read once, in order. Tell also whose segment is gone."""
     episodes = snapshot.episodes
     position = episodes.first & layout.POSITION_MASK

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import MissingExtra
 from diskreplay.format.schema import Field
 from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.store.info import sum_rewards
 from diskreplay.store.reading.episodes import Episode, EpisodeList
 from diskreplay.store.reading.snapshot import Snapshot
 
@@ -117,7 +118,7 @@ def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Co
     properties = {
         "id": episodes.first,
         "length": episodes.steps,
-        "return": np.array([each.total_reward for each in every], np.float64),
+        "return": sum_rewards(snapshot)[0],
         "ended": np.array([each.ended for each in every], "<U10"),
     }
     values: dict[str, Column] = {}

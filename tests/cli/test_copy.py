@@ -44,6 +44,34 @@ def test_a_copy_has_every_value_of_every_episode(run: Callable, small: Path) -> 
     assert run("verify", to, "--deep").code == 0
 
 
+def test_initial_priorities_are_copied(run: Callable, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with dr.create(tmp_path / "a", SCHEMA) as store, store.writer(num_envs=1) as writer:
+        for e, (steps, how, _, has_final) in [*enumerate(EPISODES)] * 3:
+            episode = small_episode(e)
+            flat = dict(SCHEMA.flatten("obs", episode["obs"]))
+            obs = [SCHEMA.unflatten("obs", {path: x[t : t + 1] for path, x in flat.items()}) for t in range(steps + 1)]
+            for t in range(steps):
+                last = t == steps - 1
+                writer.append(
+                    obs[t],
+                    *(episode[name][t : t + 1] for name in ("action", "reward")),
+                    *([last and how == name] for name in ("terminated", "truncated")),
+                    next_obs=obs[t + 1] if not last or has_final else None,
+                    priority=rng.choice([0.0, 1.5, np.nan, 1e-300], 1),
+                    log_prob=episode["log_prob"][t : t + 1],
+                )
+            if how == "cut":
+                writer.end_episode()
+    assert run("copy", tmp_path / "a", tmp_path / "b").out.startswith("copied  18 episodes of 240 steps")
+    assert read(tmp_path / "b") == read(tmp_path / "a")
+    with dr.open(tmp_path / "a") as store, dr.open(tmp_path / "b") as copied:
+        priorities = [np.concatenate([episode["priority"] for episode in each.episodes]) for each in (store, copied)]
+    assert np.isnan(priorities[0]).sum() > 10
+    np.testing.assert_array_equal(*priorities)
+    assert run("diff", tmp_path / "a", tmp_path / "b").code == 0
+
+
 def test_a_copy_of_some(run: Callable, small: Path) -> None:
     to = small.with_name("copy")
     done = run("copy", small, to, "--where", "seed is not None and length < 10")

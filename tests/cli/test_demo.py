@@ -19,6 +19,7 @@ from diskreplay.cli import demo_collector, demo_learner, demo_run
 from diskreplay.cli.demo_collector import Policy
 from diskreplay.cli.demo_learner import policy_layers
 from diskreplay.cli.dqn_per import Learner, QNetwork, evaluate
+from diskreplay.cli.main import main
 
 COMMAND = [sys.executable, "-m", "diskreplay", "demo"]
 # It learns within a second of its first thousand steps: on a busy machine before a test has seen those.
@@ -161,6 +162,16 @@ def test_the_learner_waits_for_the_first_steps_and_then_gives_back_the_errors_of
         assert skipped == 0
     assert float(batches[0][1].weight.min()) == 1.0  # all are new, and as likely
     assert float(batches[-1][1].weight.min()) < 1.0
+
+
+def test_a_path_at_which_something_is_advises_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["demo", "--path", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"diskreplay: {tmp_path} exists already, and the demo makes a new store: give it another --path"
+    )
+    assert said.endswith(f"with `diskreplay inspect {tmp_path}`\n")
 
 
 def test_an_evaluation_is_a_function_of_the_seed_and_counts_each_episode_once(store: dr.Store) -> None:

@@ -107,3 +107,13 @@ def test_on_a_narrow_terminal_nothing_is_lost(info: dict[str, Any]) -> None:
     shown = rendered(inspect.report(info), width=60)
     assert "…" not in shown
     assert "1,234,559" in shown
+
+
+def test_no_word_of_a_header_is_split_on_a_narrow_terminal(info: dict[str, Any]) -> None:
+    shown = rendered(inspect.report(info), width=40)
+    words = shown.split()
+    for header in ("field", "dtype", "count", "median", "number", "writer", "steps", "state", "segments"):
+        assert header in words
+    assert max(map(len, shown.splitlines())) <= 40
+    assert "1,234,559" in words
+    assert "number 1  writer 1  lanes 8  rows 9" in shown

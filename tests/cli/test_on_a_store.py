@@ -315,7 +315,15 @@ def test_a_pager_that_has_seen_enough_is_no_error(tmp_store: Path) -> None:
 
 
 # What commands are given behind the path of a store.
-ARGUMENTS = {"show": [0], "evict": ["--where", "cut"], "copy": ["copy-of-nothing"], "merge": ["b", "merged"]}
+ARGUMENTS = {
+    "show": [0],
+    "evict": ["--where", "cut"],
+    "copy": ["copy-of-nothing"],
+    "merge": ["b", "merged"],
+    "diff": ["b"],
+    "plot": ["returns"],
+    "frames": [0, "--out", "strip.png"],
+}
 
 
 def a_file(path: Path) -> None:
@@ -360,7 +368,7 @@ def a_link_to_itself(path: Path) -> None:
     os.symlink(path, path)
 
 
-@pytest.mark.parametrize("command", ["inspect", "episodes", "show", "evict", "copy", "merge"])
+@pytest.mark.parametrize("command", ["inspect", "episodes", "du", *ARGUMENTS])
 @pytest.mark.parametrize(
     "make",
     [

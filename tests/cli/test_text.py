@@ -120,6 +120,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
         ({"type": "Box", "low": 0, "high": 255}, "Box(0 to 255)"),
         ({"type": "Box", "low": "-Infinity", "high": "Infinity"}, "Box(-inf to inf)"),
         ({"type": "Box", "low": [0, 1], "high": [2, 3]}, "Box([...] to [...])"),
+        ({"type": "Box", "low": [[-1.5, -1.5]], "high": ["Infinity", "Infinity"]}, "Box(-1.5 to inf)"),
         ({"type": "Discrete", "n": 7, "start": 0}, "Discrete(7)"),
         ({"type": "Discrete", "n": 7, "start": -3}, "Discrete(7 from -3)"),
         ({"type": "MultiDiscrete", "nvec": [3, 4]}, "MultiDiscrete([3, 4])"),

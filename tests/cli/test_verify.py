@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,13 +47,15 @@ def test_a_whole_store_has_no_problems(run: Callable, filled: Path) -> None:
 def test_a_finding_is_a_line_and_exit_code_1(run: Callable, filled: Path) -> None:
     flip(filled / REWARDS)
     (filled / "notes.txt").write_text("x")
-    assert run("verify", filled) == (1, "unexpected  notes.txt  has no place in a store\n1 problem\n", "")
+    helps = f"`diskreplay repair {filled} --dry-run` tells what would be repaired"
+    found = f"unexpected  notes.txt  has no place in a store\n1 problem; {helps}\n"
+    assert run("verify", filled) == (1, found, "")
     done = run("verify", filled, "--deep")
     assert (done.code, done.err) == (1, "")
     assert done.out.splitlines() == [
         "unexpected  notes.txt  has no place in a store",
         f"checksum  {REWARDS}  does not fit the checksum that it was sealed with: rows 0 to 5 of lane 0",
-        "2 problems",
+        f"2 problems; {helps}",
     ]
 
 
@@ -90,6 +93,7 @@ def test_repair_says_what_it_would_do_and_does_it(run: Callable, filled: Path) -
     told = run("verify", filled, "--deep")
     assert (told.code, told.err) == (1, "")
     assert told.out.startswith("quarantine  counters/quarantine/segments/00000000  5 steps of writer 0 are set aside ")
+    assert told.out.splitlines()[-1].startswith(f"1 problem; `diskreplay repair {filled} --restore SEGMENT` brings ")
     assert run("repair", filled) == (1, "nothing to repair\n" + aside, "")
 
 
@@ -171,6 +175,7 @@ def test_inspect_names_a_damaged_segment(run: Callable, filled: Path) -> None:
         shown = run("inspect", filled)
     assert shown.code == 0
     assert "1 (1 damaged)" in shown.out
+    assert f"`diskreplay repair {filled} --dry-run`" in " ".join(shown.out.split())
 
 
 @pytest.fixture
@@ -199,6 +204,29 @@ def test_more_steps_than_may_be_lost_are_set_aside_only_when_asked_for(run: Call
     assert again.out.startswith("nothing to repair\nin quarantine; ")
     assert run("repair", many, "--drop", 0, "--yes").code == 0
     assert run("repair", many) == (0, "nothing to repair\n", "")
+
+
+def test_what_repair_did_as_json(run: Callable, many: Path) -> None:
+    def told(*arguments: object) -> tuple[int, dict[str, Any]]:
+        done = run("repair", many, *arguments, "--json")
+        assert done.err == ""
+        return done.code, json.loads(done.out)
+
+    code, would = told("--dry-run")
+    assert (code, would["dry_run"], would["quarantine"]) == (1, True, [])
+    assert [(action["what"], action["where"], action["steps"]) for action in would["actions"]] == [
+        ("rebuilt", "segments/00000000", 10)
+    ]
+    assert would["left"][0]["kind"] == "checksum"
+    code, refused = told("--max-lost-steps", 9)
+    assert (code, [action["what"] for action in refused["actions"]]) == (1, ["refused"])
+    code, did = told()
+    assert (code, did["dry_run"], did["left"]) == (1, False, [])
+    assert did["actions"][0]["detail"].startswith("reward/c.0.1 does not fit")
+    assert [(entry["segment"], entry["steps"]) for entry in did["quarantine"]] == [(0, 10)]
+    code, dropped = told("--drop", 0, "--yes")
+    assert (code, dropped["actions"][0]["what"], dropped["actions"][0]["steps"]) == (0, "deleted", 10)
+    assert told() == (0, {"dry_run": False, "actions": [], "left": [], "quarantine": []})
 
 
 def test_ten_thousand_steps_may_be_lost_without_asking(run: Callable, many: Path) -> None:
@@ -265,7 +293,7 @@ def test_a_bar_goes_to_a_terminal_and_findings_do_not(filled: Path, run_in_termi
     assert done.returncode == 1  # the counters know of one segment
     assert b"Verifying segments" in shown
     assert b"\x1b" not in done.stdout
-    assert done.stdout.endswith(b"3 problems\n")
+    assert done.stdout.splitlines()[-1].startswith(b"3 problems; ")
 
 
 def test_a_segment_without_steps_in_quarantine_is_no_problem(run: Callable, filled: Path) -> None:

@@ -114,9 +114,14 @@ class Episode:
         Raises
         ------
         SchemaError
-            The schema has no such field.
+            The schema has no such field; ``episode[3]`` may mean several things.
         """
         schema = self._snapshot.schema
+        if not isinstance(name, str):
+            raise SchemaError(
+                f"an episode is indexed by the name of a field, not {name!r:.80}: episode.reward[3] is the reward of "
+                "step 3, store.episodes[3] the fourth episode"
+            )
         if name in ("obs", "action", "reward"):
             return getattr(self, name)
         if name == PRIORITY:
@@ -179,9 +184,14 @@ class EpisodeList(Sequence[Episode]):
         """Return one episode, or a list of them for a slice."""
         if isinstance(index, slice):
             return [Episode(self._snapshot, i) for i in range(*index.indices(len(self)))]
+        if isinstance(index, str) or not hasattr(index, "__index__"):
+            raise TypeError(
+                f'episodes are indexed by their number or a slice, not {index!r:.80}: store.episodes[0]["reward"] is a '
+                "field of the first one"
+            )
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
-            raise IndexError(f"episode {index} of {len(self)}")
+            raise IndexError(f"there is no episode {index}: the snapshot has {len(self)}, numbered from 0")
         return Episode(self._snapshot, at)
 
     def __iter__(self) -> Iterator[Episode]:

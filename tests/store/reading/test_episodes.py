@@ -64,6 +64,20 @@ def test_an_index_outside_is_an_index_error(store, index):
             store.episodes[index]
 
 
+def test_an_index_that_is_none_says_what_is_meant(store):
+    with store.writer() as writer:
+        write(store, writer, 3)
+        with pytest.raises(
+            TypeError, match=r"^episodes are indexed by their number or a slice, not 'x': store.episodes\[0"
+        ):
+            store.episodes["x"]
+        with pytest.raises(TypeError, match=r", not 1\.5: "):
+            store.episodes[1.5]
+        assert store.episodes[np.int64(0)].ids.tolist() == store.episodes[0].ids.tolist()
+        with pytest.raises(dr.SchemaError, match=r"^an episode is indexed by the name of a field, not 3: episode.rewa"):
+            store.episodes[0][3]
+
+
 def test_an_episode_has_a_row_of_obs_more_with_a_final_observation(store):
     with store.writer() as writer:
         write(store, writer, 3)

@@ -1,0 +1,115 @@
+"""`diskreplay du`: which fields and segments take how many bytes on disk."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.inspect import ROWS_SHOWN
+from diskreplay.format import layout
+from diskreplay.format.quarantine import QUARANTINE
+from diskreplay.format.root import read_root
+from diskreplay.store.retention.policy import disk_usage
+
+# What a segment has beside the fields of its schema, and the bytes of a row.
+OWN_ARRAYS = {layout.DONE: 1, layout.TIME: 8, layout.PRIORITY: 8}
+REST = "documents, counters and checksums"
+
+
+def du(
+    path: console.StorePath,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")] = False,
+    all_rows: Annotated[bool, typer.Option("--all", help="List every segment.")] = False,
+) -> None:
+    """Tell which fields and segments of a store take how many bytes on disk.
+
+    Of each field, what a row takes by its schema, and what a step takes on disk, with what its segments have reserved
+    or keep of evicted steps. Holes are bytes that files seem to have and the disk does not. Quarantine, and what
+    samplers have saved, are apart. Nothing is written.
+    """
+    with dr.open(path) as store, console.bar("Reading segments") as progress:
+        usage = usage_of(store, progress)
+    if json:
+        console.emit(text.to_json(usage))
+        return
+    fields, segments = usage["fields"], sorted(usage["segments"], key=lambda row: -row["bytes"])
+    shown = segments if all_rows else segments[:ROWS_SHOWN]
+    console.show(
+        Text(text.clean(usage["path"]), style="bold", overflow="fold"),
+        Text(summary(usage)),
+        Text(),
+        console.table(
+            "fields", ("field", ">row", ">a step", ">bytes", ">share"), [_field_row(row, usage) for row in fields]
+        ),
+        Text(),
+        console.table(
+            "segments, largest first",
+            (">number", ">steps", ">bytes", ">holes"),
+            [
+                (str(row["number"]), text.count(row["steps"]), text.size(row["bytes"]), text.size(row["holes"]))
+                for row in shown
+            ],
+            len(segments),
+        ),
+    )
+
+
+def summary(usage: Mapping[str, Any]) -> str:
+    """Give the line at the top: what the store takes, and what is not in its segments."""
+    line = f"{text.size(usage['bytes'])} on disk, {text.size(usage['holes'])} of holes"
+    line += f"; {text.count(usage['steps'])} steps" if usage["steps"] else ""
+    for name in ("quarantine", "samplers", "other"):
+        if usage[name]:
+            line += f"; {text.size(usage[name])} {'beside segments' if name == 'other' else f'in {name}'}"
+    return line
+
+
+def _field_row(row: Mapping[str, Any], usage: Mapping[str, Any]) -> tuple[str, ...]:
+    a_step = text.NOTHING if row["bytes_per_step"] is None else text.size(round(row["bytes_per_step"]))
+    share = text.share(row["bytes"], usage["bytes"])
+    return text.clean(row["field"]), text.size(row["row_bytes"]), a_step, text.size(row["bytes"]), share
+
+
+def usage_of(store: dr.Store, progress: console.Report) -> dict[str, Any]:
+    """Return the bytes of a store, by field, by segment, and beside segments."""
+    root, info = read_root(store.path), store.info()
+    fields: Counter[str] = Counter()
+    leaves = [*store.schema.leaves, *OWN_ARRAYS]
+    segments = []
+    for done, known in enumerate(info["segments"]):
+        folder = root.segment_path(known["number"])
+        on_disk, apparent = disk_usage(folder)
+        own = {leaf: disk_usage(folder / leaf)[0] for leaf in leaves}
+        fields.update(own)
+        fields[REST] += on_disk - sum(own.values())
+        segments.append(
+            {"number": known["number"], "steps": known["steps"], "bytes": on_disk, "holes": max(0, apparent - on_disk)}
+        )
+        progress(done + 1, len(info["segments"]))
+    places = {"quarantine": QUARANTINE, "samplers": layout.SAMPLERS}
+    beside = {name: disk_usage(root.folder / place)[0] for name, place in places.items()}
+    rows, steps = {path: leaf.row_bytes for path, leaf in store.schema.leaves.items()} | OWN_ARRAYS, info["steps"]
+    return {
+        "path": info["path"],
+        "steps": steps,
+        "bytes": info["bytes_on_disk"],
+        "apparent": info["bytes_apparent"],
+        "holes": info["holes"],
+        "fields": [
+            {
+                "field": name,
+                "row_bytes": rows.get(name),
+                "bytes": nbytes,
+                "bytes_per_step": nbytes / steps if steps else None,
+            }
+            for name, nbytes in fields.most_common()
+            if nbytes or name in store.schema.leaves
+        ],
+        "segments": segments,
+        **beside,
+        "other": max(0, info["bytes_on_disk"] - sum(fields.values()) - sum(beside.values())),
+    }

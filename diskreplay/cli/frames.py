@@ -1,0 +1,105 @@
+"""`diskreplay frames`: the images of an episode, as a strip or an animation."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.chart import EXTRA
+from diskreplay.cli.episode_leaves import chosen_leaves, find_episode, step_leaves
+from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice
+from diskreplay.errors import MissingExtra
+from diskreplay.format.schema import Field, Schema
+
+MOST_FRAMES = 64  # of a strip, where no steps are named
+ROW = 8  # frames side by side
+
+
+def frames(
+    path: console.StorePath,
+    episode: EpisodeNumber,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to save: .png (a strip) or .gif.")],
+    field: Annotated[
+        str | None, typer.Option("--field", metavar="FIELD", help="Which images; if not given the first ones.")
+    ] = None,
+    steps: Steps = None,
+    is_id: IsId = False,
+    fps: Annotated[float, typer.Option("--fps", min=0.1, max=50, help="Frames a second of a .gif.")] = 15.0,
+    scale: Annotated[int, typer.Option("--scale", min=1, max=32, help="Pixels a pixel is wide.")] = 1,
+) -> None:
+    """Save the images of an episode: a PNG with the frames in rows of eight, or an animated GIF.
+
+    Images are fields of shape (height, width), with 1 or 3 channels behind or before these, or with another number of
+    frames, of which the last is shown. Bytes are shown as they are, other numbers between their least and greatest. A
+    strip of a long episode has 64 frames, evenly spaced; --steps chooses others. A GIF has at most 256 colours a frame.
+    Needs pillow: pip install diskreplay[plot].
+    """
+    if out.suffix not in (".png", ".gif"):
+        raise typer.BadParameter(f"--out is a file that ends in .png or .gif, not {out}")
+    part = slice(None) if steps is None else as_slice(steps)
+    with dr.open(path) as store:
+        found = store.episodes[find_episode(store.episodes, episode, is_id=is_id)]
+        leaf = image_leaf(store.schema, field)
+        rows = step_leaves(found, store.schema, [leaf])[leaf][part]
+        if steps is None and out.suffix == ".png" and len(rows) > MOST_FRAMES:
+            rows = rows[np.linspace(0, len(rows) - 1, MOST_FRAMES).round().astype(int)]
+        images = as_images(rows).repeat(scale, 1).repeat(scale, 2)
+    if not len(images):
+        raise typer.BadParameter(f"--steps {steps} names no step of the {text.plural(len(found), 'step')}")
+    with MissingExtra.raised_for("a picture of frames", EXTRA):
+        from PIL import Image
+
+    if out.suffix == ".png":
+        Image.fromarray(strip(images)).save(out)
+    else:
+        first, *others = map(Image.fromarray, images)
+        first.save(out, save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
+    console.emit(f"saved {text.plural(len(images), 'frame')} of {text.clean(leaf)}  {text.clean(out)}")
+
+
+def image_leaf(schema: Schema, name: str | None) -> str:
+    """Return the path of the field that is named, or of the first one, that has images; BadParameter where none has."""
+    images = [path for path, leaf in schema.step_leaves.items() if is_image(leaf)]
+    found = [path for path in images if name is None or path in chosen_leaves(schema, [name])]
+    if not found:
+        which = "no field of this store has" if name is None else f"{text.clean(name)} has no"
+        known = f"; these have: {', '.join(map(text.clean, images))}" if images else ""
+        raise typer.BadParameter(f"{which} images{known}")
+    return found[0]
+
+
+def is_image(leaf: Field) -> bool:
+    """Tell whether a field may hold images: two axes, or three, that are no vectors."""
+    return len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] > 1
+
+
+def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return frames as pictures: (n, height, width) of grey or (n, height, width, 3) of colours."""
+    if rows.ndim == 4:
+        if rows.shape[1] < min(rows.shape[2:]):  # channels or stacked frames come first
+            rows = np.moveaxis(rows, 1, -1)
+        if rows.shape[-1] != 3:
+            rows = rows[..., -1]
+    if rows.dtype == np.uint8:
+        return np.array(rows)
+    numbers = rows.astype(np.float64)
+    shown = np.isfinite(numbers)
+    low, high = (numbers[shown].min(), numbers[shown].max()) if shown.any() else (0.0, 1.0)
+    scaled = (np.where(shown, numbers, low) - low) / ((high - low) or 1.0)
+    return np.round(255 * scaled).astype(np.uint8)
+
+
+def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return frames beside and below each other, with a pixel of white between them."""
+    count, height, width = images.shape[:3]
+    columns = min(count, ROW)
+    lines = -(-count // columns)
+    sheet = np.full((lines * (height + 1) - 1, columns * (width + 1) - 1, *images.shape[3:]), 255, np.uint8)
+    for at, image in enumerate(images):
+        top, left = at // columns * (height + 1), at % columns * (width + 1)
+        sheet[top : top + height, left : left + width] = image
+    return sheet

@@ -1,0 +1,145 @@
+"""`diskreplay plot`: what a store's episodes are like, in the terminal or as a picture."""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from itertools import compress
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.chart import Chart, Series, draw, save
+from diskreplay.cli.episode_leaves import began, chosen_leaves, short, step_leaves
+from diskreplay.cli.where import Where, compile_where, matching
+from diskreplay.store.reading.episodes import Episode
+
+BINS = 40
+MOST_SERIES = 6  # elements of a vector that are drawn
+_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+
+class What(StrEnum):
+    """What can be plotted."""
+
+    returns = "returns"
+    lengths = "lengths"
+    rewards = "rewards"
+    actions = "actions"
+    ages = "ages"
+
+
+def plot(
+    path: console.StorePath,
+    what: Annotated[What, typer.Argument(metavar="WHAT", help="returns, lengths, rewards, actions or ages.")],
+    where: Where = None,
+    field: Annotated[
+        str | None, typer.Option("--field", metavar="FIELD", help="Which of several actions, or any other field.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Save a picture, .png or .svg, and draw nothing here.")
+    ] = None,
+) -> None:
+    """Plot what a store's episodes are like.
+
+    Returns and lengths: of each ended episode in the order in which they began, with a running mean. Rewards and
+    actions: how often each value is there, of all steps. Ages: how long ago steps were published. Drawn in the terminal
+    by plotext, or saved by matplotlib: pip install diskreplay[plot].
+    """
+    if out is not None and out.suffix not in (".png", ".svg"):
+        raise typer.BadParameter(f"--out is a file that ends in .png or .svg, not {out}")
+    with dr.open(path) as store, console.bar("Reading episodes") as progress:
+        found: list[Episode] = list(store.episodes)
+        if where is not None:
+            found = list(compress(found, matching(found, compile_where(where, store.schema))))
+        chart = chart_of(what, sorted(found, key=began), store, field, progress)
+    if out is None:
+        console.emit(draw(chart))
+    else:
+        save(chart, out)
+        console.emit(f"saved {text.clean(out)}")
+
+
+def chart_of(
+    what: What, episodes: Sequence[Episode], store: dr.Store, field: str | None, progress: console.Report
+) -> Chart:
+    """Return the chart of one kind; BadParameter where there is nothing to draw."""
+
+    def each(read: Callable[[Episode], Any]) -> list[Any]:
+        found = []
+        for done, episode in enumerate(episodes):
+            found.append(read(episode))
+            progress(done + 1, len(episodes))
+        return found
+
+    if what in (What.returns, What.lengths):
+        episodes = [episode for episode in episodes if episode.ended != "open"]
+        values = each((lambda episode: episode.total_reward) if what is What.returns else len)
+        name = "return" if what is What.returns else "length"
+        return over_episodes(name, np.array(values, np.float64))
+    _some(episodes)
+    if what is What.ages:
+        times = np.concatenate(each(lambda episode: episode.times))
+        return distribution("ages of steps", *_in_units(times.max() - times, "before the newest"))
+    path = "reward" if what is What.rewards and field is None else chosen_leaves(store.schema, [field or "action"])[0]
+    rows = each(lambda episode: step_leaves(episode, store.schema, [path])[path][: len(episode)])
+    steps, name = np.concatenate([array.reshape(len(array), -1) for array in rows]), text.clean(short(path))
+    if steps.shape[1] == 1:
+        return distribution(name, steps[:, 0], "value")
+    columns = {f"[{i}]": steps[:, i] for i in range(min(steps.shape[1], MOST_SERIES))}
+    return distributions(f"{name}, {len(columns)} of {steps.shape[1]} elements", columns, "value")
+
+
+def over_episodes(name: str, values: NDArray[Any]) -> Chart:
+    """Return the chart of a number of each episode, with its running mean over a twentieth of them."""
+    is_number = np.isfinite(values)
+    values, numbers = np.array(_some(values[is_number].tolist())), np.flatnonzero(is_number)
+    width = max(1, len(values) // 20)
+    sums = np.cumsum(np.insert(values, 0, 0.0))
+    mean = (sums[width:] - sums[:-width]) / width
+    series = [Series(name, numbers, values)]
+    if width > 1:
+        series.append(Series(f"mean of {width}", numbers[width - 1 :], mean))
+    return Chart(f"{name} of {text.plural(len(values), 'episode')}", "episode, oldest first", name, series, bars=False)
+
+
+def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
+    """Return the chart of how often values are there: each of a few whole numbers, else in equal bins."""
+    return distributions(title, {"": values}, label)
+
+
+def distributions(title: str, columns: dict[str, NDArray[Any]], label: str) -> Chart:
+    """Return the chart of how often values of several columns are there, in the same bins."""
+    every = _finite(np.concatenate([*columns.values()]))
+    if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
+        series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]
+    else:
+        edges = np.histogram_bin_edges(every.astype(np.float64), BINS)
+        centres = (edges[1:] + edges[:-1]) / 2
+        histograms = ((name, np.histogram(_finite(v).astype(np.float64), edges)[0]) for name, v in columns.items())
+        series = [Series(name, centres, counts) for name, counts in histograms]
+    return Chart(title, label, "steps", series, bars=True)
+
+
+def _counts(values: NDArray[Any], distinct: NDArray[Any]) -> NDArray[np.int64]:
+    return np.bincount(np.searchsorted(distinct, values), minlength=len(distinct))
+
+
+def _finite(values: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = values[np.isfinite(values)]
+    return found
+
+
+def _some(values: Sequence[Any]) -> Sequence[Any]:
+    if not values:
+        raise typer.BadParameter("there is no such episode to plot")
+    return values
+
+
+def _in_units(seconds: NDArray[np.float64], what: str) -> tuple[NDArray[np.float64], str]:
+    """Return times in the largest unit of which there are two, and what they are."""
+    name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
+    return seconds / unit, f"{name} {what}"

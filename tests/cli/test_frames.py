@@ -1,0 +1,115 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+import diskreplay as dr
+from diskreplay.cli.frames import as_images, is_image, strip
+from tests.cli.conftest import small_episode
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def test_a_strip_has_the_frames_of_an_episode_eight_in_a_row(run: Callable, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "strip.png"
+    assert run("frames", small, 1, "--out", out) == (0, f"saved 61 frames of obs/image  {out}\n", "")
+    sheet, frames = pixels(out), small_episode(1)["obs"]["image"]
+    assert sheet.shape == (8 * 5 - 1, 8 * 5 - 1)
+    for at, frame in enumerate(frames):
+        top, left = at // 8 * 5, at % 8 * 5
+        np.testing.assert_array_equal(sheet[top : top + 4, left : left + 4], frame)
+
+
+def test_some_steps_of_an_episode_found_by_id_scaled(run: Callable, small: Path, tmp_path: Path) -> None:
+    with dr.open(small) as store:
+        step = int(store.episodes[3].ids[4])
+    out = tmp_path / "strip.png"
+    done = run("frames", small, step, "--id", "--steps", "1:3", "--scale", 3, "--out", out)
+    assert (done.code, done.err) == (0, "")
+    frames = small_episode(3)["obs"]["image"][1:3]
+    np.testing.assert_array_equal(pixels(out), strip(frames.repeat(3, 1).repeat(3, 2)))
+    assert run("frames", small, -1, "--steps", "-1", "--out", out).code == 0
+    np.testing.assert_array_equal(pixels(out), small_episode(5)["obs"]["image"][-1])
+
+
+def test_a_gif_has_a_frame_a_step(run: Callable, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "episode.gif"
+    assert run("frames", small, 0, "--fps", 10, "--out", out).out == f"saved 4 frames of obs/image  {out}\n"
+    with Image.open(out) as image:
+        found = [np.asarray(frame.convert("L")) for frame in ImageSequence.Iterator(image)]
+        assert image.info["duration"] == 100
+    np.testing.assert_array_equal(found, small_episode(0)["obs"]["image"])
+
+
+def test_a_strip_of_a_long_episode_has_64_frames(run: Callable, tmp_store: Path, tmp_path: Path) -> None:
+    schema = dr.Schema(dr.Field((6, 5, 3), "uint8"), dr.Field((), "int64"))
+    frames = np.random.default_rng(0).integers(0, 256, (1001, 6, 5, 3)).astype("u1")
+    with dr.create(tmp_store, schema) as store, store.writer() as writer:
+        writer.append_episode(frames, np.zeros(1000, int), np.zeros(1000), terminated=True)
+    out = tmp_path / "strip.png"
+    assert run("frames", tmp_store, 0, "--out", out).out == f"saved 64 frames of obs  {out}\n"
+    sheet = pixels(out)
+    assert sheet.shape == (8 * 7 - 1, 8 * 6 - 1, 3)
+    np.testing.assert_array_equal(sheet[:6, :5], frames[0])
+    np.testing.assert_array_equal(sheet[-6:, -5:], frames[1000])
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ((7, 9), (7, 9)),
+        ((7, 9, 1), (7, 9)),
+        ((1, 7, 9), (7, 9)),
+        ((7, 9, 3), (7, 9, 3)),
+        ((3, 7, 9), (7, 9, 3)),
+        ((7, 9, 4), (7, 9)),
+        ((4, 7, 9), (7, 9)),
+    ],
+)
+def test_channels_and_stacks_lie_on_either_side(shape: tuple[int, ...], shown: tuple[int, ...]) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (2, *shape)).astype("u1")
+    images = as_images(rows)
+    assert images.shape == (2, *shown)
+    if shape[:1] == (4,):
+        np.testing.assert_array_equal(images, rows[:, 3])
+    if shape == (3, 7, 9):
+        np.testing.assert_array_equal(images, rows.transpose(0, 2, 3, 1))
+
+
+def test_other_numbers_are_shown_between_their_least_and_greatest() -> None:
+    rows = np.array([[[-1.0, 0.0], [1.0, np.nan]]], np.float32)
+    assert as_images(rows).tolist() == [[[0, 128], [255, 0]]]
+    assert as_images(np.array([[[False, True]]])).tolist() == [[[0, 255]]]
+    assert as_images(np.full((1, 2, 2), 7)).tolist() == [[[0, 0], [0, 0]]]
+    assert as_images(np.full((1, 2, 2), np.nan)).tolist() == [[[0, 0], [0, 0]]]
+
+
+def test_vectors_are_no_images() -> None:
+    shapes = [(), (4,), (1, 4), (2, 1, 4), (1, 1, 9), (2, 2), (3, 84, 84), (2, 2, 2, 2)]
+    assert [is_image(dr.Field(shape, "uint8")) for shape in shapes] == [
+        *(False, False, False),
+        *(True, False, True, True, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([0, "--field", "action"], "action has no images; these have: obs/image"),
+        ([9], "no episode 9: the store has 6 episodes"),
+        ([0, "--steps", "90:"], "--steps 90: names no step of the 3 steps"),
+    ],
+)
+def test_what_has_no_frames_takes_one_line(
+    run: Callable, small: Path, tmp_path: Path, arguments: list[object], message: str
+) -> None:
+    done = run("frames", small, *arguments, "--out", tmp_path / "strip.png")
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "strip.png").exists()

@@ -1,0 +1,143 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.cli.chart import Chart, Series, draw, save
+from diskreplay.cli.episode_leaves import began
+from diskreplay.cli.plot import What, chart_of, distribution, distributions, over_episodes
+from tests.cli.conftest import EPISODES, RETURNS, small_episode
+
+
+@pytest.fixture
+def store(small: Path) -> Iterator[dr.Store]:
+    with dr.open(small) as store:
+        yield store
+
+
+def chart(store: dr.Store, what: str, field: str | None = None) -> Chart:
+    return chart_of(What(what), sorted(store.episodes, key=began), store, field, lambda done, total: None)
+
+
+def every(name: str) -> np.ndarray:
+    return np.concatenate([small_episode(e)[name] for e in range(len(EPISODES))])
+
+
+def test_returns_and_lengths_are_those_of_the_episodes_in_order(store: dr.Store) -> None:
+    (returns,) = chart(store, "returns").series
+    np.testing.assert_array_equal(returns.x, np.arange(6))
+    np.testing.assert_allclose(returns.y, RETURNS)
+    (lengths,) = chart(store, "lengths").series
+    assert lengths.y.tolist() == [steps for steps, *_ in EPISODES]
+
+
+def test_rewards_and_actions_are_counted_over_all_steps(store: dr.Store) -> None:
+    (rewards,) = chart(store, "rewards").series
+    counts, edges = np.histogram(every("reward"), 40)
+    np.testing.assert_array_equal(rewards.y, counts)
+    np.testing.assert_allclose(rewards.x, (edges[1:] + edges[:-1]) / 2)
+    assert rewards.y.sum() == 80
+    actions = chart(store, "actions")
+    assert [series.name for series in actions.series] == ["[0]", "[1]"]
+    expected = np.histogram(every("action")[:, 1], np.histogram_bin_edges(every("action"), 40))[0]
+    np.testing.assert_array_equal(actions.series[1].y, expected)
+    (flags,) = chart(store, "actions", "obs/state/1").series
+    states = np.concatenate([small_episode(e)["obs"]["state"][1][: EPISODES[e][0]] for e in range(6)])
+    assert (flags.x.tolist(), flags.y.tolist()) == ([False, True], [80 - states.sum(), states.sum()])
+
+
+def test_ages_are_before_the_newest_step(store: dr.Store) -> None:
+    ages = chart(store, "ages")
+    (counts,) = ages.series
+    assert ages.x_label == "seconds before the newest"
+    assert counts.y.sum() == 80
+    assert counts.x.min() >= 0
+
+
+def test_whole_numbers_are_counted_one_by_one_where_they_are_few() -> None:
+    (few,) = distribution("actions", np.array([3, 0, 3, -1]), "value").series
+    assert (few.x.tolist(), few.y.tolist()) == ([-1, 0, 3], [1, 1, 2])
+    (many,) = distribution("actions", np.arange(1000), "value").series
+    assert many.y.tolist() == [25] * 40
+    both = distributions("x", {"a": np.array([1, 2]), "b": np.array([2, 2])}, "value").series
+    assert [series.y.tolist() for series in both] == [[1, 1], [0, 2]]
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    (counts,) = distribution("x", np.array([np.nan, 1.0, np.inf, 2.0, -np.inf]), "value").series
+    assert counts.y.sum() == 2
+    (points,) = over_episodes("return", np.array([1.0, np.nan, 3.0, np.inf])).series
+    assert (points.x.tolist(), points.y.tolist()) == ([0, 2], [1.0, 3.0])
+
+
+def test_a_running_mean_is_over_a_twentieth_of_the_episodes() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    points, mean = over_episodes("return", values).series
+    assert mean.name == "mean of 5"
+    np.testing.assert_allclose(mean.y, [values[i - 4 : i + 1].mean() for i in range(4, 100)])
+    np.testing.assert_array_equal(mean.x, np.arange(4, 100))
+    np.testing.assert_array_equal(points.y, values)
+
+
+@pytest.mark.parametrize("what", [*What])
+def test_it_is_drawn_in_a_terminal_or_a_pipe(run: Callable, small: Path, what: What) -> None:
+    done = run("plot", small, what.value)
+    assert (done.code, done.err) == (0, "")
+    assert "\x1b" not in done.out
+    lines = done.out.splitlines()
+    assert 20 < len(lines) < 25
+    assert max(map(len, lines)) <= 80
+    title = {"returns": "return of 6 episodes", "lengths": "length of 6", "actions": "action, 2 of 2 elements"}
+    assert title.get(what.value, {"rewards": "reward", "ages": "ages of steps"}.get(what.value, "")) in lines[0]
+
+
+def test_drawing_again_draws_nothing_of_before() -> None:
+    first = Chart("first", "x", "y", [Series("", np.arange(3), np.arange(3))], bars=False)
+    second = Chart("second", "x", "y", [Series("", np.arange(3), np.ones(3))], bars=True)
+    alone = draw(second)
+    draw(first)
+    assert draw(second) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.leaks("matplotlib keeps the files of its fonts open")
+@pytest.mark.parametrize("what", [*What])
+def test_it_is_saved_as_a_picture(run: Callable, small: Path, tmp_path: Path, what: What) -> None:
+    png, svg = tmp_path / "plot.png", tmp_path / "plot.svg"
+    assert run("plot", small, what.value, "--out", png) == (0, f"saved {png}\n", "")
+    from PIL import Image
+
+    with Image.open(png) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape == (675, 1200, 3)
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
+    assert run("plot", small, what.value, "--where", "length > 3", "--out", svg).code == 0
+    assert svg.read_text().startswith("<?xml")
+
+
+@pytest.mark.slow
+@pytest.mark.leaks("matplotlib keeps the files of its fonts open")
+def test_several_series_are_named_in_a_picture(tmp_path: Path) -> None:
+    rows = [Series(f"element {i}", np.arange(3), np.arange(3) + i) for i in range(2)]
+    for bars in (True, False):
+        save(Chart("title", "across", "up", rows, bars), tmp_path / "plot.svg")
+        drawn = (tmp_path / "plot.svg").read_text()
+        for text in ("title", "across", "up", "element 0", "element 1"):
+            assert f"<!-- {text} -->" in drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["returns", "--where", "length > 100"], "there is no such episode to plot"),
+        (["rewards", "--where", "length > 100"], "there is no such episode to plot"),
+        (["actions", "--field", "colour"], "no field 'colour' in this store"),
+    ],
+)
+def test_what_cannot_be_plotted_takes_one_line(run: Callable, small: Path, arguments: list[str], message: str) -> None:
+    done = run("plot", small, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
