@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +13,9 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.episode_leaves import began
+from diskreplay.cli.episode_leaves import in_order
 from diskreplay.cli.where import Predicate, Where, compile_where, matching
+from diskreplay.errors import SegmentGone
 from diskreplay.format.durable import sync_folder
 from diskreplay.format.layout import PRIORITY
 from diskreplay.format.root import Limits, Root, read_root
@@ -64,20 +65,25 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
                 )
         condition = None if where is None else compile_where(where, stores[0].schema)
         chosen, left = choose(stores, condition)
-        what = f"{text.plural(len(chosen), 'episode')} of {text.plural(sum(map(len, chosen)), 'step')}"
+        copied = chosen
         if not dry_run:
             with console.bar("Copying steps") as progress, new_store(to, read_root(stores[0].path), limits) as target:
-                write(target, chosen, progress)
+                copied = write(target, chosen, progress)
+    what = f"{text.plural(len(copied), 'episode')} of {text.plural(sum(map(len, copied)), 'step')}"
     line = f"would be copied  {what}" if dry_run else f"copied  {what}  to {text.clean(to)}"
-    console.emit(f"{line}; {text.plural(left, 'open episode')} left out" if left else line)
+    if left:
+        line += f"; {text.plural(left, 'open episode')} left out"
+    if gone := len(chosen) - len(copied):
+        line += f"; {text.plural(gone, 'episode')} left the store meanwhile"
+    console.emit(line)
 
 
 def choose(stores: Sequence[dr.Store], where: Predicate | None) -> tuple[list[Episode], int]:
     """Return the ended episodes that are met, in the order in which they began, and how many open ones would be."""
     every = [episode for store in stores for episode in store.episodes]
     found = every if where is None else list(compress(every, matching(every, where)))
-    ended = sorted((episode for episode in found if episode.ended != "open"), key=began)
-    return ended, len(found) - len(ended)
+    ended = [episode for episode in found if episode.ended != "open"]
+    return in_order(ended), len(found) - len(ended)
 
 
 @contextmanager
@@ -100,14 +106,17 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> None:
-    """Append episodes, one by one and each as it is."""
-    total, done = sum(map(len, episodes)), 0
+def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> list[Episode]:
+    """Append episodes, one by one and each as it is; return those whose segment was there until then."""
+    total, done, copied = sum(map(len, episodes)), 0, []
     with target.writer(durability="none") as writer:
         for episode in episodes:
-            append(writer, episode, target.schema)
+            with suppress(SegmentGone):
+                append(writer, episode, target.schema)
+                copied.append(episode)
             done += len(episode)
             progress(done, total)
+    return copied
 
 
 def append(writer: dr.Writer, episode: Episode, schema: dr.Schema) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.episode_leaves import began, cell, episode_leaves, step_leaves
+from diskreplay.cli.episode_leaves import cell, episode_leaves, in_order, step_leaves
 from diskreplay.format.layout import PRIORITY
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
@@ -58,7 +58,7 @@ def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[
     counts = [{"steps": len(store), "episodes": store.num_episodes} for store in (a, b)]
     yield from _of_mappings("", *counts)
     if a.schema == b.schema:
-        ordered = [sorted(store.episodes, key=began) for store in (a, b)]
+        ordered = [in_order(store.episodes) for store in (a, b)]
         total = max(map(len, ordered))
         for number, (one, two) in enumerate(zip_longest(*ordered)):
             if one is None or two is None:

@@ -3,6 +3,7 @@
 import csv as csv_files
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from json import dumps
@@ -18,6 +19,7 @@ from diskreplay.cli.episode_leaves import cell, short
 from diskreplay.cli.where import Where, compile_where, matching
 
 TABLE_LIMIT = 50
+TRIES = 20  # of a store from which episodes leave at once
 COLUMNS = ("index", "id", "segment", "lane", "start", "length", "return", "terminated", "truncated", "cut", "open")
 
 Columns = Mapping[str, NDArray[Any]]
@@ -114,7 +116,7 @@ def episodes(
         raise typer.BadParameter("--json and --csv exclude each other")
     with dr.open(path, mode="r") as store, console.bar("Reading episodes") as progress:
         condition = None if where is None else compile_where(where, store.schema)
-        columns = with_fields(store, with_index(store.episode_table(progress=progress)))
+        columns = read_columns(store, progress)
         key = sort_key(columns, sort)
         found = choose(columns, bounds, key, descending)
         if condition is not None:
@@ -135,6 +137,15 @@ def episodes(
 def with_index(columns: Columns) -> Columns:
     """Add each episode's place in `store.episodes`."""
     return {"index": np.arange(len(columns["length"])), **columns}
+
+
+def read_columns(store: dr.Store, progress: console.Report) -> Columns:
+    """Return the table of the episodes, with their fields; of a newer snapshot where some have left meanwhile."""
+    for _ in range(TRIES):
+        with suppress(dr.SegmentGone):
+            return with_fields(store, with_index(store.episode_table(progress=progress)))
+        store.refresh()
+    return with_fields(store, with_index(store.episode_table(progress=progress)))
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:

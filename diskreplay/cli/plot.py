@@ -1,6 +1,7 @@
 """`diskreplay plot`: what a store's episodes are like, in the terminal or as a picture."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from itertools import compress
 from pathlib import Path
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.chart import Chart, Series, draw, save
-from diskreplay.cli.episode_leaves import began, chosen_leaves, short, step_leaves
+from diskreplay.cli.episode_leaves import chosen_leaves, in_order, short, step_leaves
 from diskreplay.cli.where import Where, compile_where, matching
+from diskreplay.errors import SegmentGone
 from diskreplay.store.reading.episodes import Episode
 
 BINS = 40
@@ -55,7 +57,7 @@ def plot(
         found: list[Episode] = list(store.episodes)
         if where is not None:
             found = list(compress(found, matching(found, compile_where(where, store.schema))))
-        chart = chart_of(what, sorted(found, key=began), store, field, progress)
+        chart = chart_of(what, in_order(found), store, field, progress)
     if out is None:
         console.emit(draw(chart))
     else:
@@ -71,7 +73,8 @@ def chart_of(
     def each(read: Callable[[Episode], Any]) -> list[Any]:
         found = []
         for done, episode in enumerate(episodes):
-            found.append(read(episode))
+            with suppress(SegmentGone):
+                found.append(read(episode))
             progress(done + 1, len(episodes))
         return found
 

@@ -146,6 +146,23 @@ def test_a_copy_that_fails_leaves_nothing(run: Callable, small: Path, monkeypatc
     assert names(small.parent) == ["store"]
 
 
+def test_what_leaves_a_store_meanwhile_is_told(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_small(tmp_path / "a", segment_steps="episode")
+    append = dr.Writer.append_episode
+
+    def evict_others(writer: dr.Writer, *args: Any, **kwargs: Any) -> None:
+        append(writer, *args, **kwargs)
+        with dr.open(tmp_path / "a", "a") as store:
+            store.evict(lambda episode: len(episode) in (4, 5))
+
+    monkeypatch.setattr(dr.Writer, "append_episode", evict_others)
+    done = run("copy", tmp_path / "a", tmp_path / "b")
+    line = f"copied  4 episodes of 71 steps  to {tmp_path / 'b'}; 2 episodes left the store meanwhile\n"
+    assert done == (0, line, "")
+    with dr.open(tmp_path / "b") as store:
+        assert [len(episode) for episode in store.episodes] == [3, 60, 2, 6]
+
+
 def test_a_merge_has_the_episodes_of_all_stores_by_time_and_no_limits(run: Callable, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abc"]
     for path in paths[:2]:

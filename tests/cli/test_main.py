@@ -45,6 +45,23 @@ def test_every_command_explains_itself(run: Callable, command: str, flag: str) -
     assert "[default: None]" not in done.out
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(shell: str) -> None:
+    typed = "diskreplay episodes --w"
+    variables = {
+        "bash": {"_DISKREPLAY_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": "2"},
+        "zsh": {"_DISKREPLAY_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": typed},
+        "fish": {
+            "_DISKREPLAY_COMPLETE": "complete_fish",
+            "_TYPER_COMPLETE_ARGS": typed,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        },
+    }[shell]
+    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, env=os.environ | variables, check=False)
+    assert "--where" in done.stdout
+    assert "--json" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
