@@ -24,9 +24,9 @@ from torch import Tensor, nn
 import diskreplay as dr
 
 EPISODES, GOOD_SHARE, LEANS, NOISE = 300, 0.1, (0.1, 0.25), 0.05
-CONTEXT, WIDTH, LAYERS, HEADS, MAX_STEPS = 5, 64, 2, 2, 500
-UPDATES, BATCH_SIZE, LEARNING_RATE = 1_500, 64, 2e-3
-EVALUATION_EPISODES, TARGETS, ENOUGH_RETURN = 20, (150, 300, 500), 400.0
+CONTEXT, WIDTH, LAYERS, HEADS, MAX_STEPS, RETURN_SCALE = 5, 64, 2, 2, 500, 100.0
+UPDATES, BATCH_SIZE, LEARNING_RATE = 2_000, 64, 2e-3
+EVALUATION_EPISODES, TARGETS, ENOUGH_RETURN = 20, (150, 500), 400.0
 
 
 def collect(store: dr.Store, episodes: int, seed: int) -> float:
@@ -55,13 +55,13 @@ class DecisionTransformer(nn.Module):
         self.conditioned = conditioned
         self.embed_return, self.embed_obs = nn.Linear(1, WIDTH), nn.Linear(4, WIDTH)
         self.embed_action, self.embed_step = nn.Embedding(2, WIDTH), nn.Embedding(MAX_STEPS, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, return_to_go: Tensor, obs: Tensor, action: Tensor, step: Tensor) -> Tensor:
         """Compute the logits of the actions of (batch, length) steps, (batch, length, 2)."""
-        told = return_to_go / MAX_STEPS if self.conditioned else torch.zeros_like(return_to_go)
+        told = return_to_go / RETURN_SCALE if self.conditioned else torch.zeros_like(return_to_go)
         tokens = self.embed_return(told[:, :, None]), self.embed_obs(obs), self.embed_action(action)
         sequence = (torch.stack(tokens, dim=2) + self.embed_step(step)[:, :, None]).flatten(1, 2)
         # No token sees a later one: an action is predicted from what was known before it, at its observation's token.
@@ -74,6 +74,7 @@ def train(store: dr.Store, conditioned: bool, updates: int, seed: int) -> Decisi
     torch.manual_seed(seed)
     network = DecisionTransformer(conditioned)
     optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, updates)
     fields = ("...", "return_to_go", "step")
     sampler = dr.Sampler(store, dr.Sequences(CONTEXT, stride=1), batch_size=BATCH_SIZE, fields=fields, seed=seed)
     losses = []
@@ -86,6 +87,7 @@ def train(store: dr.Store, conditioned: bool, updates: int, seed: int) -> Decisi
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 0.25)
         optimizer.step()
+        schedule.step()
         losses.append(loss.item())
         if update % 500 == 0 or update == updates:
             name = "Decision Transformer" if conditioned else "behaviour cloning"
