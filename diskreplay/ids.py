@@ -36,6 +36,15 @@ FIRST_ID, STRIDE, STEPS, OBS_ROWS, END, TIME = range(6)
 EPISODE_COLUMNS = 6
 
 
+def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Tell by the flags of the row behind an episode's steps whether it holds the episode's values, not the last step.
+
+    It does where it is of that episode, as its final observation or its end marker, and was published with the values.
+    """
+    found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
+    return found
+
+
 class EpisodeTable:
     """Episodes, a line each: (n, 6) int64.
 

@@ -24,8 +24,7 @@ class Draw(NamedTuple):
 
     `chances` is the probability of each id, None where all are alike or the distribution is not `weighted`; `size`
     counts the ids it was drawn from; `least` is the smallest chance of any of these; where nothing is weighed, both are
-    0. A draw with fewer ids than were asked for comes
-    from a distribution that ends; one without any is its end.
+    0. A draw with fewer ids than were asked for comes from a distribution that ends; one without any is its end.
     """
 
     ids: Ints

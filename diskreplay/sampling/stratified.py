@@ -130,9 +130,8 @@ class _Groups:
         self._mark: Mark | None = None
         self._epoch = -1
         self._numbers: dict[bytes, int] = {}  # of groups, by their value
-        self._order = self.some = self._total = np.zeros(
-            0, np.int64
-        )  # `_order`: all groups in the order of their values
+        self._order: Ints = np.zeros(0, np.int64)  # all groups, in the order of their values
+        self.some = self._total = self._order
         self._clear()
 
     def _clear(self) -> None:

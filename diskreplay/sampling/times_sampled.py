@@ -95,10 +95,9 @@ class AtMost(Restricted):
         self._counts = times.of(kind)
         self._pending: list[Draw] = []  # drawn and not delivered
         # The ids that are left, in order, where they were listed, and what of.
-        self._left, self._mark = _NONE, None
+        self._left = _NONE
         self._left_of: Population | None = None
-
-    _mark: Mark | None
+        self._mark: Mark | None = None
 
     def __repr__(self) -> str:
         return f"{self._distribution}, each id at most {self._times.most} times,"

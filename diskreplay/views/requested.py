@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
-from diskreplay.ids import EPISODE_VALUES, FIRST, EpisodeTable
+from diskreplay.ids import EPISODE_VALUES, EpisodeTable, is_end_with_values
 from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.ages import Ages
@@ -152,10 +152,9 @@ class Requested:
         # As `Snapshot.episode_values` does, which reads segment by segment: too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
-        # They are in the row that the episode's end published last: the one after its steps where there is one.
         last.own_stop[:] = snapshot.committed[snapshot.lane_base[last.slot] + last.lane]
         flags = self._flags.rows(snapshot, last)[0][:, 0]
-        last.own[:] -= (flags & (EPISODE_VALUES | FIRST)) != EPISODE_VALUES
+        last.own[:] -= ~is_end_with_values(flags)
         given = (episodes.end & EPISODE_VALUES) != 0
         last.own_stop[:] = last.own + given
         if known is not None:

@@ -103,7 +103,6 @@ class Transitions(View):
             raise ValueError("next_fields must not name 'obs': a batch always has next_obs")
         if self.relabel is not None and not isinstance(self.relabel, Hindsight):
             raise ValueError(f"relabel must be None or Hindsight(...), not {self.relabel!r}")
-
         if self.next_missing not in ("mask", "drop"):
             raise ValueError(f'next_missing must be "mask" or "drop", not {self.next_missing!r}')
         if self.drops and not self.next_fields:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import EPISODE_COLUMNS, EPISODE_VALUES, FIRST, EpisodeTable, Ints, locate
+from diskreplay.ids import EPISODE_COLUMNS, EPISODE_VALUES, FIRST, EpisodeTable, Ints, is_end_with_values, locate
 from diskreplay.kernels.runs import lane_keys
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ def episode_values(snapshot: "Snapshot", leaf: str, ids: Ints) -> tuple[NDArray[
     for slot in np.unique(slots[given]).tolist():
         here = np.flatnonzero((slots == slot) & given)
         lanes, own, last = int(width[here[0]]), lane[here], row[here] + episodes.steps[here]
-        # They are in the row that the episode's end published last: the one behind its steps where there is one.
         behind = np.flatnonzero(last < snapshot.committed[snapshot.lane_base[slot] + own])
         flags = np.full(len(here), FIRST, np.uint8)
         flags[behind] = snapshot.leaf("done").values(slot, lanes, own[behind], last[behind])
-        last -= (flags & (EPISODE_VALUES | FIRST)) != EPISODE_VALUES
+        last -= ~is_end_with_values(flags)
         found[here] = values.values(slot, lanes, own, last)
     return found, given

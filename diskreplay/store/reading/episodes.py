@@ -8,7 +8,16 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
 from diskreplay.format.layout import LEAST_PRIORITY, PRIORITY, TIME
-from diskreplay.ids import CUT, EPISODE_VALUES, OPEN, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.ids import (
+    CUT,
+    EPISODE_VALUES,
+    OPEN,
+    POSITION_BITS,
+    POSITION_MASK,
+    TERMINATED,
+    TRUNCATED,
+    is_end_with_values,
+)
 from diskreplay.store.reading.chunk_table import LACKING
 from diskreplay.store.reading.snapshot import Snapshot
 
@@ -145,14 +154,13 @@ class Episode:
 
     @property
     def _last_id(self) -> int:
-        """The row that its end published last: the one after the steps where there is one."""
+        """The id of the row with its values; see `is_end_with_values`."""
         after = self._first + self._steps * self._stride
         slot, lane = self.segment - self._snapshot.origin, self.lane
         row = (after & POSITION_MASK) // self._stride
-        if row < self._snapshot.committed[self._snapshot.lane_base[slot] + lane]:
-            flags = int(self._snapshot.rows("done", after, 1)[0])
-            if flags & EPISODE_VALUES and not flags & 4:
-                return after
+        is_behind = row < self._snapshot.committed[self._snapshot.lane_base[slot] + lane]
+        if is_behind and is_end_with_values(self._snapshot.rows("done", after, 1))[0]:
+            return after
         return after - self._stride
 
     def _read(self, root: str, count: int) -> Any:
