@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import gymnasium as gym
@@ -17,6 +18,7 @@ from gymnasium.vector import SyncVectorEnv
 
 import diskreplay as dr
 from examples import (
+    apex_dqn,
     behaviour_cloning,
     decision_transformer,
     dqn_per,
@@ -29,6 +31,7 @@ from tests.testing.support import said
 
 EXAMPLES = Path(dqn_per.__file__).parent
 MODULES = [
+    apex_dqn,
     behaviour_cloning,
     decision_transformer,
     dqn_per,
@@ -112,6 +115,97 @@ def test_dqn_weighs_the_errors_and_tells_them_to_the_sampler(tmp_store, monkeypa
         masses = {step: (error + 1e-6) ** 0.6 for step, error in returns.items()}
         for step, mass in masses.items():
             assert abs(steps.count(step) - len(steps) * mass / sum(masses.values())) <= 2
+
+
+def test_apex_gives_each_step_the_error_that_its_sampled_transition_has(tmp_store) -> None:
+    torch.manual_seed(0)
+    network = apex_dqn.q_network()
+    with dr.create(tmp_store, dr.Schema.from_env(apex_dqn.FourRooms())) as store, store.writer() as writer:
+        for step, error in islice(apex_dqn.play(network, 0.9, seed=0), 3_000):
+            writer.append(**step, priority=error)
+        store.refresh()
+        assert {(episode.terminated, episode.cut) for episode in store.episodes[:-1]} == {(True, False), (False, False)}
+        view = dr.Transitions(n_step=apex_dqn.N_STEP, gamma=apex_dqn.GAMMA)
+        with dr.Sampler(store, view, fields=("...", "priority")) as sampler:
+            batch = sampler.gather(sampler.ids())
+    assert len(batch.index) >= 3_000 - 2
+    assert set(batch.n_steps.tolist()) == {1, 2, 3}
+    with torch.no_grad():
+        goal = batch.reward + batch.discount * network(batch.next_obs).max(1).values
+        error = goal - network(batch.obs).gather(1, batch.action[:, None])[:, 0]
+    torch.testing.assert_close(batch.priority, error.abs().double(), rtol=1e-4, atol=1e-6)
+
+
+def test_apex_collectors_differ_in_exploration_and_play_each_round_with_its_parameters(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(apex_dqn, "STEPS_PER_ROUND", 20)
+    folder, explored, seen = tmp_path, [], []
+    for played in range(2):
+        network = apex_dqn.q_network()
+        torch.nn.init.zeros_(network[2].weight)
+        torch.nn.init.constant_(network[2].bias, float(played))  # what any action is worth
+        torch.save(network.state_dict(), folder / f"parameters-{played}")
+
+    def fake(network: torch.nn.Module, epsilon: float, seed: int) -> Iterator:
+        explored.append((epsilon, seed))
+        step = dict(obs=20, action=0, reward=0.0, terminated=False, truncated=False, next_obs=20)
+        while True:
+            seen.append(network(torch.tensor(20)).max().item())
+            yield step, -seen[-1] - 1
+
+    monkeypatch.setattr(apex_dqn, "play", fake)
+    with dr.create(folder / "store", dr.Schema.from_env(apex_dqn.FourRooms())) as store:
+        for number, initial in enumerate(["td", "largest", "td", "largest"]):
+            apex_dqn.collect(store.path, folder, 2, number, 5, initial)
+        store.refresh()
+        priorities = [episode["priority"] for episode in store.episodes]
+    assert explored == [
+        (pytest.approx(epsilon), seed)
+        for epsilon, seed in zip([0.4, 0.4 ** (10 / 3), 0.4 ** (17 / 3), 0.4**8], range(20, 24), strict=True)
+    ]
+    assert seen == ([0.0] * 20 + [1.0] * 20) * 4
+    assert [len(each) for each in priorities] == [40] * 4
+    assert sorted(np.isnan(each).all() for each in priorities) == [False, False, True, True]
+    assert all(each.tolist() == [1.0] * 20 + [2.0] * 20 for each in priorities if not np.isnan(each).any())
+
+
+def test_apex_counts_the_cells_from_which_the_greedy_policy_comes_to_the_reward() -> None:
+    network, rooms = apex_dqn.q_network(), apex_dqn.FourRooms
+    assert len(rooms.CELLS) == 103
+    torch.nn.init.zeros_(network[2].weight)
+    for action, cells in enumerate([0, 3, 0, 4]):  # three above the corner with the reward, four left of it
+        network[2].bias.data = torch.eye(4)[action]
+        assert apex_dqn.evaluate(network) == cells / 103
+    # the shortest ways, found backwards from the reward
+    away, distance = [rooms.PLAN.index("G")], {rooms.PLAN.index("G"): 0}
+    policy = torch.zeros(169, 4)
+    for cell in away:
+        for action, move in enumerate(rooms.MOVES):
+            if rooms.PLAN[cell - move] != "#" and cell - move not in distance:
+                distance[cell - move] = distance[cell] + 1
+                policy[cell - move, action] = 1
+                away.append(cell - move)
+    assert set(away) == {*rooms.CELLS, away[0]}
+    assert max(distance.values()) < rooms.STEPS
+    assert apex_dqn.evaluate(torch.nn.Embedding.from_pretrained(policy)) == 1
+
+
+@pytest.mark.slow
+def test_apex_learns_while_four_processes_append_with_priorities(tmp_store, monkeypatch, capsys) -> None:
+    losses = results_of(monkeypatch, apex_dqn.Learner, "update")
+    skipped = results_of(monkeypatch, dr.Sampler, "update_priorities")
+    assert apex_dqn.main(["--small", "--path", str(tmp_store)])
+    assert len(losses) == 2 * apex_dqn.UPDATES_PER_ROUND
+    assert all(map(math.isfinite, losses))
+    assert skipped == [0] * len(losses)
+    steps = 3 * apex_dqn.COLLECTORS * apex_dqn.STEPS_PER_ROUND
+    with dr.open(tmp_store) as store:
+        assert len(store) == steps
+        assert np.isfinite(np.concatenate([episode["priority"] for episode in store.episodes])).all()
+        assert store.verify(deep=True) == []
+    assert re.fullmatch(
+        rf"(not )?learnt: a mean return of \d\.\d+ over 103 episodes, from {steps} steps of \d+ episodes",
+        last_line(capsys),
+    )
 
 
 def test_later_observations_of_the_corridor_do_not_tell_the_sign_so_one_of_two_answers_is_right() -> None:
