@@ -53,7 +53,7 @@ LIBRARIES = {
     "fcntl": {"format.locks", "format.volume"},
     "crc32c": {"format", "verify", "store.repair.repair_documents"},
     "numba": {"kernels"},
-    "torch": {"loading", "buffers", "cli", "interop.torch", "interop.torchrl"},
+    "torch": {"loading", "buffers", "cli", "interop.torch", "interop.torchrl", "interop.tianshou"},
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},

@@ -24,7 +24,7 @@ def test_the_readmes_examples_run_one_after_the_other(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "library", "count"),
-    [("Stable-Baselines3 and CleanRL", "stable_baselines3", 2), ("TorchRL", "torchrl", 1)],
+    [("Stable-Baselines3 and CleanRL", "stable_baselines3", 2), ("TorchRL", "torchrl", 1), ("Tianshou", "tianshou", 1)],
 )
 def test_the_examples_for_other_libraries_run(tmp_path, section, library, count):
     pytest.importorskip(library, reason=f"needs {library}")

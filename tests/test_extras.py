@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 USER_EXTRAS = EXTRAS.keys() - {"bench", "fuzz", "test"}
 # Libraries that take long to install: their tests skip by name.
-LARGE = {"torchrl"}
+LARGE = {"tianshou", "torchrl"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 # Libraries that are installed by another name.
 DISTRIBUTIONS = {"PIL": "pillow"}
@@ -140,6 +140,7 @@ print(json.dumps([message(call) for call in calls]))
     ("module", "library", "what"),
     [
         ("sb3", "stable_baselines3", "a buffer of Stable-Baselines3"),
+        ("tianshou", "tianshou", "a replay buffer of Tianshou"),
         ("torchrl", "torchrl", "a storage of TorchRL"),
     ],
 )

@@ -1,0 +1,327 @@
+"""A replay buffer of Tianshou whose observations and actions are in a store."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay import MissingExtra
+from diskreplay.interop.closing import Kept, closes
+
+with MissingExtra.raised_for("a replay buffer of Tianshou", "tianshou"):
+    import torch
+    from tianshou.data import Batch, PrioritizedVectorReplayBuffer, ReplayBufferManager, VectorReplayBuffer
+
+__all__ = ["StorePrioritizedReplayBuffer", "StoreReplayBuffer"]
+
+PathLike = str | os.PathLike[str]
+Array = NDArray[Any]
+
+# What is in the store, and the fields of it.
+FIELDS = {"obs": "obs", "act": "action", "obs_next": "next_obs"}
+
+
+class InStore(ReplayBufferManager):  # type: ignore[misc]
+    """What the buffers below have of a store; goes before a vector buffer of Tianshou."""
+
+    def __init__(
+        self,
+        store: dr.Store | PathLike,
+        total_size: int,
+        buffer_num: int = 1,
+        *,
+        save_only_last_obs: bool = False,
+        durability: float | str = 5.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(total_size, buffer_num, **kwargs)
+        self._last_frame, self._durability = save_only_last_obs, durability
+        self._path = Path(store.path if isinstance(store, dr.Store) else store).absolute()
+        self._store = store if isinstance(store, dr.Store) else None
+        self._begin()
+        self._null = np.zeros(self.maxsize, np.bool_)  # where what is in the store has a NaN
+        # Of observations it has the ids of the steps; actions are a key that every batch must have.
+        flags = {name: np.zeros(self.maxsize, np.bool_) for name in ("terminated", "truncated", "done", "act")}
+        super().set_batch(Batch(obs=np.full(self.maxsize, -1), rew=np.zeros(self.maxsize), **flags))
+        if self._store is None:
+            with suppress(dr.StoreNotFound):
+                self._store = dr.open(self._path, "a")
+                self._kept.append(self._store)
+        if self._store is not None:
+            self._restore(self._store)
+
+    def _begin(self) -> None:
+        """Begin with nothing opened."""
+        self._writer: dr.VectorWriter | None = None
+        self._columns: dict[str, Column] = {}
+        self._kept: Kept = []
+        self._close = closes(self, self._kept)
+
+    def close(self) -> None:
+        """Close the writer, and the store where only its path was given. Closing twice is fine."""
+        self._close()
+
+    def _restore(self, store: dr.Store) -> None:
+        """Fill the ring of each environment with its newest steps."""
+        lanes: list[list[dr.Episode]] = [[] for _ in self.buffers]
+        for episode in store.episodes:
+            lanes[episode.lane % self.buffer_num].append(episode)
+        with dr.Sampler(store, dr.Transitions(n_step=1)) as sampler:
+            there = sampler.ids()
+        meta: Any = self._meta
+        for lane, (episodes, buffer, offset) in enumerate(zip(lanes, self.buffers, self._offset, strict=True)):
+            chosen: list[dr.Episode] = []
+            at_least = 0  # the last step of an episode may be one that cannot be sampled
+            while episodes and at_least < buffer.maxsize:
+                chosen.insert(0, episodes.pop())
+                at_least += len(chosen[0]) - 1
+            if not chosen:
+                continue
+            ids, rewards = (np.concatenate(part) for part in zip(*((ep.ids, ep.reward) for ep in chosen), strict=True))
+            number = np.repeat(np.arange(len(chosen)), [len(episode) for episode in chosen])
+            kept = np.flatnonzero(np.isin(ids, there))[-buffer.maxsize :]
+            last = np.append(np.diff(number[kept]) > 0, np.ones(min(len(kept), 1), np.bool_))
+            terminated = last & np.array([episode.terminated for episode in chosen])[number[kept]]
+            count = len(kept)
+            rows = slice(offset, offset + count)
+            meta.obs[rows], meta.rew[rows], meta.done[rows] = ids[kept], rewards[kept], last
+            meta.terminated[rows], meta.truncated[rows] = terminated, last & ~terminated
+            buffer._size, buffer._insertion_idx = count, count % buffer.maxsize
+            buffer._ep_start_idx, buffer.last_index[0] = buffer._insertion_idx, max(count - 1, 0)
+            self._lengths[lane], self.last_index[lane] = count, offset + max(count - 1, 0)
+
+    # --- adding ------------------------------------------------------------------------------------------------------
+
+    def add(self, batch: Any, buffer_ids: Any = None) -> Any:
+        """Add a step of each environment in `buffer_ids`, or of all.
+
+        Raises
+        ------
+        SchemaError
+            A value is not as in the steps before; nothing was added.
+        StorageFull
+            There is no room; nothing was added.
+        """
+        lanes = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids)
+        obs, after, action = (_tree(batch[key]) for key in ("obs", "obs_next", "act"))
+        if self._last_frame:
+            obs, after = _mapped(_newest_frame, obs), _mapped(_newest_frame, after)
+        writer = self._writer or self._opened(obs, action)
+        values = obs, action, *(np.asarray(batch[key]) for key in ("rew", "terminated", "truncated")), after
+        mask = None
+        if not np.array_equal(lanes, np.arange(self.buffer_num)):
+            mask = np.isin(np.arange(self.buffer_num), lanes)
+            values = tuple(_mapped(partial(_spread, lanes=lanes, count=len(mask)), tree) for tree in values)
+        now, act, reward, ends, cuts, then = values
+        writer.append(now, act, reward, ends, cuts, then, mask)
+        rows = {key: batch[key] for key in batch.get_keys() if key not in FIELDS}
+        rows |= {"obs": writer.last_ids[lanes], "act": np.zeros(len(lanes), np.bool_)}
+        result = super().add(Batch(rows), buffer_ids)
+        self._null[result[0]] = np.any([_nulls(leaf) for tree in (obs, after, action) for leaf in _leaves(tree)], 0)
+        return result
+
+    def _opened(self, obs: Any, action: Any) -> dr.VectorWriter:
+        if self._store is None:
+            step = dr.Schema.from_example(_mapped(_first, obs), _mapped(_first, action))
+            schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"))
+            self._store = dr.create(self._path, schema, capacity=2 * self.maxsize, exist_ok=True)
+            self._kept.insert(0, self._store)
+        self._writer = self._store.writer(self.buffer_num, durability=self._durability)
+        self._writer.leave_at_exit()
+        self._kept.append(self._writer)
+        return self._writer
+
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Forget all steps; they stay in the store, their episodes cut where they were open."""
+        super().reset(keep_statistics)
+        if self._writer is not None:
+            self._writer.end_episode()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):
+            raise AttributeError(key)
+        if key not in FIELDS:
+            return super().__getattr__(key)
+        if key not in self._columns:
+            if self._store is None:
+                raise AttributeError(f"the buffer has no steps, and so no {key}")
+            sampler = dr.Sampler(self._store, dr.Transitions(n_step=1), fields=(FIELDS[key],), seed=0)
+            self._kept.append(sampler)
+            self._columns[key] = Column(self._meta, sampler, FIELDS[key])
+        return self._columns[key]
+
+    def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
+        """Return what is at indices, stacked as Tianshou stacks it."""
+        if key not in FIELDS:
+            return super().get(index, key, default_value, stack_num)
+        column, depth = self.__getattr__(key), self.stack_num if stack_num is None else stack_num
+        if depth == 1:
+            return column[index]
+        stack: list[Any] = []
+        indices: Any = np.array(index) if isinstance(index, list) else index
+        for _ in range(depth):
+            stack.insert(0, column[indices])
+            indices = self.prev(indices)
+        join: Any = Batch.stack if isinstance(stack[0], Batch) else np.stack
+        return join(stack, axis=np.ndim(indices))
+
+    def hasnull(self) -> bool:
+        """Tell whether there is a NaN in the buffer, without reading it: observations and actions came by `add`."""
+        held = self.sample_indices(0)
+        return bool(self._null[held].any()) or bool(len(held) and self._meta[held].hasnull())
+
+    # --- what would change steps -------------------------------------------------------------------------------------
+
+    def set_array_at_key(self, seq: Array, key: str, index: Any = None, default_value: float | None = None) -> None:
+        """Set a key of Tianshou's or of yours; ReadOnlyError for what is in the store."""
+        if key in FIELDS:
+            raise dr.ReadOnlyError(f"{key} cannot be set: the steps of a store never change")
+        super().set_array_at_key(seq, key, index, default_value)
+
+    def set_batch(self, batch: Any) -> None:
+        """Refuse to replace the steps, with a ReadOnlyError."""
+        raise dr.ReadOnlyError("steps cannot be replaced: those of a store never change; add them")
+
+    def dropnull(self) -> None:
+        """Refuse to drop steps, with a ReadOnlyError."""
+        raise dr.ReadOnlyError("steps cannot be dropped: those of a store never change; store.evict evicts episodes")
+
+    # --- pickles -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the steps, which are made durable where they are."""
+        if self._writer is not None:
+            self._writer.flush()
+        opened = ("_writer", "_columns", "_kept", "_close")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin()
+        if self._store is not None:
+            self._kept.append(self._store)
+        self._set_batch_for_children()
+
+    def save_hdf5(self, path: str, compression: str | None = None) -> None:
+        """Save what a pickle has to an HDF5 file."""
+        plain: Any = SimpleNamespace(**self.__getstate__())
+        ReplayBufferManager.save_hdf5(plain, path, compression)
+
+
+class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
+    """A `VectorReplayBuffer` of Tianshou whose steps are in a store: ``Collector(policy, envs, buffer)``.
+
+    Collectors, trainers and off-policy algorithms run on it as on Tianshou's own: indices mean the same, and with equal
+    seeds the batches are equal, n-step returns included. Observations and actions are in the store alone, each
+    observation once; in memory are, for each step, its id, reward and flags, and what the collector has beside, such as
+    infos.
+
+    A store at the path that has steps already is continued: the newest of each environment fill the buffer, oldest
+    first. A pickle, or what `save_hdf5` writes, has the ids and names the store. `reset` forgets the steps and leaves
+    them in the store.
+
+    Concurrency: one thread of one process. Other processes may read the store.
+
+    Parameters
+    ----------
+    store : Store or path
+        Opened with mode "a" to be added to. A path where there is none makes one when the first step comes, with a
+        capacity of twice `total_size`: the newest steps of environments that step less often than others stay longer.
+    total_size : int
+        Steps that the buffer holds, over all environments.
+    buffer_num : int
+        The number of environments, each of which has a ring of its own.
+    stack_num, ignore_obs_next, sample_avail, random_seed
+        As for Tianshou's `ReplayBuffer`.
+    save_only_last_obs : bool
+        Store the last of the frames that an observation is a stack of; `stack_num` stacks them again.
+    durability : float or str
+        As for `Store.writer`.
+
+    Raises
+    ------
+    InvalidIndex
+        In what reads steps: the store has evicted one that the buffer holds. Give the store a larger capacity.
+    """
+
+
+class StorePrioritizedReplayBuffer(InStore, PrioritizedVectorReplayBuffer):  # type: ignore[misc]
+    """A `PrioritizedVectorReplayBuffer` of Tianshou whose steps are in a store; see `StoreReplayBuffer`.
+
+    Parameters
+    ----------
+    alpha, beta, weight_norm
+        As for Tianshou's `PrioritizedReplayBuffer`.
+    **kwargs
+        Those of `StoreReplayBuffer`.
+    """
+
+    def _restore(self, store: dr.Store) -> None:
+        super()._restore(store)
+        self.init_weight(self.sample_indices(0))
+
+
+class Column:
+    """A field of the steps, read from the store by index: ``buffer.obs[indices]``."""
+
+    def __init__(self, meta: Any, sampler: dr.Sampler, field: str) -> None:
+        self._meta, self._sampler, self._field = meta, sampler, field
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return len(self._meta.obs)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an array, or of Dict spaces a Batch of these; InvalidIndex where there is no step."""
+        ids = np.asarray(self._meta.obs[index])
+        return _shown(self._sampler.gather(ids.reshape(-1))[self._field], ids.shape)
+
+
+def _shown(tree: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # of one step a number, as numpy's own indexing
+    return Batch({name: _shown(part, shape) for name, part in tree.items()})
+
+
+def _tree(value: Any) -> Any:
+    """Return a value of a batch as an array, or as dicts of these."""
+    return {key: _tree(value[key]) for key in value.get_keys()} if isinstance(value, Batch) else np.asarray(value)
+
+
+def _mapped(f: Callable[[Array], Any], tree: Any) -> Any:
+    return {key: _mapped(f, part) for key, part in tree.items()} if isinstance(tree, dict) else f(tree)
+
+
+def _leaves(tree: Any) -> list[Array]:
+    return [leaf for part in tree.values() for leaf in _leaves(part)] if isinstance(tree, dict) else [tree]
+
+
+def _first(leaf: Array) -> Any:
+    return leaf[0]
+
+
+def _newest_frame(leaf: Array) -> Array:
+    return leaf[:, -1]
+
+
+def _spread(values: Array, lanes: Array, count: int) -> Array:
+    """Return an array with a row for every environment, of which those in `lanes` have a value."""
+    rows = np.zeros((count, *values.shape[1:]), values.dtype)
+    rows[lanes] = values
+    return rows
+
+
+def _nulls(leaf: Array) -> Array:
+    """Tell which rows have a NaN."""
+    if leaf.dtype.kind != "f":
+        return np.zeros(len(leaf), np.bool_)
+    return np.asarray(np.isnan(leaf).reshape(len(leaf), -1).any(1))
