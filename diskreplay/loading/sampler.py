@@ -515,7 +515,8 @@ class Sampler(IterableDataset[Batch]):
         """Go on from a state: with the same arguments and steps in the store, with the same batches.
 
         Ids that are gone are dropped, those that are new have the largest priority. Of batches drawn ahead, the first
-        with a lost id and all behind it are drawn again.
+        with a lost id and all behind it are drawn again; the others tell `age`, and what is to come in episodes that
+        were open, as of now.
 
         Raises
         ------
