@@ -17,14 +17,20 @@ def test_the_readmes_examples_run_one_after_the_other(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.S)
     printed = [run_block(code, tmp_path) for code in blocks]
     assert printed[0].startswith("torch.Size([256, 4, 4])")
-    assert printed[1] == "torch.Size([64, 40, 4])\n"
-    assert re.fullmatch(r"torch.Size\(\[256, 4\]\) 0.0\n[1-9][0-9]* steps evicted\n", printed[2])
+    assert printed[1] == "torch.Size([32, 2])\n"
+    assert printed[2] == "torch.Size([64, 40, 4])\n"
+    assert re.fullmatch(r"torch.Size\(\[256, 4\]\) 0.0\n[1-9][0-9]* steps evicted\n", printed[3])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "library", "count"),
-    [("Stable-Baselines3 and CleanRL", "stable_baselines3", 2), ("TorchRL", "torchrl", 1), ("Tianshou", "tianshou", 1)],
+    [
+        ("DataLoader", "torch", 1),
+        ("Stable-Baselines3 and CleanRL", "stable_baselines3", 2),
+        ("TorchRL", "torchrl", 1),
+        ("Tianshou", "tianshou", 1),
+    ],
 )
 def test_the_examples_for_other_libraries_run(tmp_path, section, library, count):
     pytest.importorskip(library, reason=f"needs {library}")

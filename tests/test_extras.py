@@ -19,7 +19,7 @@ from tests.test_architecture import MODULES, imports_of
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-USER_EXTRAS = EXTRAS.keys() - {"bench", "fuzz", "test"}
+USER_EXTRAS = EXTRAS.keys() - {"all", "bench", "fuzz", "test"}
 # Libraries that take long to install: their tests skip by name.
 LARGE = {"tianshou", "torchrl"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
@@ -239,6 +239,12 @@ def test_the_package_depends_on_what_it_imports_and_on_nothing_else() -> None:
 def test_the_tests_install_all_that_the_package_can_use() -> None:
     (own,) = [each for each in map(Requirement, EXTRAS["test"]) if each.name == "diskreplay"]
     assert own.extras == USER_EXTRAS - LARGE
+
+
+def test_all_installs_every_extra_for_users_but_the_one_that_limits_other_libraries() -> None:
+    (own,) = map(Requirement, EXTRAS["all"])
+    assert own.name == "diskreplay"
+    assert own.extras == USER_EXTRAS - {"tianshou"}
 
 
 def test_numba_has_the_minor_version_after_the_one_that_is_tested_as_its_bound() -> None:

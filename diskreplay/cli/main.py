@@ -30,7 +30,7 @@ UNUSABLE, INTERRUPTED = 2, 130
 
 app = typer.Typer(
     name="diskreplay",
-    help="Look into experience replay stores on disk, and see one at work.",
+    help="Inspect experience replay stores on disk, and see one at work.",
     epilog="Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store.",
     rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph; "rich" would keep them apart
     pretty_exceptions_enable=False,
