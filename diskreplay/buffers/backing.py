@@ -79,6 +79,9 @@ class Backed(ABC):
     def _begin(self, store: Store) -> None:
         """Take up a store, new or found at the path."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store})"
+
     @property
     def store(self) -> Store | None:
         """The store that holds the steps, None before the first; it is closed with the buffer."""

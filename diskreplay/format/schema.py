@@ -175,7 +175,10 @@ class Schema:
         try:
             spaces = getattr(env, f"{prefix}observation_space"), getattr(env, f"{prefix}action_space")
         except AttributeError as error:
-            raise SchemaError(f"{type(env).__name__} is not an environment: {error}") from None
+            raise SchemaError(
+                f"{type(env).__name__} is not an environment: {error}; `Schema.from_example` takes one step's values "
+                "instead"
+            ) from None
         return cls.from_spaces(*spaces, extra=extra, episode=episode, dtype_map=dtype_map)
 
     def cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> dict[str, NDArray[Any]]:
@@ -322,7 +325,8 @@ def _flatten(plan: dict[str, _Plan], value: Any, path: str, flat: list[tuple[str
         unknown = [key for key in value if key not in plan]
         missing = [key for key in plan if key not in value]
         problem = f"unknown key {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
-        raise SchemaError(f"{path}: {problem}; known are {_listed(plan)}")
+        known = f"known are {_listed(plan)}" if plan else f"the schema has none: name it in Schema({path}={{...}})"
+        raise SchemaError(f"{path}: {problem}; {known}")
     for key, inner in plan.items():
         if type(inner) is str:
             flat.append((inner, value[key]))

@@ -193,6 +193,9 @@ class DiskReplayBuffer(ReplayBuffer):
         self._writer = writer
         return writer
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store})"
+
     @property
     def store(self) -> dr.Store | None:
         """The store that holds the steps, None before the first one; it is closed with the buffer."""

@@ -76,6 +76,9 @@ class StoreDataset(IterableDataset[dr.Batch]):
         # So that what is invalid is refused here, and not in a worker.
         self._sampler(rank, world_size).close()
 
+    def __repr__(self) -> str:
+        return f"StoreDataset({self._path!r}, {self._view})"
+
     def _sampler(self, rank: int, world_size: int) -> dr.Sampler:
         seed = None if self._seed is None else int(np.random.SeedSequence([self._seed, rank]).generate_state(1)[0])
         # What holds state belongs to one sampler: each gets a copy.
@@ -137,6 +140,9 @@ class MapDataset(Dataset[Any]):
         self._pid = -1
         with dr.Sampler(self._path, view, fields=fields, where=where) as sampler:
             self.ids: NDArray[np.int64] = sampler.ids()
+
+    def __repr__(self) -> str:
+        return f"MapDataset({self._path!r}, {self._view}, {len(self)} items)"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: it opens the store itself."""

@@ -64,6 +64,9 @@ class MixedSampler(IterableDataset[Batch]):
         for sampler, share in zip(self._samplers, self._shares, strict=True):
             sampler._expect(max(1, int(share * self._batch_size)))
 
+    def __repr__(self) -> str:
+        return f"MixedSampler({list(zip(self._samplers, self._shares.tolist(), strict=True))})"
+
     def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
         """Draw a batch; see `Sampler.sample`. `beta` counts for the samplers whose distribution has weights.
 
@@ -206,7 +209,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
         raise ValueError(f"samplers must be 1 to {MOST_SOURCES} pairs of a Sampler and its share, not {samplers!r}")
     for pair in samplers:
         if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], Sampler):
-            raise ValueError(f"samplers must be pairs of a Sampler and its share, and {pair!r} is none")
+            raise ValueError(f"samplers must be pairs of a Sampler and its share, not {pair!r}")
     shares = np.array([share for _, share in samplers], np.float64)
     if not np.isfinite(shares).all() or (shares <= 0).any():
         raise ValueError(f"shares must be positive numbers, not {shares.tolist()}")

@@ -659,7 +659,7 @@ class _ForeignLock:
     def __enter__(self) -> None:
         raise ReplayError(
             f"this sampler belongs to another process, number {self._parent}: make one there, with a seed or rank of "
-            "its own"
+            "its own, or give a DataLoader with workers a diskreplay.interop.torch.StoreDataset"
         )
 
     def __exit__(self, *_: object) -> None:

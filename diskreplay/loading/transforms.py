@@ -81,7 +81,7 @@ def _one_argument(transform: Any) -> Transform:
     if isinstance(transform, Transform):
         return transform
     if isinstance(transform, type) or not callable(transform):
-        raise ValueError(f"transform must be a function of a batch, or several in a list: {transform!r:.80} is none")
+        raise ValueError(f"transform must be a function of a batch, or several in a list, not {transform!r:.80}")
     return _Function(transform)
 
 

@@ -88,11 +88,21 @@ def create(
     return Store(target, "a")
 
 
+def _difference(found: Schema, wanted: Schema) -> str:
+    """Name the first field in which two schemas differ."""
+    for path in found.leaves | wanted.leaves:
+        if (one := found.leaves.get(path)) != (other := wanted.leaves.get(path)):
+            return f"in which {path} is {one or 'missing'}, not {other or 'missing'}"
+    return f"of the same fields nested otherwise, {found}"
+
+
 def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
     """Open the store at a path, or raise StoreExists where its schema or one of these limits is another."""
     root = read_root(target)
     if root.schema != schema:
-        raise StoreExists(f"the store at {target} has another schema, {root.schema}: give a new path") from None
+        raise StoreExists(
+            f"the store at {target} has another schema, {_difference(root.schema, schema)}: give a new path"
+        ) from None
     for name, wanted in vars(limits).items():
         if wanted is not None and (found := vars(root.limits)[name]) != wanted:
             raise StoreExists(

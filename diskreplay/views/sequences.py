@@ -141,11 +141,12 @@ class Sequences(View):
             )
 
     def _check_overlap(self) -> None:
+        default = " (the default): give one" if self.overlap is None else ""
         if self.overlap is None:
             object.__setattr__(self, "overlap", OVERLAP)
         assert self.overlap is not None
         if isinstance(self.overlap, int) and self.overlap >= self.length:
-            raise ValueError(f"overlap must be less than length, {self.length}, not {self.overlap}")
+            raise ValueError(f"overlap must be less than length, {self.length}, not {self.overlap}{default}")
         check_fields(self, overlap=partial(int_argument, least=0, most=self.length - 1))
         if isinstance(self.burn_in, int) and self.burn_in > self.overlap:
             raise ValueError(

@@ -142,3 +142,11 @@ print(there(), len(kept[0]), kept[0].sample(1).states.tolist())
     done = run(FILL + child, tmp_path)
     assert (done.stdout, said(done.stderr)) == ("3\n3 1 [[0.0, 0.0]]\n", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@EVERY
+def test_a_repr_says_which_store_it_has(make: Callable[[], dr.ReplayBuffer], temporary: Path) -> None:
+    buffer = make()
+    assert repr(buffer) == f"{type(buffer).__name__}({buffer.store!r})"
+    assert str(temporary) in repr(buffer)
+    buffer.close()

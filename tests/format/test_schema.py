@@ -252,6 +252,15 @@ def test_flatten_names_the_key_that_is_wrong(part, value, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("part", ["extra", "episode"])
+def test_a_value_that_the_schema_lacks_says_where_to_declare_it(part):
+    with pytest.raises(SchemaError) as caught:
+        Schema(F32, F32).flatten(part, {"log_prob": 1})
+    assert str(caught.value) == (
+        f"{part}: unknown key 'log_prob'; the schema has none: name it in Schema({part}={{...}})"
+    )
+
+
 def test_episode_values_may_be_left_out():
     assert nested_schema().flatten("episode", {"task": 2}) == [("episode/task", 2)]
     assert nested_schema().flatten("episode", {}) == []
@@ -451,7 +460,7 @@ def test_from_env_takes_one_environment_of_a_vector():
     assert single.leaves["action"].shape == ()
     env.close()
     envs.close()
-    with pytest.raises(SchemaError, match="int is not an environment"):
+    with pytest.raises(SchemaError, match="int is not an environment: .*; `Schema.from_example` takes one"):
         Schema.from_env(3)
 
 

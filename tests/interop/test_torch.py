@@ -31,6 +31,20 @@ def every_id(store):
     return np.sort(np.concatenate([episode.ids for episode in store.episodes]))
 
 
+def test_reprs_say_what_is_drawn_from_where(tmp_store):
+    with filled(tmp_store, 50) as store:
+        batches, items = StoreDataset(store, dr.Transitions()), MapDataset(store, dr.Transitions(n_step=2))
+        assert repr(batches) == f"StoreDataset('{store.path}', Transitions(n_step=1))"
+        assert repr(items) == f"MapDataset('{store.path}', Transitions(n_step=2), 50 items)"
+
+
+def test_a_sampler_in_a_worker_names_the_data_set_to_use(tmp_store):
+    with filled(tmp_store, 50) as store, dr.Sampler(store, dr.Transitions()) as sampler:
+        batches = iter(DataLoader(sampler, batch_size=None, num_workers=1))
+        with pytest.raises(dr.ReplayError, match=r"or give a DataLoader with workers a .*\.StoreDataset"):
+            next(batches)
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_sweep_gives_every_id_once_over_all_workers(tmp_store, workers):
     with filled(tmp_store) as store:

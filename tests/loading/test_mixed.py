@@ -44,6 +44,13 @@ def halves(batch: Any) -> list[dict[str, np.ndarray]]:
     return [{name: value[sources == source] for name, value in arrays.items()} for source in np.unique(sources)]
 
 
+def test_a_repr_says_which_share_each_sampler_has(store: Any) -> None:
+    one, five = (dr.Sampler(store, dr.Transitions(n_step=n)) for n in (1, 5))
+    assert repr(dr.MixedSampler([(one, 1), (five, 3)])) == (
+        "MixedSampler([(Uniform() over Transitions(n_step=1), 0.25), (Uniform() over Transitions(n_step=5), 0.75)])"
+    )
+
+
 def test_one_step_and_five_step_transitions_share_a_batch(store: Any) -> None:
     views = dr.Transitions(1, gamma=0.9), dr.Transitions(5, gamma=0.9)
     samplers = [dr.Sampler(store, view, dr.Prioritized(), seed=i) for i, view in enumerate(views)]

@@ -281,9 +281,9 @@ def test_a_batch_whose_transform_is_interrupted_comes_again(store: dr.Store, col
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (3, "transform must be a function of a batch, or several in a list: 3 is none"),
-        ([dr.ToFloat(), "x"], "transform must be a function of a batch, or several in a list: 'x' is none"),
-        (dr.ToFloat, "transform must be a function of a batch, or several in a list: <class .* is none"),
+        (3, "transform must be a function of a batch, or several in a list, not 3"),
+        ([dr.ToFloat(), "x"], "transform must be a function of a batch, or several in a list, not 'x'"),
+        (dr.ToFloat, "transform must be a function of a batch, or several in a list, not <class .*"),
     ],
 )
 def test_what_is_no_transform_is_refused(store: dr.Store, transform: Any, message: str) -> None:

@@ -180,6 +180,9 @@ class EpisodeList(Sequence[Episode]):
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
 
+    def __repr__(self) -> str:
+        return f"EpisodeList({len(self)} episodes)"
+
     def __len__(self) -> int:
         """Return the number of episodes."""
         return len(self._snapshot.episodes)

@@ -62,6 +62,10 @@ class BaseWriter:
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"{type(self).__name__}({state}, num_envs={len(self._episode_writer.lanes)})"
+
     def refuse_calls(self) -> None:
         """Have every later call refused."""
         held = CallLock()

@@ -40,6 +40,10 @@ def write(store, writer, steps, first=0, *, final=True, terminated=True, truncat
     store.refresh()
 
 
+def test_a_repr_says_how_many_episodes_there_are(store):
+    assert repr(store.episodes) == "EpisodeList(0 episodes)"
+
+
 def test_episodes_are_a_sequence_oldest_first(store):
     with store.writer() as writer:
         for i in range(5):

@@ -318,6 +318,34 @@ def test_create_refuses_a_folder_with_something_else_in_it(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+INT = dr.Field((), "int64")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "difference"),
+    [
+        (
+            dr.Schema(obs=(INT, dr.Field((4,), "float32")), action=INT),
+            "in which obs/1 is Field(shape=(), dtype=dtype('int64'), space=None), not "
+            "Field(shape=(4,), dtype=dtype('float32'), space=None)",
+        ),
+        (
+            dr.Schema(obs=(INT, INT), action=INT, extra={"cost": INT}),
+            "in which extra/cost is missing, not Field(shape=(), dtype=dtype('int64'), space=None)",
+        ),
+        (
+            dr.Schema(obs={"0": INT, "1": INT}, action=INT),
+            f"of the same fields nested otherwise, {dr.Schema((INT,) * 2, INT)}",
+        ),
+    ],
+)
+def test_exist_ok_names_the_first_field_that_differs(tmp_path, wanted, difference):
+    dr.create(tmp_path / "x", dr.Schema(obs=(INT, INT), action=INT)).close()
+    with pytest.raises(dr.StoreExists) as caught:
+        dr.create(tmp_path / "x", wanted, exist_ok=True)
+    assert str(caught.value) == f"the store at {tmp_path / 'x'} has another schema, {difference}: give a new path"
+
+
 def test_exist_ok_refuses_another_schema(filled):
     before = digest(filled)
     with pytest.raises(dr.StoreExists, match="schema"):

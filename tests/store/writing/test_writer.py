@@ -372,3 +372,10 @@ def test_a_number_that_would_become_infinite_is_refused_and_the_episode_goes_on(
         vector.append(np.zeros((2, 3), np.float32), [0, 0], [0.0, 1.0], [False, False], serial=[4, 5])
 
     assert lengths(store) == [2, 1, 1]
+
+
+def test_a_repr_says_how_many_environments_it_writes_and_whether_it_is_open(store):
+    writer, vector = store.writer(), store.writer(num_envs=3)
+    assert (repr(writer), repr(vector)) == ("Writer(open, num_envs=1)", "VectorWriter(open, num_envs=3)")
+    writer.close(), vector.close()
+    assert (repr(writer), repr(vector)) == ("Writer(closed, num_envs=1)", "VectorWriter(closed, num_envs=3)")
