@@ -141,7 +141,7 @@ print(json.dumps([message(call) for call in calls]))
     [
         ("sb3", "stable_baselines3", "a buffer of Stable-Baselines3"),
         ("tianshou", "tianshou", "a replay buffer of Tianshou"),
-        ("torchrl", "torchrl", "a storage of TorchRL"),
+        ("torchrl", "tensordict", "a storage of TorchRL"),  # of its two libraries, what is imported first
     ],
 )
 def test_an_adapter_says_which_extra_has_its_library(module: str, library: str, what: str) -> None:
