@@ -50,7 +50,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is none, such as a path.
+        If ``store`` is none, such as a path, or ``env`` is recorded into it already.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self._values = StepValues(store, info_fields)
+        _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
@@ -195,7 +196,8 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is none, such as a path, or the metadata name an autoreset mode that gymnasium does not know.
+        If ``store`` is none, such as a path, ``env`` is recorded into it already, or the metadata name an autoreset
+        mode that gymnasium does not know.
     """
 
     def __init__(
@@ -209,6 +211,7 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
         super().__init__(env)
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._values = StepValues(store, info_fields, (env.num_envs,))
+        _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
@@ -349,3 +352,11 @@ def _has_autoreset(env: gym.Env[Any, Any]) -> bool:
             return True
         env = env.env
     return False
+
+
+def _check_recorded_once(env: object, store: "Store") -> None:
+    """Raise ValueError where a wrapper inside records into the store: each of its steps would be there twice."""
+    while isinstance(env, gym.Wrapper | VectorWrapper):
+        if isinstance(env, RecordEpisodes | RecordVectorEpisodes) and env._store.path == store.path:
+            raise ValueError(f"this environment is recorded into {store.path} already: wrap env.env, or a new one")
+        env = env.env

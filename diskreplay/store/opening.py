@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from diskreplay.errors import SchemaError, StoreExists
+from diskreplay.errors import SchemaError, StoreExists, StoreNotFound
 from diskreplay.format import layout
 from diskreplay.format.root import Limits, create_root, read_root
 from diskreplay.format.schema import Schema
@@ -54,7 +54,7 @@ def create(
     Raises
     ------
     StoreExists
-        Something is at ``path``; with ``exist_ok``, a store with another schema or another limit.
+        Something is at ``path``; with ``exist_ok``, what is no store, or one with another schema or another limit.
     SchemaError
         ``validate="space"``, and an action has no space.
     ValueError
@@ -98,7 +98,10 @@ def _difference(found: Schema, wanted: Schema) -> str:
 
 def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
     """Open the store at a path, or raise StoreExists where its schema or one of these limits is another."""
-    root = read_root(target)
+    try:
+        root = read_root(target)
+    except StoreNotFound:
+        raise StoreExists(f"{target} exists and is not a readable store: give a new path") from None
     if root.schema != schema:
         raise StoreExists(
             f"the store at {target} has another schema, {_difference(root.schema, schema)}: give a new path"

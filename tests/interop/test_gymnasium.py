@@ -739,3 +739,17 @@ def test_an_environment_of_float64_is_recorded_as_the_float32_of_a_dtype_map(tmp
         batch = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0).sample()
         assert batch.obs["x"].dtype is torch.float32
     assert compared >= 25
+
+
+def test_an_environment_is_recorded_into_a_store_once(tmp_path):
+    paths = tmp_path / "a", tmp_path / "b"
+    one, other = (dr.create(path, dr.Schema.from_env(gym.make("CartPole-v1"))) for path in paths)
+    for env, record in (
+        (gym.make("CartPole-v1"), dr.RecordEpisodes),
+        (gym.make_vec("CartPole-v1", 2), dr.RecordVectorEpisodes),
+    ):
+        env = record(record(env, one), other)  # into two stores
+        with dr.open(one.path, "a") as again, pytest.raises(ValueError, match=r"into .*/a already: wrap env\.env"):
+            record(env, again)
+        env.close()
+    one.close(), other.close()

@@ -314,6 +314,9 @@ def test_create_refuses_a_folder_with_something_else_in_it(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises((dr.StoreExists, FileExistsError)):
         dr.create(tmp_path, serial_schema())
+    for path in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(dr.StoreExists, match="exists and is not a readable store: give a new path"):
+            dr.create(path, serial_schema(), exist_ok=True)
 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
