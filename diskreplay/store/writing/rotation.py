@@ -195,7 +195,12 @@ class Rotation:
             info, lock = self._retention.new_segment(self._first_number, lanes, size, self.has_priority)
             segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
         elif self.has_priority:
-            self._add_priority(segment)  # it may have been asked for before
+            try:
+                self._add_priority(segment)  # it may have been asked for before
+            except BaseException:
+                segment.close()
+                self._hand_over(segment)
+                raise
         if self._first_number is None:
             self._first_number = segment.number
         self._members[segment.number] = set()
@@ -221,7 +226,11 @@ class Rotation:
                 segment.lock.release()
                 return
             self.waits_for_sealing = True
-            self._sealer.submit(segment.info, segment.lock)
+            self._hand_over(segment)
+
+    def _hand_over(self, segment: SegmentWriter) -> None:
+        """Have a segment that is closed sealed in the background, when all that was appended is published."""
+        self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
         """Unmap everything, in a forked child: its locks were released already."""

@@ -40,15 +40,28 @@ class Sealer:
         self._postponed: list[tuple[SegmentInfo, StorageFull]] = []  # until there is room again
         self._is_behind = False  # there was no room for what follows sealing
         self._of_dead_writers: set[int] = set()
+        self._delayed: dict[int, Callable[[], None]] = {}  # by the number of the segment
 
-    def submit(self, info: SegmentInfo, lock: Lock, *, of_dead_writer: bool = False) -> None:
+    def submit(
+        self,
+        info: SegmentInfo,
+        lock: Lock,
+        *,
+        of_dead_writer: bool = False,
+        publish_delayed: Callable[[], None] | None = None,
+    ) -> None:
         """Take over an unsealed segment with its lock; waits while too many are waiting.
+
+        ``publish_delayed`` publishes what a full disk has delayed, or raises StorageFull where there is still no room.
+        It is called before the segment is sealed.
 
         One of a dead writer that turns out to be damaged is left as it is: readers warn of it, and repair is asked for
         by hand. What this process wrote itself has to be sealed.
         """
         if of_dead_writer:
             self._of_dead_writers.add(info.number)
+        if publish_delayed is not None:
+            self._delayed[info.number] = publish_delayed
         with self._condition:
             while len(self._waiting) >= _MOST_WAITING and self._runner is not None:
                 self._condition.wait()
@@ -120,7 +133,7 @@ class Sealer:
         try:
             if self._before is not None:
                 self._before()
-            seal_segments(self._root, infos)
+            self._seal_published(infos)
         except NotWritten as error:
             self._error = self._root.reason(error)
         except BaseException:
@@ -128,7 +141,7 @@ class Sealer:
             for info in infos:
                 try:
                     if not read_segment(self._root, info.number).sealed:
-                        seal_segments(self._root, [info])
+                        self._seal_published([info])
                 except BaseException as error:
                     if isinstance(error, DAMAGE) and info.number in self._of_dead_writers:
                         continue
@@ -137,6 +150,14 @@ class Sealer:
                         self._postponed.append((info, reason))
                     else:
                         self._error = reason
+
+    def _seal_published(self, infos: list[SegmentInfo]) -> None:
+        """Seal segments after all that was appended to them is published."""
+        for info in infos:
+            if (publish_delayed := self._delayed.get(info.number)) is not None:
+                publish_delayed()
+                del self._delayed[info.number]
+        seal_segments(self._root, infos)
 
     def _run(self) -> None:
         """Seal until nothing is waiting, unless another thread does so."""
