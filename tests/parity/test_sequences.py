@@ -176,7 +176,7 @@ def test_a_window_over_many_chunks_is_gathered_whole() -> None:
 def test_windows_of_random_stores_equal_the_reference() -> None:
     counts = []
 
-    @settings(max_examples=14, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=24, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         schema=schemas(),
         plans=st.lists(writer_plans(max_lanes=4, max_steps=40), min_size=1, max_size=2),

@@ -19,7 +19,13 @@ from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.verify import Problem, verify
 from tests.store.writing.test_recovery import ENDLESS
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
-from tests.verify.test_verify import DAMAGE, SEGMENT, replace_bytes, set_words
+from tests.verify.test_verify import DAMAGE, LANES, SEGMENT, original as collected, replace_bytes, set_words
+
+assert collected, "a fixture: a store with initial priorities"
+# What damages the initial priorities, of another store than the one here.
+PRIORITIES = {name for name, (_, _, where) in DAMAGE.items() if where.startswith(f"{LANES}/priority")} | {
+    "priorities of other chunks"
+}
 
 BACKUP = {name for name in DAMAGE if DAMAGE[name][2] == "zarr.json" or "evict" in name} - {
     "evictions that were not counted",
@@ -78,8 +84,24 @@ def test_a_link_in_a_segments_place_is_set_aside_and_not_followed(store_path):
     assert damage_left(store_path) == []
 
 
+@pytest.mark.parametrize("name", sorted(PRIORITIES))
+def test_damaged_priorities_are_repaired_or_set_aside_with_their_steps(collected, tmp_store, name):
+    shutil.copytree(collected, tmp_store)
+    before = serials(tmp_store)
+    DAMAGE[name][0](tmp_store)
+    assert damage_left(tmp_store)
+    done = repair(tmp_store)
+    assert done.left == []
+    assert done.actions
+    assert damage_left(tmp_store) == []
+    left = serials(tmp_store)
+    with dr.open(tmp_store) as store:
+        assert len(left) + sum(entry.steps for entry in store.quarantine) == len(before)
+    assert repair(tmp_store).actions == []
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(DAMAGE.keys() - BACKUP))
+@pytest.mark.parametrize("name", sorted(DAMAGE.keys() - BACKUP - PRIORITIES))
 def test_after_a_repair_verify_finds_nothing_and_nothing_was_deleted(store_path, name):
     DAMAGE[name][0](store_path)
     before = digest(store_path)
