@@ -255,7 +255,7 @@ class SegmentInfo:
             for chunk in range(chunks):
                 write_file(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", nbytes=changed.chunk_nbytes(leaf))
             sync_tree(building)
-            shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: nobody has looked into it
+            shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: no reader knows it yet
             os.rename(building, folder)
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)

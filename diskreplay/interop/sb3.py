@@ -604,7 +604,7 @@ def _close(store: dr.Store, kept: list[Any], folder: str | None, pid: int) -> No
         for one in [*kept, store]:
             one.close()
     except Exception:
-        if folder is None:
+        if folder is None:  # else it fails because the folder is gone, as it should be
             raise
     finally:
         kept.clear()

@@ -198,7 +198,7 @@ class Bounded(Restricted):
         return f"{self._distribution}, at most {self._index.most} ids,"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData where the index holds none of these."""
+        """Draw `size` ids of the population's share; NotEnoughData where the index has no id of the share."""
         self._index.follow(population, self._distribution)
         return super().draw(population, size, rng)._replace(size=len(self._index.ids))
 
