@@ -1,22 +1,19 @@
 """`diskreplay frames`: the images of an episode, as a strip or an animation."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.chart import EXTRA
 from diskreplay.cli.episode_leaves import chosen_leaves, find_episode, step_leaves
 from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice
-from diskreplay.errors import MissingExtra
-from diskreplay.format.schema import Field, Schema
+from diskreplay.format.schema import Schema
+from diskreplay.pictures import as_images, gif, is_image, png, strip
 
 MOST_FRAMES = 64  # of a strip, where no steps are named
-ROW = 8  # frames side by side
 
 
 def frames(
@@ -50,14 +47,7 @@ def frames(
         images = as_images(rows).repeat(scale, 1).repeat(scale, 2)
     if not len(images):
         raise typer.BadParameter(f"--steps {steps} names no step of the {text.plural(len(found), 'step')}")
-    with MissingExtra.raised_for("a picture of frames", EXTRA):
-        from PIL import Image
-
-    if out.suffix == ".png":
-        Image.fromarray(strip(images)).save(out)
-    else:
-        first, *others = map(Image.fromarray, images)
-        first.save(out, save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
+    out.write_bytes(png(strip(images)) if out.suffix == ".png" else gif(images, fps))
     console.emit(f"saved {text.plural(len(images), 'frame')} of {text.clean(leaf)}  {text.clean(out)}")
 
 
@@ -70,36 +60,3 @@ def image_leaf(schema: Schema, name: str | None) -> str:
         known = f"; these have: {', '.join(map(text.clean, images))}" if images else ""
         raise typer.BadParameter(f"{which} images{known}")
     return found[0]
-
-
-def is_image(leaf: Field) -> bool:
-    """Tell whether a field may hold images: two axes, or three, that are no vectors."""
-    return len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] > 1
-
-
-def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return frames as pictures: (n, height, width) of grey or (n, height, width, 3) of colours."""
-    if rows.ndim == 4:
-        if rows.shape[1] < min(rows.shape[2:]):  # channels or stacked frames come first
-            rows = np.moveaxis(rows, 1, -1)
-        if rows.shape[-1] != 3:
-            rows = rows[..., -1]
-    if rows.dtype == np.uint8:
-        return np.array(rows)
-    numbers = rows.astype(np.float64)
-    shown = np.isfinite(numbers)
-    low, high = (numbers[shown].min(), numbers[shown].max()) if shown.any() else (0.0, 1.0)
-    scaled = (np.where(shown, numbers, low) - low) / ((high - low) or 1.0)
-    return np.round(255 * scaled).astype(np.uint8)
-
-
-def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return frames beside and below each other, with a pixel of white between them."""
-    count, height, width = images.shape[:3]
-    columns = min(count, ROW)
-    lines = -(-count // columns)
-    sheet = np.full((lines * (height + 1) - 1, columns * (width + 1) - 1, *images.shape[3:]), 255, np.uint8)
-    for at, image in enumerate(images):
-        top, left = at // columns * (height + 1), at % columns * (width + 1)
-        sheet[top : top + height, left : left + width] = image
-    return sheet

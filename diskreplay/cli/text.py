@@ -6,13 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from diskreplay.markup import clean as clean
+
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 NOTHING = "-"
-
-
-def clean(text: object) -> str:
-    """Escape what is not printable: names come from the store, and a terminal obeys escape sequences."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
 
 
 def one_line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay import markup
 from diskreplay.errors import FormatError, SchemaError
 from diskreplay.format.spaces import DTYPE_NAMES, Field, dtype_map_argument, tree_from_example, tree_from_space
 from diskreplay.format.tuple_record import TupleRecord
@@ -19,6 +20,7 @@ _Plan = Any  # a leaf's path, or a dict of key -> _Plan
 MAX_DEPTH = 16
 MAX_LEAVES = 10_000
 MAX_KEY_BYTES = 200
+LEAVES_SHOWN = 50  # in a notebook
 
 # Names that an append's arguments, an episode's attributes or a batch's fields have already.
 # "self" would collide with append's own first argument.
@@ -245,6 +247,15 @@ class Schema:
         for part in ("extra", "episode"):
             parts[part] = {name: _node(tree) for name, tree in getattr(self, part).items()}
         return parts
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [*map(markup.text, (path, leaf.shape, leaf.dtype, f"{leaf.row_bytes:,}"))]
+            for path, leaf in [*self.leaves.items()][:LEAVES_SHOWN]
+        ]
+        headers = ["field", "shape", "dtype", ">bytes a step"]
+        title = markup.element("strong", markup.text("Schema"))
+        return markup.element("div", title, markup.table(headers, rows, len(self.leaves)))
 
     @classmethod
     def from_json(cls, data: Any) -> "Schema":

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
+from diskreplay import markup
 from diskreplay.format.schema import TupleRecord
 from diskreplay.loading.rollout_sequences import Bools, Windows, shuffled_sequences
 from diskreplay.loading.tensordicts import to_tensordict
@@ -123,6 +124,11 @@ class Batch(Mapping[str, Tree]):
 
     def __repr__(self) -> str:
         return f"Batch({', '.join(f'{name}={_describe(value)}' for name, value in self._tensors().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = [[*map(markup.text, row)] for name, value in self._tensors().items() for row in _rows_of(name, value)]
+        title = markup.element("strong", markup.text(f"Batch of {self.batch_size:,}"))
+        return markup.element("div", title, markup.table(["field", "shape", "dtype", "device"], rows))
 
     def _tensors(self) -> dict[str, Tree]:
         return {name: self[name] for name in self._fields}
@@ -344,6 +350,15 @@ def _describe(tree: Tree) -> str:
     if isinstance(tree, dict):
         return f"{{{', '.join(f'{name}: {_describe(below)}' for name, below in tree.items())}}}"
     return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
+
+
+def _rows_of(path: str, tree: Tree) -> Iterator[tuple[object, ...]]:
+    """Yield path, shape, dtype and device of each tensor of a tree."""
+    if type(tree) in _NODES:
+        for key, below in tree.items():
+            yield from _rows_of(f"{path}/{key}", below)
+    else:
+        yield path, tuple(tree.shape), str(tree.dtype).removeprefix("torch."), tree.device
 
 
 def _parts(batch: Batch) -> tuple[list[Tree], tuple[list[str], Kind | None]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay import markup
 from diskreplay.errors import Closed, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.format import layout
@@ -106,6 +107,17 @@ class Store:
         """Say where the store is and how much this object sees of it."""
         steps = "closed" if self._follower is None else f"steps={len(self)}"
         return f"Store({str(self.path)!r}, mode={self._mode!r}, {steps})"
+
+    def _repr_html_(self) -> str:
+        said: dict[str, object] = {"path": self.path, "mode": self._mode, "uuid": self.uuid}
+        if self._follower is None:
+            said["steps"] = "closed"
+        else:
+            said |= {"steps": f"{len(self):,}", "episodes": f"{self.num_episodes:,}"}
+        said |= {name: f"{limit:,}" for name, limit in vars(self._root.limits).items() if limit is not None}
+        facts = markup.facts({name: markup.text(value) for name, value in said.items()})
+        title = markup.element("strong", markup.text("Store"))
+        return markup.element("div", title, facts, markup.Html(self.schema._repr_html_()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as path and mode."""

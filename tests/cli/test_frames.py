@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 import diskreplay as dr
-from diskreplay.cli.frames import as_images, is_image, strip
+from diskreplay.pictures import strip
 from tests.cli.conftest import small_episode
 
 
@@ -57,44 +57,6 @@ def test_a_strip_of_a_long_episode_has_64_frames(run: Callable, tmp_store: Path,
     assert sheet.shape == (8 * 7 - 1, 8 * 6 - 1, 3)
     np.testing.assert_array_equal(sheet[:6, :5], frames[0])
     np.testing.assert_array_equal(sheet[-6:, -5:], frames[1000])
-
-
-@pytest.mark.parametrize(
-    ("shape", "shown"),
-    [
-        ((7, 9), (7, 9)),
-        ((7, 9, 1), (7, 9)),
-        ((1, 7, 9), (7, 9)),
-        ((7, 9, 3), (7, 9, 3)),
-        ((3, 7, 9), (7, 9, 3)),
-        ((7, 9, 4), (7, 9)),
-        ((4, 7, 9), (7, 9)),
-    ],
-)
-def test_channels_and_stacks_lie_on_either_side(shape: tuple[int, ...], shown: tuple[int, ...]) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, (2, *shape)).astype("u1")
-    images = as_images(rows)
-    assert images.shape == (2, *shown)
-    if shape[:1] == (4,):
-        np.testing.assert_array_equal(images, rows[:, 3])
-    if shape == (3, 7, 9):
-        np.testing.assert_array_equal(images, rows.transpose(0, 2, 3, 1))
-
-
-def test_other_numbers_are_shown_between_their_least_and_greatest() -> None:
-    rows = np.array([[[-1.0, 0.0], [1.0, np.nan]]], np.float32)
-    assert as_images(rows).tolist() == [[[0, 128], [255, 0]]]
-    assert as_images(np.array([[[False, True]]])).tolist() == [[[0, 255]]]
-    assert as_images(np.full((1, 2, 2), 7)).tolist() == [[[0, 0], [0, 0]]]
-    assert as_images(np.full((1, 2, 2), np.nan)).tolist() == [[[0, 0], [0, 0]]]
-
-
-def test_vectors_are_no_images() -> None:
-    shapes = [(), (4,), (1, 4), (2, 1, 4), (1, 1, 9), (2, 2), (3, 84, 84), (2, 2, 2, 2)]
-    assert [is_image(dr.Field(shape, "uint8")) for shape in shapes] == [
-        *(False, False, False),
-        *(True, False, True, True, False),
-    ]
 
 
 @pytest.mark.parametrize(

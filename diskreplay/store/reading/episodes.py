@@ -19,7 +19,10 @@ from diskreplay.ids import (
     is_end_with_values,
 )
 from diskreplay.store.reading.chunk_table import LACKING
+from diskreplay.store.reading.episode_html import episode_html, episodes_html
 from diskreplay.store.reading.snapshot import Snapshot
+
+ENDS_SHOWN = 5  # episodes at either end of a list, in a notebook
 
 
 class Episode:
@@ -44,6 +47,9 @@ class Episode:
     def __repr__(self) -> str:
         """Say which episode this is and how it ended."""
         return f"Episode(id={self._first}, steps={self._steps}, {self.ended})"
+
+    def _repr_html_(self) -> str:
+        return episode_html(self, self._snapshot, self._first, self._stride)
 
     @property
     def ended(self) -> str:
@@ -182,6 +188,10 @@ class EpisodeList(Sequence[Episode]):
 
     def __repr__(self) -> str:
         return f"EpisodeList({len(self)} episodes)"
+
+    def _repr_html_(self) -> str:
+        ends = [*range(len(self))[:ENDS_SHOWN], *range(max(ENDS_SHOWN, len(self) - ENDS_SHOWN), len(self))]
+        return episodes_html(len(self), [(at, self[at]) for at in ends])
 
     def __len__(self) -> int:
         """Return the number of episodes."""

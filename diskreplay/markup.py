@@ -1,0 +1,70 @@
+"""Pieces of HTML: what comes from outside is escaped, and the type says what has been.
+
+A piece is `Html`, which only the functions here make of text: a type checker refuses text that was not escaped.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import NewType
+
+Html = NewType("Html", str)
+"""Text that is HTML already."""
+
+NOTHING = Html("")
+_VOID = frozenset(["img", "meta"])
+
+
+def clean(text: object) -> str:
+    """Escape what is not printable: names come from the store, and a terminal obeys escape sequences."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+
+
+def text(value: object) -> Html:
+    """Return what a value prints as, for the text or an attribute of an element."""
+    return Html(escape(clean(value)))
+
+
+def joined(pieces: Iterable[Html], between: Html = NOTHING) -> Html:
+    """Return pieces one behind the other."""
+    return Html(between.join(pieces))
+
+
+def element(name: str, *content: Html, **attributes: object) -> Html:
+    """Return an element with its content; ``class_`` is the attribute `class`, and ``aria_label`` `aria-label`."""
+    said = "".join(f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{said}>" if name in _VOID else f"<{name}{said}>{joined(content)}</{name}>")
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0, **attributes: object) -> Html:
+    """Return a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
+    names = [header.removeprefix(">") for header in headers]
+    sides = [
+        {"style": "text-align:right" if header != name else "text-align:left"}
+        for header, name in zip(headers, names, strict=True)
+    ]
+    head = element(
+        "tr", *(element("th", text(name), scope="col", **side) for name, side in zip(names, sides, strict=True))
+    )
+    body = (
+        element("tr", *(element("td", cell, **side) for cell, side in zip(row, sides, strict=True))) for row in rows
+    )
+    parts = [element("thead", head), element("tbody", *body)]
+    if total > len(rows):
+        parts.insert(
+            0, element("caption", text(f"{total - len(rows):,} more are not shown"), style="caption-side:bottom")
+        )
+    return element("table", *parts, **attributes)
+
+
+def facts(values: Mapping[str, Html], **attributes: object) -> Html:
+    """Return a table of names and values, a line each."""
+    rows = (
+        element("tr", element("th", text(name), scope="row"), element("td", value)) for name, value in values.items()
+    )
+    return element("table", element("tbody", *rows), **attributes)
+
+
+def image(data: bytes, kind: str, alt: str, **attributes: object) -> Html:
+    """Return a picture that lies in the page itself; ``kind`` is "png" or "gif"."""
+    return element("img", src=f"data:image/{kind};base64,{b64encode(data).decode()}", alt=alt, **attributes)

@@ -1,0 +1,78 @@
+"""Images of a store as pictures: which fields hold images, and frames as greys or colours, side by side, as PNG."""
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import MissingExtra
+from diskreplay.format.spaces import Field
+
+ROW = 8  # frames side by side
+
+
+def is_image(leaf: Field) -> bool:
+    """Tell whether a field may hold images: two axes, or three, that are no vectors."""
+    return len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] > 1
+
+
+def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return frames as pictures: (n, height, width) of grey or (n, height, width, 3) of colours."""
+    if rows.ndim == 4:
+        if rows.shape[1] < min(rows.shape[2:]):  # channels or stacked frames come first
+            rows = np.moveaxis(rows, 1, -1)
+        if rows.shape[-1] != 3:
+            rows = rows[..., -1]
+    if rows.dtype == np.uint8:
+        return np.array(rows)
+    numbers = rows.astype(np.float64)
+    shown = np.isfinite(numbers)
+    low, high = (numbers[shown].min(), numbers[shown].max()) if shown.any() else (0.0, 1.0)
+    scaled = (np.where(shown, numbers, low) - low) / ((high - low) or 1.0)
+    return np.round(255 * scaled).astype(np.uint8)
+
+
+def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return frames beside and below each other, with a pixel of white between them."""
+    count, height, width = images.shape[:3]
+    columns = min(count, ROW)
+    lines = -(-count // columns)
+    sheet = np.full((lines * (height + 1) - 1, columns * (width + 1) - 1, *images.shape[3:]), 255, np.uint8)
+    for at, image in enumerate(images):
+        top, left = at // columns * (height + 1), at % columns * (width + 1)
+        sheet[top : top + height, left : left + width] = image
+    return sheet
+
+
+def smaller(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+    """Return pictures of at most ``most`` pixels a side: means of square blocks of the larger ones."""
+    count, height, width = images.shape[:3]
+    block = -(-max(height, width) // most)
+    if block == 1 or min(height, width) < block:
+        return images
+    height, width = height // block, width // block
+    blocks = images[:, : height * block, : width * block].reshape(count, height, block, width, block, *images.shape[3:])
+    means: NDArray[np.float64] = blocks.mean((2, 4))
+    return means.round().astype(np.uint8)
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """Return a picture as PNG."""
+    with MissingExtra.raised_for("a picture of frames", "plot"):
+        from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def gif(images: NDArray[np.uint8], fps: float) -> bytes:
+    """Return pictures as a GIF that runs for ever."""
+    with MissingExtra.raised_for("a picture of frames", "plot"):
+        from PIL import Image
+
+    first, *others = map(Image.fromarray, images)
+    file = io.BytesIO()
+    first.save(file, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
+    return file.getvalue()

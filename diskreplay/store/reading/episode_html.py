@@ -1,0 +1,81 @@
+"""Episodes as a notebook shows them: a few facts, and a strip of frames where there are images and pillow."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from diskreplay import markup
+from diskreplay.errors import MissingExtra, ReplayError
+from diskreplay.markup import Html
+from diskreplay.pictures import as_images, is_image, png, smaller, strip
+
+if TYPE_CHECKING:
+    from diskreplay.store.reading.episodes import Episode
+    from diskreplay.store.reading.snapshot import Snapshot
+
+FRAMES, WIDEST = 8, 96  # of the strip, and pixels of a frame
+MOST_FIELDS, MOST_TEXT = 20, 120
+# What is not read for a glance: rewards of so many steps, fields and frames of so many bytes.
+MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
+
+
+def episode_html(episode: "Episode", snapshot: "Snapshot", first: int, stride: int) -> Html:
+    """Return an episode as HTML, whose step t has the id ``first`` + t ``stride``."""
+    return markup.element(
+        "div",
+        markup.element("strong", markup.text("Episode")),
+        markup.facts(
+            {"id": markup.text(first), "steps": markup.text(f"{len(episode):,}"), **_facts(episode, snapshot)}
+        ),
+        _guarded(lambda: _strip(snapshot, first, stride, len(episode))),
+    )
+
+
+def episodes_html(total: int, shown: Sequence[tuple[int, "Episode"]]) -> Html:
+    """Return a list of episodes as HTML, of which some are shown, with their places."""
+    rows = [
+        [markup.text(at), markup.text(f"{len(episode):,}"), _return_of(episode), markup.text(episode.ended)]
+        for at, episode in shown
+    ]
+    title = markup.element("strong", markup.text(f"EpisodeList of {total:,} episodes"))
+    return markup.element("div", title, markup.table([">index", ">steps", ">return", "ended"], rows, total))
+
+
+def _guarded(read: Callable[[], Html]) -> Html:
+    """Return what is read, or why it cannot be: a store moves on, and a notebook has to show something."""
+    try:
+        return read()
+    except MissingExtra:
+        return markup.NOTHING
+    except (ReplayError, OSError) as error:
+        return markup.element("em", markup.text(error))
+
+
+def _facts(episode: "Episode", snapshot: "Snapshot") -> dict[str, Html]:
+    names = [*snapshot.schema.episode][:MOST_FIELDS]
+    values = {name: _guarded(partial(_field, episode, name)) for name in names}
+    return {"return": _return_of(episode), "ended": markup.text(episode.ended), **values}
+
+
+def _return_of(episode: "Episode") -> Html:
+    if len(episode) > MOST_STEPS:
+        return markup.text("not summed")
+    return _guarded(lambda: markup.text(f"{episode.total_reward:.6g}"))
+
+
+def _field(episode: "Episode", name: str) -> Html:
+    with np.printoptions(threshold=8, edgeitems=3, precision=4):
+        said = str(episode[name])
+    return markup.text(said if len(said) <= MOST_TEXT else f"{said[: MOST_TEXT - 3]}...")
+
+
+def _strip(snapshot: "Snapshot", first: int, stride: int, steps: int) -> Html:
+    leaves = {path: leaf for path, leaf in snapshot.schema.step_leaves.items() if is_image(leaf)}
+    path = next(iter(leaves), None)
+    if path is None or leaves[path].row_bytes > MOST_BYTES // FRAMES:
+        return markup.NOTHING
+    at = np.unique(np.linspace(0, steps - 1, FRAMES).round().astype(int)).tolist()
+    frames = np.concatenate([snapshot.rows(path, first + t * stride, 1) for t in at])
+    return markup.image(png(strip(smaller(as_images(frames), WIDEST))), "png", f"{path} of {len(at)} steps")
