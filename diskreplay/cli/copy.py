@@ -4,21 +4,20 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import compress
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.episode_leaves import in_order
-from diskreplay.cli.where import Predicate, Where, compile_where, matching
+from diskreplay.cli.where import Where, compile_where
 from diskreplay.errors import SegmentGone
 from diskreplay.format.durable import sync_folder
-from diskreplay.format.layout import PRIORITY
 from diskreplay.format.root import Limits, Root, read_root
+from diskreplay.interop.exchange.episode_data import EpisodeData
+from diskreplay.interop.exchange.exporting import choose
 from diskreplay.store.reading.episodes import Episode
 
 Target = Annotated[Path, typer.Argument(metavar="TO", help="The folder of the new store; nothing may be there.")]
@@ -30,8 +29,8 @@ def copy(path: console.StorePath, to: Target, where: Where = None, dry_run: DryR
 
     The new store has the same schema, limits and settings, and every value: final observations, episode fields, and
     how each episode ended. Its episodes are in the order in which they began, by one writer, with ids and times of
-    their own; what samplers have saved is not copied. Open episodes are left out. The new store appears whole, when
-    all is copied.
+    their own; what samplers have saved and the notes of imported data are not copied. Open episodes are left out. The
+    new store appears whole, when all is copied.
     """
     _run([path], to, where, dry_run, read_root(path.absolute()).limits)
 
@@ -64,7 +63,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
                     f"`diskreplay diff {text.clean(stores[0].path)} {text.clean(store.path)}` says where"
                 )
         condition = None if where is None else compile_where(where, stores[0].schema)
-        chosen, left = choose(stores, condition)
+        chosen, left = choose(chain.from_iterable(store.episodes for store in stores), condition)
         copied = chosen
         if not dry_run:
             with console.bar("Copying steps") as progress, new_store(to, read_root(stores[0].path), limits) as target:
@@ -76,14 +75,6 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
     if gone := len(chosen) - len(copied):
         line += f"; {text.plural(gone, 'episode')} left the store meanwhile"
     console.emit(line)
-
-
-def choose(stores: Sequence[dr.Store], where: Predicate | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that are met, in the order in which they began, and how many open ones would be."""
-    every = [episode for store in stores for episode in store.episodes]
-    found = every if where is None else list(compress(every, matching(every, where)))
-    ended = [episode for episode in found if episode.ended != "open"]
-    return in_order(ended), len(found) - len(ended)
 
 
 @contextmanager
@@ -112,51 +103,8 @@ def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Repor
     with target.writer(durability="none") as writer:
         for episode in episodes:
             with suppress(SegmentGone):
-                append(writer, episode, target.schema)
+                EpisodeData.of(episode, target.schema).append_to(writer, target.schema)
                 copied.append(episode)
             done += len(episode)
             progress(done, total)
     return copied
-
-
-def append(writer: dr.Writer, episode: Episode, schema: dr.Schema) -> None:
-    """Append an ended episode; one that was cut is neither terminated nor truncated then."""
-    given = {name: value for name in schema.episode if (value := episode[name]) is not None}
-    extra, priority = {name: episode[name] for name in schema.extra}, episode[PRIORITY]
-    ends = {"terminated": episode.terminated, "truncated": episode.truncated and not episode.cut}
-    lacking = np.isnan(priority)
-    if lacking.any() and not lacking.all():  # what an episode in one piece may not have
-        _append_steps(writer, episode, schema, extra, ends, given)
-        return
-    steps = {"obs": episode.obs, "action": episode.action, "reward": episode.reward, **extra}
-    writer.append_episode(**steps, **ends, episode=given, priority=None if lacking.any() else priority)
-
-
-def _append_steps(
-    writer: dr.Writer,
-    episode: Episode,
-    schema: dr.Schema,
-    extra: dict[str, Any],
-    ends: dict[str, bool],
-    given: dict[str, Any],
-) -> None:
-    trees = {"obs": episode.obs, "action": episode.action, "extra": extra}
-    rows = {part: schema.flatten(part, tree) for part, tree in trees.items()}
-    last, final = len(episode) - 1, len(rows["obs"][0][1]) - 1
-
-    def at(part: str, t: int) -> Any:
-        return schema.unflatten(part, {path: array[t] for path, array in rows[part]})
-
-    for t, (reward, priority) in enumerate(zip(episode.reward, episode[PRIORITY], strict=True)):
-        writer.append(
-            at("obs", t),
-            at("action", t),
-            reward,
-            **{name: value and t == last for name, value in ends.items()},
-            next_obs=at("obs", t + 1) if t < final else None,
-            episode=given if t == last and any(ends.values()) else None,
-            priority=None if np.isnan(priority) else priority,
-            **(at("extra", t) if extra else {}),
-        )
-    if not any(ends.values()):
-        writer.end_episode(episode=given)

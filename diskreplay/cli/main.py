@@ -19,6 +19,7 @@ from diskreplay.cli.diff import diff
 from diskreplay.cli.du import du
 from diskreplay.cli.episodes import episodes
 from diskreplay.cli.evict import evict
+from diskreplay.cli.exchange import export_store, import_store
 from diskreplay.cli.frames import frames
 from diskreplay.cli.inspect import inspect
 from diskreplay.cli.plot import plot
@@ -49,6 +50,8 @@ app.command("repair")(repair)
 app.command("evict")(evict)
 app.command("copy")(copy)
 app.command("merge")(merge)
+app.command("import")(import_store)
+app.command("export")(export_store)
 
 
 def _print_version(wanted: bool) -> None:

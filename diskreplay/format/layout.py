@@ -40,6 +40,8 @@ ROOT_COPY = f"{HIDDEN}/document"  # and of the root's
 METADATA = "zarr.json"
 MARKS = f"{DURABLE}/marks"  # the log beside the counter of durable rows
 LOCK = "lock"
+NOTES = f"{COUNTERS}/notes"  # JSON documents that a store keeps for its users, NAME.json
+NOTE_SUFFIX = ".json"
 
 # --- the store's counters: words of counters/, each with its complement 16 words on ----------------------------------
 NEXT_SEGMENT = 0

@@ -26,7 +26,7 @@ from diskreplay.format.schema import Field, Schema
 Document = dict[str, Any]
 Identity = tuple[int, int, int]  # inode, time of change and size of a file
 
-_MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 
@@ -250,8 +250,8 @@ def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
     """
     with opened(path, None, lookup=lookup) as fd:
         status = os.fstat(fd)
-        if status.st_size > _MAX_BYTES:
-            raise FormatError(f"{path} is larger than {_MAX_BYTES} bytes; restore this file")
+        if status.st_size > MAX_BYTES:
+            raise FormatError(f"{path} is larger than {MAX_BYTES} bytes; restore this file")
         return os.read(fd, status.st_size), _identity(status)
 
 
@@ -261,8 +261,8 @@ def parse_document(data: bytes, path: Path | str) -> Document:
     Raises FormatError where they are not JSON, not an object, or absurdly large.
     """
     try:
-        if len(data) > _MAX_BYTES:
-            raise ValueError(f"larger than {_MAX_BYTES} bytes")
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES} bytes")
         document = json.loads(data)
         if not isinstance(document, dict):
             raise ValueError("not an object")

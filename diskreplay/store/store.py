@@ -18,6 +18,7 @@ from diskreplay.errors import Closed, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.format import layout
 from diskreplay.format.file_systems import warn_of
+from diskreplay.format.notes import note_names, read_note, write_note
 from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
@@ -347,6 +348,42 @@ class Store:
         """
         self._check_writable("delete a sampler's state")
         delete_state(self._root, name)
+
+    @shown_paths()
+    def write_note(self, name: str, value: Any) -> None:
+        """Save a JSON value under a name, such as where the data come from; it replaces the one that is there.
+
+        Notes are kept with the store and mean nothing to it. It is durable when this returns.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        ValueError
+            The name is invalid, the value is not JSON, or has more than 64 MiB.
+        StorageFull
+            There is no room; the old note is untouched.
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
+        """
+        self._check_writable("write a note")
+        write_note(self._root, name, value)
+
+    @shown_paths()
+    def read_note(self, name: str) -> Any:
+        """Return what `write_note` saved last under a name; None where there is nothing.
+
+        Raises
+        ------
+        FormatError
+            It is damaged.
+        """
+        return read_note(self._root, name)
+
+    @shown_paths()
+    def note_names(self) -> list[str]:
+        """Return the names under which notes are saved, in order."""
+        return note_names(self._root)
 
     @shown_paths()
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:

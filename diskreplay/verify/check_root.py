@@ -1,5 +1,6 @@
 """A store apart from its segments: its own document, its counters, and what lies beside them."""
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,20 @@ def check_root(files: Files, plan: Plan) -> set[str]:
         for name in sorted(folders) if group == layout.LIMITERS else ():
             _check_limiter(files, plan, f"{group}/{name}")
     return good
+
+
+def check_notes(files: Files) -> None:
+    """Check the notes of a store, if it has some: JSON documents, each with a checksum of itself."""
+    if not os.path.lexists(files.path(layout.NOTES)):
+        return
+    names = files.listing(layout.NOTES) or {}
+    notes = [name for name, kind in names.items() if kind == "file" and name.endswith(layout.NOTE_SUFFIX)]
+    files.report_unknown(layout.NOTES, names, notes)
+    for name in sorted(name for name in notes if not name.startswith(".")):
+        where = f"{layout.NOTES}/{name}"
+        data = files.read(where, MAX_DOCUMENT_BYTES)
+        if data is not None and check_itself(files, where, data):
+            parse(files, where, data)
 
 
 def _check_limiter(files: Files, plan: Plan, where: str) -> None:

@@ -9,7 +9,15 @@ from diskreplay.errors import StoreNotFound
 from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
 from diskreplay.verify.check_quarantine import check_quarantine
-from diskreplay.verify.check_root import COUNTERS_FILE, Words, check_root, read_hidden, read_plan, read_words
+from diskreplay.verify.check_root import (
+    COUNTERS_FILE,
+    Words,
+    check_notes,
+    check_root,
+    read_hidden,
+    read_plan,
+    read_words,
+)
 from diskreplay.verify.check_segment import verify_segment
 from diskreplay.verify.check_states import verify_states
 from diskreplay.verify.documents import Plan
@@ -86,6 +94,7 @@ def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
     hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
     if layout.COUNTERS in good:
         check_quarantine(files, words.next_segment if words else None)
+        check_notes(files)
     states = verify_states(root, plan.store) if deep and layout.SAMPLERS in good else []
     return Beside(files.problems + states, numbers, words, hidden)
 

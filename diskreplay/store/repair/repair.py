@@ -277,7 +277,9 @@ class _Repair:
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
             if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was moved for another of its files
                 self._set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
-        elif problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE:
+        elif problem.where.startswith(f"{layout.NOTES}/") or (
+            problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE
+        ):
             self._set_aside(problem.where, problem.detail)
         elif parts[0] == layout.LIMITERS and len(parts) == 3:
             self._set_aside("/".join(parts[:2]), problem.detail)

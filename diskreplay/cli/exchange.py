@@ -1,0 +1,125 @@
+"""`diskreplay import` and `export`: data sets of other formats in and out of a store."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.where import Where, compile_where
+
+__all__ = ["SCHEMES", "Scheme", "export_store", "import_store"]
+
+
+class Scheme(NamedTuple):
+    """A format by the word before the colon: the adapter's module, what WHERE is, and options that only it has."""
+
+    module: str
+    where: str
+    options: tuple[str, ...] = ()
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "npz": Scheme("diskreplay.interop.npz", "a folder of NumPy files"),
+}
+
+
+def _help(metavar: str, verb: str) -> str:
+    listed = ", ".join(f"{name} ({scheme.where})" for name, scheme in SCHEMES.items())
+    return f"{metavar}, {verb}; SCHEME is one of: {listed}."
+
+
+def _complete(incomplete: str) -> list[str]:
+    return [f"{name}:" for name in SCHEMES if name.startswith(incomplete)]
+
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="SCHEME:WHERE", help=_help("The data set", "which is read"), autocompletion=_complete),
+]
+Target = Annotated[
+    str,
+    typer.Argument(metavar="SCHEME:WHERE", help=_help("The data set", "which is made"), autocompletion=_complete),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def import_store(
+    source: Source,
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the new store.")],
+    as_json: AsJson = False,
+) -> None:
+    """Import a data set into a new store.
+
+    An import that was interrupted goes on where it was when the command is repeated. The store keeps every value, how
+    each episode ended, and in its notes what the format says of the whole data set.
+    """
+    scheme, where = _parsed(source)
+    with console.bar("Importing steps") as progress:
+        done = import_module(scheme.module).import_dataset(where, path, progress=progress)
+    if as_json:
+        console.emit(text.to_json(asdict(done)))
+        return
+    console.emit(f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}")
+
+
+def export_store(
+    path: console.StorePath,
+    target: Target,
+    where: Where = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be.")] = False,
+    video: Annotated[bool, typer.Option("--video", help="Encode images as video, which loses detail.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export the ended episodes of a store, or those that meet an expression, to a new data set.
+
+    What the format cannot hold is named, and kept in a side folder, `diskreplay` inside the data set or beside its
+    file: importing the data set reads it, so nothing is lost. An export that was interrupted goes on where it was when
+    the command is repeated. Open episodes are left out.
+    """
+    scheme, to = _parsed(target)
+    given = {"video": True} if video else {}
+    if unknown := given.keys() - set(scheme.options):
+        raise typer.BadParameter(f"{target.partition(':')[0]} has no option --{min(unknown)}")
+    with dr.open(path) as store:
+        condition = None if where is None else compile_where(where, store.schema)
+        with console.bar("Exporting steps") as progress:
+            done = import_module(scheme.module).export_dataset(
+                store, to, where=condition, progress=progress, dry_run=dry_run, **given
+            )
+    if as_json:
+        not_held = [{"name": each.name, "reason": each.reason} for each in done.not_held]
+        console.emit(text.to_json({**asdict(done), "not_held": not_held, "dry_run": dry_run}))
+        return
+    line = f"would be exported  {_amount(done)}" if dry_run else f"exported  {_amount(done)}  to {text.clean(to)}"
+    line += _resumed(done)
+    if done.open_episodes:
+        line += f"; {text.plural(done.open_episodes, 'open episode')} left out"
+    console.emit(line)
+    if done.not_held:
+        names = [[text.clean(each.name), each.reason] for each in done.not_held]
+        kept = "would be kept" if dry_run else "kept"
+        console.show(console.table(f"not in the format, {kept} in {done.side_folder}", ["name", "reason"], names))
+
+
+def _parsed(given: str) -> tuple[Scheme, str]:
+    """Return the scheme and what follows the colon."""
+    name, colon, where = given.partition(":")
+    known = f"the schemes are {', '.join(SCHEMES)}"
+    if not colon or not where:
+        raise typer.BadParameter(f"{given!r} is not SCHEME:WHERE; {known}")
+    if name not in SCHEMES:
+        raise typer.BadParameter(f"unknown scheme {name!r}; {known}")
+    return SCHEMES[name], where
+
+
+def _amount(done: Any) -> str:
+    return f"{text.plural(done.episodes, 'episode')} of {text.plural(done.steps, 'step')}"
+
+
+def _resumed(done: Any) -> str:
+    return f"; {text.plural(done.resumed, 'episode')} by an earlier call" if done.resumed else ""

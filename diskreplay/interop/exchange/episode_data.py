@@ -1,0 +1,140 @@
+"""One ended episode as arrays by the paths of a schema: what readers of formats make, and writers get."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Episode, Schema, Writer
+
+Json = Any  # None, bool, int, float, str, or lists and dicts of these
+Arrays = Mapping[str, NDArray[Any]]
+
+OBS, ACTION, REWARD, EXTRA, FIELDS = "obs", "action", "reward", "extra", "episode"
+PRIORITY = "priority"
+
+
+@dataclass(frozen=True)
+class EpisodeData:
+    """One ended episode of T steps.
+
+    Attributes
+    ----------
+    steps : dict of str to array
+        By the paths of `Schema.step_leaves`: observations, ``(T + 1, ...)`` with a final one, else ``(T, ...)``; all
+        else ``(T, ...)``.
+    terminated, truncated : bool
+        How the environment ended it; neither: it was cut.
+    fields : dict of str to array
+        Episode fields by their paths, ``"episode/seed"``, those that were given.
+    priority : array, optional
+        Initial priorities ``(T,)``, NaN where none was given; None: no step has one.
+    notes : optional
+        What no array holds, as JSON: texts, values that only some steps have.
+    """
+
+    steps: Arrays
+    terminated: bool
+    truncated: bool
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    priority: NDArray[Any] | None = None
+    notes: Json = None
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.steps[REWARD])
+
+    @property
+    def cut(self) -> bool:
+        """Whether it was ended by nobody's rules: neither terminated nor truncated."""
+        return not (self.terminated or self.truncated)
+
+    @property
+    def has_final_obs(self) -> bool:
+        """Whether there is an observation after the last step."""
+        return any(len(rows) > len(self) for path, rows in self.steps.items() if is_obs(path))
+
+    @classmethod
+    def of(cls, episode: Episode, schema: Schema, notes: Json = None) -> Self:
+        """Read an ended episode of a store.
+
+        Raises
+        ------
+        SegmentGone
+            It has left the store since the snapshot.
+        """
+        trees = {OBS: episode.obs, ACTION: episode.action, REWARD: episode.reward}
+        trees[EXTRA] = {name: episode[name] for name in schema.extra}
+        given = {name: value for name in schema.episode if (value := episode[name]) is not None}
+        priority = episode[PRIORITY]
+        return cls(
+            {path: rows for part, tree in trees.items() for path, rows in schema.flatten(part, tree)},
+            episode.terminated,
+            episode.truncated and not episode.cut,
+            dict(schema.flatten(FIELDS, given)),
+            None if np.isnan(priority).all() else priority,
+            notes,
+        )
+
+    def tree(self, schema: Schema, part: str) -> Any:
+        """Return a part of the steps nested as the schema is: "obs", "action", "reward" or "extra"."""
+        return nested(schema, part, self.steps)
+
+    def append_to(self, writer: Writer, schema: Schema) -> None:
+        """Append the episode to a store of the schema; one piece, unless only some of its steps have a priority.
+
+        Raises
+        ------
+        SchemaError
+            A value does not fit the schema; nothing was written.
+        """
+        extra, fields = self.tree(schema, EXTRA), nested(schema, FIELDS, self.fields)
+        if self.priority is not None and np.isnan(self.priority).any():
+            self._append_steps(writer, schema, fields)
+            return
+        steps = {part: self.tree(schema, part) for part in (OBS, ACTION, REWARD)}
+        ends = {"terminated": self.terminated, "truncated": self.truncated}
+        writer.append_episode(**steps, **ends, episode=fields, priority=self.priority, **extra)
+
+    def _append_steps(self, writer: Writer, schema: Schema, fields: dict[str, Any]) -> None:
+        assert self.priority is not None
+        last, final = len(self) - 1, len(self) - 1 + self.has_final_obs
+
+        def at(part: str, t: int) -> Any:
+            rows = {path: rows[t] for path, rows in self.steps.items() if is_part(path, part)}
+            return nested(schema, part, rows)
+
+        for t, priority in enumerate(self.priority):
+            ended = t == last and not self.cut
+            writer.append(
+                at(OBS, t),
+                at(ACTION, t),
+                self.steps[REWARD][t],
+                t == last and self.terminated,
+                t == last and self.truncated,
+                next_obs=at(OBS, t + 1) if t < final else None,
+                episode=fields if ended else None,
+                priority=None if np.isnan(priority) else priority,
+                **at(EXTRA, t),
+            )
+        if self.cut:
+            writer.end_episode(episode=fields)
+
+
+def is_part(path: str, part: str) -> bool:
+    """Tell whether a path is that of a part, such as "obs", or of a leaf below it."""
+    return path == part or path.startswith(f"{part}/")
+
+
+def is_obs(path: str) -> bool:
+    """Tell whether a path is that of an observation."""
+    return is_part(path, OBS)
+
+
+def nested(schema: Schema, part: str, values: Mapping[str, Any]) -> Any:
+    """Return what is below a part, nested as the schema is; of extra and episode fields a dict, empty where none is."""
+    if part in (EXTRA, FIELDS) and not any(is_part(path, part) for path in values):
+        return {}
+    return schema.unflatten(part, values)

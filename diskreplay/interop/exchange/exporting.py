@@ -1,0 +1,278 @@
+"""Export: the ended episodes of a store to a data set, or the rest of one that was begun."""
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from diskreplay import Episode, Schema, SegmentGone, Store, StoreExists, open as open_store
+from diskreplay.interop.exchange.episode_data import EpisodeData, Json
+from diskreplay.interop.exchange.importing import Progress, import_notes
+from diskreplay.interop.exchange.side_folder import (
+    SCHEMA,
+    SideWriter,
+    beyond,
+    names_of,
+    read_document,
+    read_ids,
+    remove_ids,
+    side_path,
+    write_document,
+    write_ids,
+)
+
+Where = Callable[[Episode], bool]
+
+METADATA = "metadata"
+"""Name of what an import noted of a whole data set, for a format that has no place for it."""
+
+
+class Plan(NamedTuple):
+    """What a data set is to be made of.
+
+    Attributes
+    ----------
+    path : Path
+        Where.
+    schema : Schema
+        That of the store.
+    episodes, steps : int
+        How many it will have.
+    metadata : dict
+        What the store's own import had noted: "format", "source" and the "metadata" of that; empty without one.
+    """
+
+    path: Path
+    schema: Schema
+    episodes: int
+    steps: int
+    metadata: Mapping[str, Json]
+
+
+class Target(Protocol):
+    """A data set that is being written.
+
+    Attributes
+    ----------
+    episodes : int
+        How many it has whole; those of an interrupted export, when it is opened.
+    """
+
+    episodes: int
+
+    def add(self, episode: EpisodeData) -> None:
+        """Append an episode."""
+
+    def finish(self) -> None:
+        """Complete the data set: all its episodes are there."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How data sets of a format are written.
+
+    Attributes
+    ----------
+    name : str
+        As in "npz".
+    is_folder : bool
+        Whether a data set is a folder; what the format cannot hold is kept inside then, else beside the file.
+    not_held : mapping
+        What it cannot hold of such episodes, and why: paths of leaves, and the names of
+        `diskreplay.interop.exchange.side_folder`.
+    open : callable
+        Opens a new data set for a `Plan`, or one that was begun, as a context manager. What it leaves when the block
+        fails can be opened again.
+    """
+
+    name: str
+    is_folder: bool
+    not_held: Mapping[str, str]
+    open: Callable[[Plan], AbstractContextManager[Target]]
+
+
+class NotHeld(NamedTuple):
+    """Something that a format cannot hold: its name, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export did, or would do.
+
+    Attributes
+    ----------
+    path : str
+        The data set.
+    episodes, steps : int
+        How many it has.
+    resumed : int
+        How many of the episodes an earlier call had written.
+    open_episodes : int
+        How many were left out as they have not ended.
+    not_held : list of NotHeld
+        What the format cannot hold of these episodes.
+    side_folder : str, optional
+        Where that is kept: an import of the data set reads it, too. None: nothing had to be.
+    """
+
+    path: str
+    episodes: int
+    steps: int
+    resumed: int
+    open_episodes: int
+    not_held: list[NotHeld]
+    side_folder: str | None
+
+
+def export_from(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    make_format: Callable[[Schema], Format],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> Exported:
+    """Write the ended episodes of a store to a new data set, or those that an interrupted export left out.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        What is exported: the episodes of its current snapshot, in the order in which they began.
+    path : path
+        The data set: nothing, or what an interrupted export of these episodes has left.
+    make_format : callable
+        Returns the format for a schema.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+
+    Raises
+    ------
+    StoreExists
+        Something else is at the path.
+    SchemaError
+        The format cannot hold any of the store's episodes.
+    """
+    target = Path(path).absolute()
+    opened = nullcontext(store_or_path) if isinstance(store_or_path, Store) else open_store(store_or_path)
+    with opened as store:
+        episodes, left = choose(store.episodes, where)
+        chosen_format = make_format(store.schema)
+        side = side_path(target, chosen_format.is_folder)
+        _check_free(target, side, store, episodes, chosen_format)
+        steps = sum(map(len, episodes))
+        noted, notes = import_notes(store)
+        if dry_run:
+            lost, resumed = _lost(store, episodes, notes, chosen_format.not_held), 0
+        else:
+            plan = Plan(target, store.schema, len(episodes), steps, noted)
+            lost, resumed = _write(store, plan, episodes, notes, chosen_format, side, progress)
+    whole = {SCHEMA} | ({METADATA} if noted else set())
+    kept = lost | (whole & chosen_format.not_held.keys())
+    not_held = [NotHeld(name, reason) for name, reason in chosen_format.not_held.items() if name in kept]
+    return Exported(str(target), len(episodes), steps, resumed, left, not_held, str(side) if not_held else None)
+
+
+def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
+    """Return the ended episodes that are met, in the order in which they began, and how many open ones would be.
+
+    Those whose segment has left the store meanwhile are left out.
+    """
+    dated, left = [], 0
+    for episode in episodes:
+        with suppress(SegmentGone):
+            if where is not None and not where(episode):
+                continue
+            if episode.ended == "open":
+                left += 1
+            else:
+                dated.append((float(episode.times[0]), episode))
+    return [episode for _, episode in sorted(dated, key=lambda pair: pair[0])], left
+
+
+def _check_free(target: Path, side: Path, store: Store, episodes: Sequence[Episode], chosen: Format) -> None:
+    """Raise StoreExists where something is at the path but an interrupted export of these episodes."""
+    document = read_document(side)
+    if document is None:
+        if target.exists() or target.is_symlink():
+            raise StoreExists(f"{target} exists already; give the path of a new data set")
+        return
+    if document["complete"]:
+        raise StoreExists(f"{target} was exported already; give the path of a new data set")
+    begun, ids = read_ids(side), _first_ids(episodes)
+    same = (document["store"], document["format"]) == (store.uuid, chosen.name)
+    if not same or not np.array_equal(begun, ids[: len(begun)]):
+        raise StoreExists(
+            f"an export of other episodes to {target} was interrupted; delete it and {side}, or give another path"
+        )
+
+
+def _first_ids(episodes: Sequence[Episode]) -> np.ndarray:
+    return np.array([episode.ids[0] for episode in episodes], np.int64)
+
+
+def _lost(
+    store: Store, episodes: Sequence[Episode], notes: Mapping[int, Json], not_held: Mapping[str, str]
+) -> set[str]:
+    """Return which names of what a format lacks some episode has a value of."""
+    lost: set[str] = set()
+    for episode in episodes:
+        data = EpisodeData.of(episode, store.schema, notes.get(int(episode.ids[0])))
+        lost |= names_of(*beyond(data, not_held), not_held)
+    return lost
+
+
+def _write(
+    store: Store,
+    plan: Plan,
+    episodes: Sequence[Episode],
+    notes: Mapping[int, Json],
+    chosen: Format,
+    side: Path,
+    progress: Progress | None,
+) -> tuple[set[str], int]:
+    """Write the data set; return what the format lacks of its episodes, and how many were there already."""
+    document = {
+        "format": chosen.name,
+        "store": store.uuid,
+        "episodes": plan.episodes,
+        "schema": plan.schema.to_json(),
+        "metadata": dict(plan.metadata),
+        "complete": False,
+    }
+    write_ids(side, _first_ids(episodes))
+    write_document(side, document)
+    beside = SideWriter(side, chosen.not_held)
+    with chosen.open(plan) as target:
+        resumed = target.episodes
+        done = sum(map(len, episodes[: min(resumed, beside.episodes)]))
+        for number in range(min(resumed, beside.episodes), plan.episodes):
+            episode = episodes[number]
+            data = EpisodeData.of(episode, plan.schema, notes.get(int(episode.ids[0])))
+            if number >= beside.episodes:
+                beside.add(data)
+            if number >= target.episodes:
+                target.add(data)
+            done += len(data)
+            if progress is not None:
+                progress(done, plan.steps)
+        beside.flush()
+        target.finish()
+    if beside.lost or {SCHEMA, METADATA} & chosen.not_held.keys():
+        write_document(side, {**document, "complete": True, "not_held": sorted(beside.lost)})
+        remove_ids(side)
+    else:
+        shutil.rmtree(side)
+    return beside.lost, resumed

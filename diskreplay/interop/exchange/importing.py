@@ -1,0 +1,197 @@
+"""Import: a new store of the episodes of a data set, or the rest of one that was begun."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+from diskreplay import Episode, FormatError, Schema, Store, StoreExists, Writer, create
+from diskreplay.interop.exchange.episode_data import EpisodeData, Json
+from diskreplay.interop.exchange.side_folder import Side
+
+Progress = Callable[[int, int], None]
+
+NOTE, COMPLETE = "import", "complete"
+# Notes of so many episodes are one document: all that a resumed import reads again.
+EPISODES_A_NOTE = 128
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that is open to be read.
+
+    Attributes
+    ----------
+    format, name : str
+        Of which format it is, and which one: a path, or a name that stays.
+    schema : Schema
+        What its steps hold.
+    episodes, steps : int
+        How many it has.
+    read : callable
+        ``read(n)`` yields its episodes in order, the first of them number n.
+    metadata : dict
+        What the format says of the whole data set, as JSON.
+    side : Side, optional
+        What an export kept beside it: the shared code completes each episode with it.
+    """
+
+    format: str
+    name: str
+    schema: Schema
+    episodes: int
+    steps: int
+    read: Callable[[int], Iterator[EpisodeData]]
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    side: Side | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did.
+
+    Attributes
+    ----------
+    path : str
+        The store.
+    episodes, steps : int
+        How many were appended by this call.
+    resumed : int
+        How many episodes an earlier call had appended.
+    """
+
+    path: str
+    episodes: int
+    steps: int
+    resumed: int
+
+
+def import_into(path: str | PathLike[str], source: Source, progress: Progress | None = None) -> Imported:
+    """Append all episodes of a data set to a new store, or those that an interrupted import left out.
+
+    The store keeps the metadata of the data set, and what no array holds, in its notes: see `import_notes`.
+
+    Parameters
+    ----------
+    path : path
+        The store: nothing, an empty store with this schema, or one that an import of the same data set has begun.
+    source : Source
+        The data set.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+
+    Raises
+    ------
+    StoreExists
+        There is something else.
+    SchemaError
+        An episode does not fit the schema that the data set declares; those before it are in the store.
+    FormatError
+        The side folder of the data set is one of another data set.
+    """
+    if source.side is not None and source.side.episodes != source.episodes:
+        raise FormatError(
+            f"{source.name} has {source.episodes} episodes, and {source.side.path} describes {source.side.episodes} of "
+            "them; move that folder away to import without it"
+        )
+    with create(path, source.schema, exist_ok=True) as store:
+        origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
+        begun = _begin(store, origin, source)
+        if begun < source.episodes:
+            steps = _append(store, source, begun, progress)
+        else:
+            steps = 0
+        store.write_note(NOTE, {**store.read_note(NOTE), COMPLETE: True})
+        return Imported(str(store.path), source.episodes - begun, steps, begun)
+
+
+def _begin(store: Store, origin: dict[str, Json], source: Source) -> int:
+    """Return how many episodes of the source are in the store already; make its note where it has none."""
+    note = store.read_note(NOTE)
+    changed = store.info()["steps_evicted"] > 0 or bool(store.quarantine)
+    if note is None:
+        if len(store) or changed:
+            raise StoreExists(f"{store.path} has steps that no import has written; give the path of a new store")
+        store.write_note(NOTE, {**origin, COMPLETE: False, "metadata": dict(source.metadata)})
+        return 0
+    if {name: note.get(name) for name in origin} != origin:
+        made_of = ", ".join(f"{name} {note.get(name)}" for name in origin)
+        raise StoreExists(f"{store.path} was imported from other data ({made_of}); give the path of a new store")
+    if note[COMPLETE]:
+        return source.episodes
+    if changed:
+        raise StoreExists(
+            f"{store.path} has lost episodes since its import was interrupted, so it cannot be resumed; give a new path"
+        )
+    return store.num_episodes
+
+
+def _append(store: Store, source: Source, begun: int, progress: Progress | None) -> int:
+    there, steps = store.episodes[:begun], 0
+    first = begun - begun % EPISODES_A_NOTE
+    done = sum(map(len, there[:first]))
+    notes = _Notes(store)
+    with store.writer(durability="none") as writer:
+        for number, episode in enumerate(source.read(first), first):
+            if source.side is not None:
+                episode = source.side.complete(number, episode)
+            if number < begun:
+                _check_same(store, there[number], episode, number)
+                first_id = int(there[number].ids[0])
+            else:
+                episode.append_to(writer, source.schema)
+                first_id, steps = _first_id(writer, episode), steps + len(episode)
+            notes.add(number, first_id, episode.notes)
+            done += len(episode)
+            if progress is not None:
+                progress(done, source.steps)
+        notes.flush()
+    return steps
+
+
+def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int) -> None:
+    if len(there) != len(episode):
+        raise StoreExists(
+            f"episode {number} of {store.path} has {len(there)} steps and that of the data set {len(episode)}: it "
+            "cannot be resumed; give the path of a new store"
+        )
+
+
+def _first_id(writer: Writer, episode: EpisodeData) -> int:
+    return writer.last_id - len(episode) + 1
+
+
+class _Notes:
+    """Notes of episodes on their way to the store, some in each document."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._number, self._waiting = store, 0, dict[str, Json]()
+
+    def add(self, number: int, first_id: int, note: Json) -> None:
+        if number % EPISODES_A_NOTE == 0:
+            self.flush()
+            self._number = number
+        if note is not None:
+            self._waiting[str(first_id)] = note
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._store.write_note(f"{NOTE}-{self._number:08d}", self._waiting)
+            self._waiting = {}
+
+
+def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
+    """Return what an import noted in a store: about the data set, and of episodes by the id of their first step.
+
+    Both are empty where the store was not made by an import.
+    """
+    of_episodes: dict[int, Json] = {}
+    for name in store.note_names():
+        if name.startswith(f"{NOTE}-"):
+            of_episodes |= {int(first): note for first, note in store.read_note(name).items()}
+    return store.read_note(NOTE) or {}, of_episodes
+
+
+def as_json(result: Any) -> dict[str, Json]:
+    """Return a result record as JSON."""
+    return asdict(result)

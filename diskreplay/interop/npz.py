@@ -1,0 +1,181 @@
+"""Data sets of NumPy files: a folder with one ``.npz`` an episode, which holds all that a store does.
+
+``dataset.json`` has the schema, as `docs/format.md` describes it, and how many episodes and steps there are. A file
+``episode-NNNNNNNN.npz`` has the arrays of one episode by the paths of the schema: ``obs`` or ``obs/image``, one row
+longer than the others where there is a final observation, ``action``, ``reward``, ``extra/log_prob``, ``episode/seed``;
+scalars ``terminated`` and ``truncated``, both false where it was cut; ``priority``, where steps were appended with
+priorities; and ``notes``, UTF-8 text in JSON, if it has any.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import FormatError, Schema, Store, StoreNotFound
+from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, EpisodeData, Json, is_part
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.side_folder import replace_file
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME, _VERSION, _DOCUMENT = "npz", 1, "dataset.json"
+_TERMINATED, _TRUNCATED, _NOTES = "terminated", "truncated", "notes"
+
+
+def import_dataset(
+    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+) -> Imported:
+    """Import a folder of NumPy files into a new store, or the rest of it after an interruption.
+
+    Parameters
+    ----------
+    source : path
+        The folder, as `export_dataset` writes it.
+    path : path
+        The store; nothing, or what an interrupted import of this folder has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such data set.
+    FormatError
+        It cannot be read.
+    StoreExists
+        Something else is at ``path``.
+    """
+    folder = Path(source).absolute()
+    document = _read_document(folder)
+    return import_into(
+        path,
+        Source(
+            NAME,
+            str(folder),
+            Schema.from_json(document["schema"]),
+            document["episodes"],
+            document["steps"],
+            lambda first: _read(folder, first, document["episodes"]),
+            document["metadata"],
+        ),
+        progress,
+    )
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> Exported:
+    """Export the ended episodes of a store to a folder of NumPy files, or the rest of them after an interruption.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The folder; nothing, or what an interrupted export of these episodes has left.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+
+    Raises
+    ------
+    StoreExists
+        Something else is at ``path``.
+    """
+    made = Format(NAME, True, {}, _open)
+    return export_from(store_or_path, path, lambda _: made, where=where, progress=progress, dry_run=dry_run)
+
+
+def _read_document(folder: Path) -> dict[str, Json]:
+    try:
+        document = json.loads((folder / _DOCUMENT).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        begun = next(folder.glob("episode-*.npz"), None)
+        why = "its export was not completed: repeat it" if begun else f"there is no {_DOCUMENT}"
+        raise StoreNotFound(f"{folder} is not a data set of npz files: {why}") from None
+    except ValueError as error:
+        raise FormatError(f"{folder / _DOCUMENT} is not JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
+        raise FormatError(f"{folder / _DOCUMENT} is not of a version that this release reads")
+    return document
+
+
+def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:
+    for number in range(first, count):
+        path = folder / _file(number)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                yield _episode({name: file[name] for name in file.files})
+        except (OSError, ValueError, KeyError) as error:
+            raise FormatError(f"{path} cannot be read: {error}") from error
+
+
+def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:
+    terminated, truncated = bool(values.pop(_TERMINATED)), bool(values.pop(_TRUNCATED))
+    priority, notes = values.pop(PRIORITY, None), values.pop(_NOTES, None)
+    return EpisodeData(
+        {path: rows for path, rows in values.items() if not is_part(path, FIELDS)},
+        terminated,
+        truncated,
+        {path: value for path, value in values.items() if is_part(path, FIELDS)},
+        priority,
+        None if notes is None else json.loads(notes.tobytes()),
+    )
+
+
+class _Folder:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        plan.path.mkdir(parents=True, exist_ok=True)
+        self.episodes = 0
+        while (plan.path / _file(self.episodes)).exists():
+            self.episodes += 1
+
+    def add(self, episode: EpisodeData) -> None:
+        values = {**episode.steps, **episode.fields}
+        values |= {_TERMINATED: episode.terminated, _TRUNCATED: episode.truncated}
+        if episode.priority is not None:
+            values[PRIORITY] = episode.priority
+        if episode.notes is not None:
+            values[_NOTES] = np.frombuffer(json.dumps(episode.notes).encode(), np.uint8)
+        target = self._plan.path / _file(self.episodes)
+        draft = target.with_name(f".{target.name}")
+        np.savez(draft, **values)
+        os.replace(draft, target)
+        self.episodes += 1
+
+    def finish(self) -> None:
+        plan = self._plan
+        document = {
+            "version": _VERSION,
+            "episodes": plan.episodes,
+            "steps": plan.steps,
+            "schema": plan.schema.to_json(),
+            "metadata": dict(plan.metadata),
+        }
+        replace_file(plan.path / _DOCUMENT, json.dumps(document, indent=1).encode())
+
+
+@contextmanager
+def _open(plan: Plan) -> Iterator[_Folder]:
+    yield _Folder(plan)
+
+
+def _file(number: int) -> str:
+    return f"episode-{number:08d}.npz"

@@ -1,0 +1,144 @@
+"""A round trip of stores of many schemas through a format: what every adapter of data sets is tested with.
+
+`CASES` names stores that `make_store` writes; `check_round_trip` exports one, imports it, and compares every value.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import diskreplay as dr
+from diskreplay.interop.exchange.episode_data import EpisodeData
+from diskreplay.interop.exchange.exporting import Exported
+from diskreplay.interop.exchange.importing import Imported
+
+BOX = {"type": "Box", "low": "-Infinity", "high": "Infinity"}
+SCHEMAS = {
+    "vectors": dr.Schema(
+        dr.Field((3,), "float32", BOX), dr.Field((), "int64", {"type": "Discrete", "n": 4, "start": 0})
+    ),
+    "doubles": dr.Schema(
+        dr.Field((17,), "float64", BOX),
+        dr.Field((6,), "float32", {"type": "Box", "low": -1.0, "high": 1.0}),
+        dr.Field((), "float64"),
+    ),
+    "nested": dr.Schema(
+        obs={"image": dr.Field((4, 4, 3), "uint8"), "state": (dr.Field((2,), "float32"), dr.Field((), "bool"))},
+        action={"move": dr.Field((2,), "float32"), "grip": dr.Field((), "bool")},
+        extra={"log_prob": dr.Field((), "float64"), "hidden": {"h": dr.Field((2, 3), "float16")}},
+        episode={
+            "seed": dr.Field((), "int64"),
+            "goal": dr.Field((2,), "float32"),
+            "task": {"level": dr.Field((), "u1")},
+        },
+    ),
+    "images": dr.Schema(
+        dr.Field((16, 16, 3), "uint8", {"type": "Box", "low": 0, "high": 255}),
+        dr.Field((2,), "float32", {"type": "Box", "low": -1.0, "high": 1.0}),
+    ),
+}
+"""Box vectors, Dict and Tuple observations with extra and episode fields, images."""
+
+# How the episodes end: steps, how, whether there is a final observation.
+EPISODES = [
+    (3, "terminated", True),
+    (1, "terminated", True),
+    (12, "truncated", True),
+    (5, "terminated", False),
+    (4, "truncated", False),
+    (6, "cut", True),
+    (2, "cut", False),
+    (7, "both", True),
+]
+PLAIN = [(steps, how, True) for steps, how, has_final in EPISODES if how in ("terminated", "truncated")]
+"""Episodes that every format can hold: with a final observation, terminated or truncated."""
+
+CASES = list(SCHEMAS)
+
+
+def random_episode(schema: dr.Schema, rng: np.random.Generator, steps: int, how: str, has_final: bool) -> EpisodeData:
+    """An episode with random values in every leaf; every third has no episode fields, as an episode may."""
+    rows = {}
+    for path, leaf in schema.step_leaves.items():
+        count = steps + (has_final and path.split("/")[0] == "obs")
+        rows[path] = random_values(rng, leaf, (count, *leaf.shape))
+    fields = {path: random_values(rng, leaf, leaf.shape) for path, leaf in schema.leaves.items() if path not in rows}
+    ends = {"terminated": how in ("terminated", "both"), "truncated": how in ("truncated", "both")}
+    return EpisodeData(rows, **ends, fields={} if steps % 3 == 0 else fields)
+
+
+def random_values(rng: np.random.Generator, leaf: dr.Field, shape: tuple[int, ...]) -> np.ndarray:
+    """Values over the whole range of integers, normal ones of floats."""
+    if leaf.space is not None and leaf.space["type"] == "Discrete":
+        return rng.integers(leaf.space["n"], size=shape).astype(leaf.dtype)
+    if leaf.dtype.kind == "f":
+        return np.clip(rng.normal(size=shape), -1, 1).astype(leaf.dtype)
+    if leaf.dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    bounds = np.iinfo(leaf.dtype)
+    return rng.integers(bounds.min, bounds.max, size=shape, dtype=leaf.dtype, endpoint=True)
+
+
+def make_store(
+    path: Path,
+    case: str,
+    episodes: list[tuple[int, str, bool]] = EPISODES,
+    *,
+    schema: dr.Schema | None = None,
+    priorities: bool = False,
+) -> Path:
+    """Write a store of one of the cases, or of another schema; with initial priorities of all or some steps."""
+    rng = np.random.default_rng(0)
+    schema = SCHEMAS[case] if schema is None else schema
+    with dr.create(path, schema) as store, store.writer() as writer:
+        for steps, how, has_final in episodes:
+            episode = random_episode(schema, rng, steps, how, has_final)
+            if priorities:
+                given = rng.choice([0.5, 2.0, np.nan], steps) if steps % 2 else rng.random(steps)
+                episode = EpisodeData(
+                    episode.steps, episode.terminated, episode.truncated, episode.fields, given, episode.notes
+                )
+            episode.append_to(writer, schema)
+    return path
+
+
+def content(path: Path) -> list[Any]:
+    """Every value of every episode of a store, byte for byte, in the order of episodes."""
+    found = []
+    with dr.open(path) as store:
+        for episode in store.episodes:
+            data = EpisodeData.of(episode, store.schema)
+            arrays = {**data.steps, **{path: np.asarray(value) for path, value in data.fields.items()}}
+            values = {path: (array.dtype.str, array.shape, array.tobytes()) for path, array in sorted(arrays.items())}
+            priority = None if data.priority is None else data.priority.tobytes()
+            found.append((episode.ended, episode.terminated, episode.truncated, values, priority))
+    return found
+
+
+def check_round_trip(
+    store: Path,
+    target: Path,
+    export_dataset: Callable[..., Exported],
+    import_dataset: Callable[..., Imported],
+    **options: Any,
+) -> Exported:
+    """Export a store, import what that made, and compare schema and content; the export's result is returned."""
+    back = target.with_name(f"{target.name}-back")
+    seen: list[tuple[int, int]] = []
+    exported = export_dataset(store, target, progress=lambda *at: seen.append(at), **options)
+    with dr.open(store) as opened:
+        steps, episodes, schema = len(opened), opened.num_episodes, opened.schema
+    assert (exported.episodes, exported.steps, exported.open_episodes) == (episodes, steps, 0)
+    assert seen[-1] == (steps, steps)
+    imported = import_dataset(target, back, progress=lambda *at: seen.append(at))
+    assert seen[-1] == (steps, steps)
+    assert (imported.episodes, imported.steps, imported.resumed) == (episodes, steps, 0)
+    with dr.open(back) as opened:
+        assert opened.schema == schema
+        assert opened.verify(deep=True) == []
+    assert content(back) == content(store)
+    again = import_dataset(target, back)
+    assert (again.episodes, again.steps, again.resumed) == (0, 0, episodes)
+    return exported
