@@ -99,7 +99,7 @@ def export_dataset(
         Something else is at ``path``.
     """
     made = Format(NAME, True, {}, _open)
-    return export_from(store_or_path, path, lambda _: made, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
 
 
 def _read_document(folder: Path) -> dict[str, Json]:

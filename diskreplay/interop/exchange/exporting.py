@@ -96,6 +96,10 @@ class Format:
     open: Callable[[Plan], AbstractContextManager[Target]]
 
 
+MakeFormat = Callable[[Schema, Sequence[Episode], Mapping[str, Json]], Format]
+"""Makes a format for what it depends on: the schema, the episodes, and the `metadata` of a `Plan`."""
+
+
 class NotHeld(NamedTuple):
     """Something that a format cannot hold: its name, and why."""
 
@@ -135,7 +139,7 @@ class Exported:
 def export_from(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
-    make_format: Callable[[Schema], Format],
+    make_format: MakeFormat,
     *,
     where: Where | None = None,
     progress: Progress | None = None,
@@ -150,7 +154,7 @@ def export_from(
     path : path
         The data set: nothing, or what an interrupted export of these episodes has left.
     make_format : callable
-        Returns the format for a schema.
+        Returns the format for a schema, the episodes that are exported, and what the store's own import had noted.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -169,11 +173,11 @@ def export_from(
     opened = nullcontext(store_or_path) if isinstance(store_or_path, Store) else open_store(store_or_path)
     with opened as store:
         episodes, left = choose(store.episodes, where)
-        chosen_format = make_format(store.schema)
+        noted, notes = import_notes(store)
+        chosen_format = make_format(store.schema, episodes, noted)
         side = side_path(target, chosen_format.is_folder)
         _check_free(target, side, store, episodes, chosen_format)
         steps = sum(map(len, episodes))
-        noted, notes = import_notes(store)
         if dry_run:
             lost, resumed = _lost(store, episodes, notes, chosen_format.not_held), 0
         else:

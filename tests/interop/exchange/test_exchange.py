@@ -67,7 +67,7 @@ class Lossy:
         pass
 
     def export_dataset(self, store: Any, path: Path, **options: Any) -> Exported:
-        return export_from(store, path, lambda _: Format("lossy", True, self.lacking, self.open), **options)
+        return export_from(store, path, lambda *_: Format("lossy", True, self.lacking, self.open), **options)
 
     def import_dataset(self, source: Path, path: Path, progress: Any = None) -> Imported:
         side = find_side(source)
