@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, Schema
 from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, Json, is_obs
 
-FINAL_OBS, ENDS, NOTES, SCHEMA = "final_obs", "ends", "notes", "schema"
+FINAL_OBS, NO_FINAL_OBS, ENDS, NOTES, SCHEMA = "final_obs", "no_final_obs", "ends", "notes", "schema"
 """Names of what a format may lack beside leaves, with "priority": `EpisodeData` has each."""
 
 _NAME, _DOCUMENT, _IDS = "diskreplay", "export.json", "ids.npy"
@@ -132,6 +132,8 @@ class Side:
         for path, row in found.items():
             if path.startswith(f"{FINAL_OBS}/") and (leaf := path.removeprefix(f"{FINAL_OBS}/")) in steps:
                 steps[leaf] = np.concatenate([steps[leaf][: len(episode)], row])
+        if NO_FINAL_OBS in texts[k]:  # what the format has in its place is none
+            steps |= {path: rows[: len(episode)] for path, rows in steps.items() if is_obs(path)}
         fields = {path: value for path, value in {**episode.fields, **found}.items() if path in self.schema.leaves}
         fields = {path: value for path, value in fields.items() if path not in steps}
         known = {name: texts[k][name] for name in ("terminated", "truncated", "notes") if name in texts[k]}
@@ -229,6 +231,8 @@ def beyond(episode: EpisodeData, not_held: Mapping[str, str]) -> tuple[dict[str,
     texts: dict[str, Json] = {}
     if ENDS in not_held and (episode.cut or (episode.terminated and episode.truncated)):
         texts = {"terminated": episode.terminated, "truncated": episode.truncated}
+    if NO_FINAL_OBS in not_held and not episode.has_final_obs:
+        texts[NO_FINAL_OBS] = True
     if NOTES in not_held and episode.notes is not None:
         texts["notes"] = episode.notes
     return arrays, texts
@@ -238,4 +242,4 @@ def names_of(arrays: Mapping[str, Any], texts: Mapping[str, Json], not_held: Map
     """Return by which of the names in ``not_held`` these are there."""
     names = {name.split("/")[0] if name.startswith(f"{FINAL_OBS}/") else name for name in arrays}
     names |= {ENDS} if "terminated" in texts else set()
-    return (names | ({NOTES} if "notes" in texts else set())) & not_held.keys()
+    return (names | ({NOTES, NO_FINAL_OBS} & texts.keys())) & not_held.keys()

@@ -11,7 +11,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop import npz
-from diskreplay.interop.exchange.episode_data import EpisodeData
+from diskreplay.interop.exchange.episode_data import EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, export_from
 from diskreplay.interop.exchange.importing import EPISODES_A_NOTE, Imported, Source, import_into, import_notes
 from diskreplay.interop.exchange.side_folder import find_side, side_path
@@ -55,6 +55,8 @@ class Lossy:
             for path, rows in episode.steps.items()
             if path not in self.lacking
         }
+        if "no_final_obs" in self.lacking and not episode.has_final_obs:
+            steps |= {path: np.concatenate([rows, rows[-1:]]) for path, rows in steps.items() if is_obs(path)}
         fields = {path: value for path, value in episode.fields.items() if path not in self.lacking}
         ends = {"terminated": episode.terminated, "truncated": episode.truncated}
         if "ends" in self.lacking:
@@ -163,6 +165,14 @@ def test_what_a_format_lacks_comes_back_from_its_side_folder(tmp_path: Path, cas
     assert {name for name, _ in exported.not_held} == expected
     assert dict(exported.not_held)["ends"] == "it has one flag"
     assert exported.side_folder == str(tmp_path / "set/diskreplay")
+
+
+def test_a_final_observation_that_a_format_has_made_up_is_none_again(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", "nested")
+    lossy = Lossy({"no_final_obs": "it repeats the last one"})
+    exported = check_round_trip(tmp_path / "store", tmp_path / "set", lossy.export_dataset, lossy.import_dataset)
+    assert [name for name, _ in exported.not_held] == ["no_final_obs"]
+    assert all(episode.has_final_obs for episode in lossy.whole)
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 5])
