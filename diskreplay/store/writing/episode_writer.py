@@ -230,9 +230,9 @@ class EpisodeWriter:
             self._cut_if_needed(lane, items)
         if not lane.open:
             lane.continues = lane.continues and _continues(items, lane.resumes_at)
-            opened = self.rotation.opened
+            changes = self.rotation.changes
             self.rotation.assign_segment(lane, rows if whole else 1)
-            if self.rotation.opened != opened:
+            if self.rotation.changes != changes:
                 self.read_clock()  # no row is older than its segment, which may be the first of a boot
         self.rotation.preallocate()
         segment = lane.home

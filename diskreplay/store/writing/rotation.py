@@ -62,7 +62,7 @@ class Rotation:
         self.by_number: dict[int, SegmentWriter] = {}
         self._members: dict[int, set[Lane]] = {}  # lanes that write to a segment, by its number
         _alive.add(self)
-        self.opened = 0  # segments so far
+        self.changes = 0  # how many times a segment was opened or released
         self.waits_for_sealing = False  # whether segments were handed over to be sealed since the last flush
         self.failure: Exception | None = None  # what went wrong in the background
         self._marker: Marker | None = None
@@ -205,7 +205,7 @@ class Rotation:
             self._first_number = segment.number
         self._members[segment.number] = set()
         self.by_number[segment.number] = segment
-        self.opened += 1
+        self.changes += 1
         return segment
 
     def _move(self, lane: Lane, segment: SegmentWriter) -> None:
@@ -221,6 +221,7 @@ class Rotation:
         self._members[segment.number].discard(lane)
         if not self._members[segment.number]:
             del self._members[segment.number], self.by_number[segment.number]
+            self.changes += 1
             segment.close()
             if not seal:
                 segment.lock.release()

@@ -1,5 +1,6 @@
 """One step of many lanes at once: a few writes of whole arrays, and Python only where a lane needs more than that."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,12 +194,28 @@ class VectorSteps:
             writer.rotation.preallocate()
             if self._needs_only_writing(step):
                 return
-        opened = -1
-        while opened != writer.rotation.opened:
-            opened = writer.rotation.opened
-            for i in self._lanes_that_need_more(step).tolist():
+        changes = -1
+        while changes != writer.rotation.changes:
+            changes = writer.rotation.changes
+            for i in self._in_turn(step):
                 two_rows = step.next_obs is not None or bool(step.ends[i] or step.cuts[i])
                 writer.make_room(writer.lanes[i], self._items(step.values, i), 1 + two_rows)
+
+    def _in_turn(self, step: Step) -> Iterator[int]:
+        """Yield the lanes whose step takes more than writing it, in order.
+
+        Making room for one may let others need it: the first lane that leaves a segment lets the newest one end.
+        """
+        rotation, last = self._episode_writer.rotation, -1
+        changes = -1
+        while changes != rotation.changes:
+            changes = rotation.changes
+            lanes = self._lanes_that_need_more(step)
+            for i in lanes[lanes > last].tolist():
+                yield i
+                last = i
+                if changes != rotation.changes:
+                    break
 
     def _needs_only_writing(self, step: Step) -> bool:
         """Whether the steps of all lanes take no more than writing them; in doubt, no."""

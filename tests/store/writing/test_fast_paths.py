@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
+from diskreplay.ids import POSITION_BITS
 from diskreplay.store.writing.append_cursor import AppendCursor, Lane
 from diskreplay.store.writing.casting import leaf_caster, part_caster
 from diskreplay.store.writing.episode_writer import EpisodeWriter
@@ -156,6 +157,27 @@ def test_every_autoreset_mode_writes_what_lane_by_lane_writes(tmp_path, autorese
     assert len(list((tmp_path / "short" / "segments").glob("0*"))) > 1
 
 
+@pytest.mark.parametrize("straggler", [0, 1])
+def test_a_lane_that_leaves_the_older_segment_lets_the_newest_end_in_the_same_step(tmp_path, straggler):
+    stores = [dr.create(tmp_path / name, serial_schema(), segment_steps=64) for name in ("short", "long")]
+    writers = [quiet(stores[0].writer(num_envs=2)), quiet(long_way(stores[1].writer(num_envs=2)))]
+    for t in range(210):
+        mask = np.ones(2, bool)
+        mask[straggler] = t in (0, 204, 205)  # its episode stays open, and keeps the first segment open
+        ends = np.zeros(2, bool)
+        ends[1 - straggler] = t == 70
+        obs = np.full((2, 3), t, np.float32)
+        for writer in writers:
+            writer.append(obs, np.zeros(2, int), np.zeros(2), ends, np.zeros(2, bool), mask=mask, serial=[t, t])
+    for store in stores:
+        store.close()
+
+    assert rows_on_disk(stores[0].path) == rows_on_disk(stores[1].path)
+    with dr.open(stores[0].path) as store:
+        # Both are cut by the step in which the straggler leaves the first segment, and go on in one segment.
+        assert len({episode.ids[0] >> POSITION_BITS for episode in store.episodes if 205 in episode["serial"]}) == 1
+
+
 def test_the_short_way_is_taken(tmp_store, monkeypatch):
     """Otherwise the tests above compare the long way with itself."""
     taken = {"lone": 0, "lanes": 0}
@@ -186,7 +208,7 @@ def test_the_short_way_is_taken(tmp_store, monkeypatch):
             vector.append(obs, zeros + t, zeros + 0.0, zeros, zeros, next_obs=obs, serial=zeros + t)
 
     assert taken == {"lone": 100, "lanes": 100}
-    assert len(made_room) == 1 + 4
+    assert len(made_room) == 1 + 1  # the first of the lanes opens the segment and reserves rows for all
 
 
 # --- casts -----------------------------------------------------------------------------------------------------------
