@@ -84,10 +84,10 @@ wide = st.just(dr.Field((4100,), "uint8"))  # written by position
     st.lists(writer_plans(max_lanes=7, max_steps=30), min_size=1, max_size=2),
     st.sampled_from((64, 256, 4096, 1 << 15)),
     st.none() | st.integers(1, 100) | st.just("episode"),
-    st.none() | st.integers(10, 60),
 )
-def test_the_short_way_and_the_long_way_write_the_same_bytes(schema, plans, chunk_bytes, segment_steps, capacity):
-    kwargs = {"chunk_bytes": chunk_bytes, "segment_steps": segment_steps, "capacity": capacity}
+def test_the_short_way_and_the_long_way_write_the_same_bytes(schema, plans, chunk_bytes, segment_steps):
+    # Without a capacity: what leaves goes by time, which stands still.
+    kwargs = {"chunk_bytes": chunk_bytes, "segment_steps": segment_steps}
     with scratch() as folder:
         paths = [Path(folder) / name for name in ("short", "long")]
         for plan in plans:
