@@ -26,6 +26,7 @@ from diskreplay.cli.plot import plot
 from diskreplay.cli.repair import repair
 from diskreplay.cli.show import show
 from diskreplay.cli.verify import verify
+from diskreplay.cli.watch import watch
 
 UNUSABLE, INTERRUPTED = 2, 130
 
@@ -43,6 +44,7 @@ app.command("episodes")(episodes)
 app.command("show", context_settings={"ignore_unknown_options": True})(show)  # -1 is an episode, not an option
 app.command("plot")(plot)
 app.command("frames", context_settings={"ignore_unknown_options": True})(frames)
+app.command("watch")(watch)
 app.command("du")(du)
 app.command("diff")(diff)
 app.command("verify")(verify)

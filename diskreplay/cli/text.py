@@ -55,6 +55,21 @@ def share(part: int, whole: int | None) -> str:
     return f"{100 * part / whole:.0f}%" if whole else NOTHING
 
 
+def duration(seconds: float | None) -> str:
+    """Give a length of time in the largest unit of which there are two: 0.4 s, 90 s, 12 min, 30 h, 4 days."""
+    if seconds is None:
+        return NOTHING
+    for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.0f} {name}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def rate(per_second: float | None) -> str:
+    """Give how often something happens: 1,234/s, 0.125/s."""
+    return NOTHING if per_second is None else f"{number(float(f'{per_second:.4g}'))}/s"
+
+
 def moment(value: object) -> str:
     """Give a point in time, stored as seconds since 1970 or as ISO text, in UTC."""
     if isinstance(value, (int, float)):
@@ -121,6 +136,6 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def to_json(value: Any) -> str:
-    """Give a value as JSON that every parser reads: ASCII, no NaN."""
-    return json.dumps(plain(value), indent=2, allow_nan=False)
+def to_json(value: Any, indent: int | None = 2) -> str:
+    """Give a value as JSON that every parser reads: ASCII, no NaN; on one line without an indent."""
+    return json.dumps(plain(value), indent=indent, allow_nan=False)

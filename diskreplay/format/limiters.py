@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
 from diskreplay.format import layout
-from diskreplay.format.commit import Counters, open_counters
+from diskreplay.format.commit import Counters, open_counters, read_lane_counter
 from diskreplay.format.durable import drafted, sync_folder, sync_tree
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import held_lock, make_lock
@@ -52,6 +53,22 @@ def open_slots(root: Root, name: str) -> Counters:
     if (slots.copy() < 0).any():
         raise FormatError(f"{folder} holds impossible counts; delete the folder to start again")
     return slots
+
+
+def limiter_names(root: Root) -> list[str]:
+    """Return the names of the limiters that have counted in a store, in order."""
+    folder = root.folder / layout.LIMITERS
+    if not is_folder(folder):
+        return []
+    return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
+
+
+def steps_drawn(root: Root, name: str) -> int:
+    """Return how many steps were drawn under a limiter; nothing is written.
+
+    Raises FileNotFoundError where it is gone, FormatError where what is there is not a limiter's.
+    """
+    return int(read_lane_counter(str(root.folder / layout.LIMITERS / name), SLOTS).sum())
 
 
 def slots_lock(root: Root, name: str) -> str:
@@ -130,6 +147,14 @@ class StepCounter:
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
 
+    def by_segment(self) -> dict[int, int]:
+        """Return how many steps were ever committed to each segment that is there, as `read` counted them last."""
+        return {**self._sealed, **{number: segment.steps for number, segment in self._growing.items()}}
+
+    def growing(self) -> list[SegmentInfo]:
+        """Return the segments that were not sealed when `read` saw them last."""
+        return [segment.info for segment in self._growing.values()]
+
     def _read_segments(self, end: int) -> None:
         """Take in new segments, and release those that were sealed or deleted."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
@@ -163,18 +188,18 @@ class _Growing:
     """A segment that is not sealed, and how far its flags were read."""
 
     def __init__(self, info: SegmentInfo) -> None:
-        self._info = info
+        self.info = info
         self._chunk_rows = info.chunk_rows[layout.DONE]
         _, self._committed = map_trusted(info)
         self._rows = np.zeros(len(info.lanes), np.int64)
-        self._steps = -info.lost.surplus
+        self.steps = -info.lost.surplus
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self) -> int:
         """Return its steps, after reading the flags of new rows. Where a file of it is gone, no more are counted."""
         with suppress(FormatError, OSError):
             self._read_new()
-        return self._steps
+        return self.steps
 
     def _read_new(self) -> None:
         committed = self._committed.copy()
@@ -182,11 +207,11 @@ class _Growing:
             new = int(self._rows[lane]), int(committed[lane])
             for chunk, inside, count in layout.split_range(*new, self._chunk_rows, _ROWS_AT_ONCE):
                 flags = self._chunk(chunk)[lane, inside : inside + count]
-                self._steps += int(np.count_nonzero(flags & NO_STEP == 0))
+                self.steps += int(np.count_nonzero(flags & NO_STEP == 0))
                 self._rows[lane] += count
 
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:
             self._flags.clear()  # lanes are near each other: another chunk's turn comes once
-            self._flags[chunk] = self._info.map_numbers(layout.DONE, chunk)
+            self._flags[chunk] = self.info.map_numbers(layout.DONE, chunk)
         return self._flags[chunk]

@@ -10,9 +10,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -37,6 +37,7 @@ from diskreplay.format.metadata import (
 )
 from diskreplay.format.root import Root
 
+_T = TypeVar("_T")
 Tree = Any  # None, bool, int, float, str, an array, a list of trees or a dict of trees
 
 ARRAY, CRC = "@array", "crc32c"
@@ -246,11 +247,28 @@ def state_names(root: Root) -> list[str]:
     return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
 
 
+class Saved(NamedTuple):
+    """When a state was saved, in seconds since 1970, and its tree without arrays: {"@array": ...} in place of each."""
+
+    time: float
+    plain: Tree
+
+
+def read_plain(root: Root, name: str) -> Saved:
+    """Return what was saved last under a name, but for its arrays; raises as `read_state` does."""
+    return _read(root, name, lambda tree, folder: Saved((folder / layout.METADATA).stat().st_mtime, tree))
+
+
 def read_state(root: Root, name: str) -> Tree:
     """Return the state that was saved last under a name.
 
     Raises StoreNotFound where there is none, FormatError where it is damaged.
     """
+    return _read(root, name, _with_arrays)
+
+
+def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
+    """Return what is made of the tree and the folder of the state that was saved last under a name."""
     _check_saved(root, name)
     folder = root.folder / layout.SAMPLERS / name
     while True:
@@ -265,7 +283,7 @@ def read_state(root: Root, name: str) -> Tree:
                 raise FormatError(
                     f"{folder} is a state of another store ({store!r:.80}) and not of this one ({root.uuid}); delete it"
                 )
-            return _with_arrays(attributes.get("state"), folder / str(number))
+            return complete(attributes.get("state"), folder / str(number))
         except FileNotFoundError as error:
             # Replaced while it was read, or damaged.
             if os.path.lexists(folder) and _current(folder) == number:

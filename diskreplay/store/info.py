@@ -187,7 +187,7 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
         lost = {"number": number, "writer": None, "lanes": None, "rows": None, "steps": claimed_steps(path)}
         counts = {"steps_evicted": hidden, "steps_lost": 0, "steps_unproven": 0}
         return {**lost, **counts, "state": "damaged", "bytes": disk_usage(path)[0]}
-    state = "damaged" if is_damaged else _state(info)
+    state = "damaged" if is_damaged else segment_state(info)
     return {
         "number": info.number,
         "writer": info.writer,
@@ -210,7 +210,8 @@ def _unproven(info: SegmentInfo, state: str) -> int:
     return count_steps_in(info, claimed_rows(info, proven)) - count_steps_in(info, proven)
 
 
-def _state(info: SegmentInfo) -> str:
+def segment_state(info: SegmentInfo) -> str:
+    """Return whether a segment is "sealed", or being written: "writing", "dead", "foreign", or "unknown"."""
     if info.sealed:
         return "sealed"
     held = is_held(info.lock_path)

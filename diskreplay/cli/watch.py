@@ -1,0 +1,136 @@
+"""`diskreplay watch`: what happens in a store, live."""
+
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+import diskreplay as dr
+from diskreplay.cli import console, text
+from diskreplay.cli.watch_view import line, view
+from diskreplay.store.activity.activity import Activity, Look
+
+
+def watch(
+    path: console.StorePath,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, max=86400, metavar="SECONDS", help="Seconds between two looks.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print what is seen, and stop.")] = False,
+    count: Annotated[int | None, typer.Option("--count", min=1, metavar="N", help="Stop after N looks.")] = None,
+    limiter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limiter",
+            metavar="NAME=SPI:MIN:BUFFER",
+            help="The samples_per_insert, min_size and error_buffer that a rate limiter was given, to see who waits; "
+            "again for more.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object a look, each on a line.")] = False,
+) -> None:
+    """Watch a store while others write to it.
+
+    Steps and steps/s, of each writer when it appended last and how much of that is not yet durable, episodes that
+    ended, what samplers have saved, rate limiters, the disk and when it is full, what leaves, and problems. On a
+    terminal it is drawn again at each look until Ctrl-C; elsewhere each look is a line. Nothing is written. Of samplers
+    only what is on disk is seen: states that they saved, and what they drew under a rate limiter.
+    """
+    limiters = [read_limiter(given) for given in limiter or ()]
+    looks = 1 if once else count
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dr.DamagedSegmentWarning)  # the problems say it
+        with console.bar("Measuring segments") as progress:
+            activity = Activity(path, limiters, progress)
+        with activity:
+            if once or json or not sys.stdout.isatty():
+                _print(activity, interval, looks, once=once, json=json)
+            else:
+                _draw(activity, interval, looks)
+
+
+def read_limiter(given: str) -> dr.RateLimiter:
+    """Read ``NAME=SPI:MIN:BUFFER``; BadParameter where it is not that."""
+    name, _, numbers = given.partition("=")
+    try:
+        samples_per_insert, min_size, error_buffer = numbers.split(":")
+        return dr.RateLimiter(float(samples_per_insert), int(min_size), float(error_buffer), name=name, timeout=0.0)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"--limiter is NAME=SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER, such as default=4:1000:2000, not "
+            f"{given!r} ({error})"
+        ) from None
+
+
+def _print(activity: Activity, interval: float, looks: int | None, *, once: bool, json: bool) -> None:
+    """Print looks as they come; the first is an interval after the start, so that each has rates."""
+    activity.look()
+    done = 0
+    next_at = time.monotonic()
+    while looks is None or done < looks:
+        next_at = max(next_at + interval, time.monotonic())
+        time.sleep(max(0.0, next_at - time.monotonic()))
+        look = activity.look()
+        if json:
+            console.emit(text.to_json(asdict(look), indent=None))
+        elif once:
+            console.show(view(look))
+        else:
+            console.emit(line(look))
+        done += 1
+
+
+def _draw(activity: Activity, interval: float, looks: int | None) -> None:
+    """Draw looks over each other on the whole terminal, until interrupted; what was seen last stays on it."""
+    terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    look = activity.look()
+
+    def drawn(look: Look) -> None:
+        live.update(view(look, terminal.height), refresh=True)
+
+    try:
+        with Live(console=terminal, screen=True, auto_refresh=False) as live, _signals() as resized:
+            drawn(look)
+            done = 1
+            while looks is None or done < looks:
+                until = time.monotonic() + interval
+                while (left := until - time.monotonic()) > 0:
+                    if resized.wait(left):
+                        resized.clear()
+                        drawn(look)
+                look = activity.look()
+                drawn(look)
+                done += 1
+    finally:
+        console.show(view(look))
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """Yield what is set when the terminal is resized; what ends the process ends the block, which gives it back."""
+    resized = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    handlers = {signal.SIGWINCH: lambda *_: resized.set(), signal.SIGTERM: end, signal.SIGHUP: end}
+    previous = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup starts a process
+    }
+    try:
+        yield resized
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""What happens in a store while others write it: looked at again and again, read-only."""

@@ -1,0 +1,248 @@
+"""What happens in a store, as one look after the other at its files tells."""
+
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from diskreplay.errors import SegmentGone
+from diskreplay.format import layout
+from diskreplay.format.limiters import StepCounter
+from diskreplay.format.quarantine import read_quarantine
+from diskreplay.format.root import Root, read_root
+from diskreplay.store.activity.disk import DiskUse, Progress
+from diskreplay.store.activity.newest_episodes import NewestEpisodes, count_ended
+from diskreplay.store.activity.rates import Rate
+from diskreplay.store.activity.samplers import LimiterCounts, Limiters, SavedSampler, SavedSamplers
+from diskreplay.store.activity.writers import WriterActivity, Writers
+from diskreplay.store.limiter import RateLimiter
+from diskreplay.store.reading.follower import Follower
+from diskreplay.store.reading.snapshot import Snapshot
+
+NEWEST = 100
+"""Episodes over which the mean return is taken."""
+
+# Steps come evenly, bytes in blocks that are reserved ahead.
+_RATE_S, _GROWTH_S = 10.0, 600.0
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The bytes of a store, and of its file system; `full_in_s` is None where it will not be full at this rate."""
+
+    bytes: int
+    free: int
+    bytes_per_hour: float | None
+    full_in_s: float | None
+
+
+@dataclass(frozen=True)
+class RetentionActivity:
+    """What a store keeps, and what leaves.
+
+    `share` is how much of the limit in steps or bytes is used, whichever is nearer, None without one, and
+    `reached_in_s` when it is used up at this rate. `steps_gone` were inserted and are not visible: evicted, lost, or in
+    quarantine.
+    """
+
+    capacity: int | None
+    capacity_bytes: int | None
+    max_age_s: float | None
+    share: float | None
+    reached_in_s: float | None
+    steps_gone: int
+    gone_per_second: float | None
+    oldest_age_s: float | None
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a store told; rates are None at the first."""
+
+    path: str
+    time: float
+    steps: int
+    inserted: int
+    steps_per_second: float | None
+    episodes: int
+    episodes_open: int
+    episodes_per_second: float | None
+    newest_episodes: int
+    mean_return: float | None
+    writers: list[WriterActivity]
+    samplers: list[SavedSampler]
+    limiters: list[LimiterCounts]
+    disk: Disk
+    retention: RetentionActivity
+    steps_in_quarantine: int
+    problems: list[str]
+
+
+class Activity:
+    """Looks at a store again and again. It writes nothing and takes no lock.
+
+    A look costs what has changed since the one before, not what the store holds.
+
+    Concurrency: one thread.
+
+    Parameters
+    ----------
+    path : Path
+        The folder of the store.
+    limiters : iterable of RateLimiter
+        Limiters with the numbers that writers and samplers were given, which are not on disk.
+    progress : callable, optional
+        Called with the number of segments that were measured, and of all, before the first look.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no store at the path.
+    FormatError
+        It is damaged as a whole, or of a version that this release does not know.
+    """
+
+    def __init__(self, path: Path, limiters: Iterable[RateLimiter] = (), progress: Progress | None = None) -> None:
+        self._root = root = read_root(path.absolute())
+        self._counters = root.counters()
+        self._follower = Follower(root, self._counters)
+        self._steps = StepCounter(root)
+        self._episodes = NewestEpisodes(NEWEST)
+        self._writers, self._samplers = Writers(root, _RATE_S), SavedSamplers(root)
+        self._limiters, self._disk = Limiters(root, limiters, _RATE_S), DiskUse(root)
+        self._rates = {name: Rate(_RATE_S) for name in ("inserted", "gone", "episodes")}
+        self._growth = Rate(_GROWTH_S)
+        self._steps.read()
+        self._disk.read({info.number for info in self._steps.growing()}, progress)
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release what is mapped."""
+        self._follower.close()
+        self._counters.close()
+
+    def look(self) -> Look:
+        """Return what the store is like now.
+
+        Raises
+        ------
+        StoreNotFound
+            It was deleted or replaced since it was opened.
+        FormatError
+            It was damaged as a whole.
+        """
+        with self._root.still_there():
+            return self._look(self._root)
+
+    def _look(self, root: Root) -> Look:
+        inserted = self._steps.read()  # before the snapshot: else steps in between would seem to be gone
+        snapshot, _ = self._follower.refresh()
+        root.follow_limits()
+        now = time.time()
+        growing, of_segments = self._steps.growing(), self._steps.by_segment()
+        self._episodes.follow(snapshot)
+        writers = self._writers.read(now, snapshot, growing, of_segments)
+        steps, gone = len(snapshot), max(0, inserted.ever - len(snapshot))
+        rates = {
+            name: self._rates[name].add(now, value)
+            for name, value in (("inserted", inserted.ever), ("gone", gone), ("episodes", self._episodes.seen))
+        }
+        nbytes = self._disk.read({info.number for info in growing})
+        growth = self._growth.add(now, nbytes)
+        share, reached = self._limit(steps, nbytes, rates["inserted"], growth)
+        aside = read_quarantine(root.folder)
+        returns = [episode.total_reward for episode in self._episodes.newest]
+        return Look(
+            path=str(root.path),
+            time=now,
+            steps=steps,
+            inserted=inserted.ever,
+            steps_per_second=rates["inserted"],
+            episodes=count_ended(snapshot),
+            episodes_open=len(snapshot.open),
+            episodes_per_second=rates["episodes"],
+            newest_episodes=len(returns),
+            mean_return=_mean(returns),
+            writers=writers,
+            samplers=self._samplers.read(now),
+            limiters=self._limiters.read(now, inserted),
+            disk=_disk(root.folder, nbytes, growth, reached),
+            retention=RetentionActivity(
+                **vars(root.limits),
+                share=share,
+                reached_in_s=reached,
+                steps_gone=gone,
+                gone_per_second=None if rates["gone"] is None else max(0.0, rates["gone"]),
+                oldest_age_s=_oldest_age(snapshot, now),
+            ),
+            steps_in_quarantine=sum(entry.steps or 0 for entry in aside),
+            problems=self._problems(writers, len(aside)),
+        )
+
+    def _limit(
+        self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
+    ) -> tuple[float | None, float | None]:
+        """Return how much of the nearer limit is used, and in how many seconds all of it is."""
+        limits, shares, seconds = self._root.limits, [], []
+        for used, most, rate in (
+            (steps, limits.capacity, steps_per_s),
+            (nbytes, limits.capacity_bytes, bytes_per_s),
+        ):
+            if most is not None:
+                shares.append(used / most)
+                if used >= most or (rate or 0) > 0:
+                    seconds.append(max(0.0, most - used) / (rate or 1.0))
+        return max(shares, default=None), min(seconds, default=None)
+
+    def _problems(self, writers: Iterable[WriterActivity], aside: int) -> list[str]:
+        """Return a line for each thing that somebody should see to."""
+        found = [f"segment {number} is damaged: {detail}" for number, detail in sorted(self._follower.damaged.items())]
+        for one in writers:
+            if one.state == "dead":
+                numbers = ", ".join(map(str, one.segments))
+                found.append(
+                    f"writer {one.writer} died; the next process that opens the store for writing, or repair, "
+                    f"seals segment {numbers}"
+                )
+        if aside:
+            found.append(f"{aside} in quarantine; repair --restore SEGMENT brings one back")
+        return found
+
+
+def _mean(returns: list[float]) -> float | None:
+    if not returns:
+        return None
+    with np.errstate(invalid="ignore"):  # they may be infinite both ways
+        return float(np.mean(returns))
+
+
+def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: float | None) -> Disk:
+    free = shutil.disk_usage(folder).free
+    full = free / bytes_per_s if bytes_per_s is not None and bytes_per_s > 0 else None
+    if full is not None and reached_in_s is not None and reached_in_s <= full:
+        full = None  # the store grows no more by then
+    return Disk(nbytes, free, None if bytes_per_s is None else bytes_per_s * 3600, full)
+
+
+def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
+    """Return how many seconds ago the oldest visible step was published, by the oldest segment that has any."""
+    for slot in np.flatnonzero(snapshot.lanes).tolist():
+        lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
+        oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
+        lane = np.flatnonzero(oldest < committed)
+        if not len(lane):
+            continue
+        ids = ((slot + snapshot.origin) << layout.POSITION_BITS) + oldest[lane] * lanes + lane
+        try:
+            published = int(snapshot.times(ids).min())
+        except SegmentGone:
+            return None
+        return max(0.0, now - max(published, snapshot.hidden_before) / 1e9)
+    return None
