@@ -64,7 +64,7 @@ PUBLIC_NAMES_ONLY = {"interop"}
 
 # library -> the parts and modules that may import it; a library that is not named here is free
 LIBRARIES = {
-    "zarr": {"format"},
+    "zarr": {"format", "interop.zarr_episodes"},
     "filelock": {"kernels.cache"},
     "fcntl": {"format.locks", "format.volume"},
     "crc32c": {"format", "verify", "store.repair.repair_documents"},

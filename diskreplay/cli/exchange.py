@@ -25,6 +25,8 @@ class Scheme(NamedTuple):
 
 SCHEMES: Mapping[str, Scheme] = {
     "npz": Scheme("diskreplay.interop.npz", "a folder of NumPy files"),
+    "zarr_episodes": Scheme("diskreplay.interop.zarr_episodes", "zarr of diffusion_policy, a folder or .zip file"),
+    "dreamer": Scheme("diskreplay.interop.dreamer", "a replay folder of Dreamer"),
 }
 
 

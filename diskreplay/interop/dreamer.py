@@ -1,0 +1,398 @@
+"""Replay folders of Dreamer: compressed NumPy files of rows.
+
+There are two kinds. DreamerV1 and V2, and ports that followed them, write a file an episode, ``TIME-ID-LENGTH.npz``: a
+row holds an observation, and the action and the reward that led to it. The first row has zeros in their place.
+DreamerV3 writes chunks of the rows of each environment, ``TIME-ID-NEXT-LENGTH.npz``, where NEXT is the id of the chunk
+that goes on: a row holds an observation, the reward that led to it, and the action that was taken in it.
+"""
+
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs, is_part
+from diskreplay.interop.exchange.exporting import METADATA, Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.side_folder import ENDS, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME = "dreamer"
+_DISCOUNT, _FIRST, _LAST, _TERMINAL, _LOG = "discount", "is_first", "is_last", "is_terminal", "log_"
+_FLAGS = (_DISCOUNT, _FIRST, _LAST, _TERMINAL)
+_BOOKKEEPING = ("reset", "stepid", "id")  # of DreamerV3's driver and buffer, and of no use elsewhere
+_STEP_DISCOUNT = f"{EXTRA}/step_discount"
+_CHUNK = re.compile(r"[^-]+-(?P<id>[0-9A-Za-z]+)-(?P<next>[0-9A-Za-z]+)-\d+")
+# What NumPy and zipfile raise of damaged files; a TypeError where it is a single array.
+_UNREADABLE = OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error
+
+Rows = dict[str, NDArray[Any]]
+
+
+class _Part(NamedTuple):
+    """Rows of a file from ``start`` to before ``stop``."""
+
+    file: Path
+    start: int
+    stop: int
+
+
+def import_dataset(
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    action: str = ACTION,
+    extra: Sequence[str] = (),
+) -> Imported:
+    """Import a replay folder of Dreamer into a new store, or the rest of it after an interruption.
+
+    A step is the observation of a row, the action that was taken in it, and the reward of the next row. An episode is
+    terminated where its last row is terminal, or, in a folder without that flag, has the discount 0. Else it is
+    truncated; what ends with the chunks of DreamerV3, and not with a last row, is cut.
+
+    Keys are observations, but for ``action``, ``reward``, the flags, and those of ``extra`` and ``log_...``: these
+    become extra fields, each step's from the row of its reward.
+
+    Parameters
+    ----------
+    source : path
+        The folder.
+    path : path
+        The store; nothing, or what an interrupted import of this folder has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    action : str
+        The key of the actions.
+    extra : sequence of str
+        Further keys that are not observations.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such folder, or no episode in it.
+    FormatError
+        A file is damaged, or has not the keys of the first one; the message names it.
+    SchemaError
+        Values of a key cannot be stored, or differ in shape or dtype.
+    StoreExists
+        Something else is at ``path``.
+    """
+    folder = Path(source).absolute()
+    replay, side = _Replay(folder), find_side(folder)
+    schema = side.schema if side else replay.schema(action, extra)
+    paths = _keys(schema) if side else replay.paths(action, extra)
+    return import_into(
+        path,
+        Source(
+            NAME,
+            str(folder),
+            schema,
+            len(replay.episodes),
+            sum(map(_steps, replay.episodes)),
+            lambda first: (replay.read(parts, schema, paths) for parts in replay.episodes[first:]),
+            side=side,
+        ),
+        progress,
+    )
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    one_hot: bool = True,
+) -> Exported:
+    """Export the ended episodes of a store to a replay folder of DreamerV1 and V2, or the rest after an interruption.
+
+    Observations have their keys, those of a store without keys "image" where they are images, else "obs". Extra fields
+    get ``log_`` before their name, which keeps Dreamer from training on them.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The folder; nothing, or what an interrupted export of these episodes has left.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+    one_hot : bool
+        Write discrete actions as one-hot vectors of float32, as Dreamer takes them.
+
+    Raises
+    ------
+    SchemaError
+        Two fields would have the same key.
+    StoreExists
+        Something else is at ``path``.
+    """
+
+    @contextmanager
+    def open_target(plan: Plan) -> Iterator[_Folder]:
+        yield _Folder(plan, one_hot)
+
+    return export_from(
+        store_or_path,
+        path,
+        lambda schema, *_: Format(NAME, True, _not_held(schema), open_target),
+        where=where,
+        progress=progress,
+        dry_run=dry_run,
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class _Replay:
+    """The episodes of a folder.
+
+    Attributes
+    ----------
+    episodes : list of list of _Part
+        The rows of each, of DreamerV3 in one or several chunks; two or more.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise StoreNotFound(f"{folder} is not a folder with replays of Dreamer: there is no such folder")
+        files = sorted(file for file in folder.glob("*.npz") if not file.name.startswith("."))
+        chains = _chains(files)
+        self._takes_actions = any(_CHUNK.fullmatch(file.stem) for file in files)
+        self._has_other_discounts = False
+        self._open = lru_cache(2)(_arrays)
+        found = [parts for chain in chains for parts in self._split(chain)]
+        self.episodes = sorted(found, key=lambda parts: (parts[0].file.name, parts[0].start))
+        if not self.episodes:
+            raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
+
+    def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
+        """Yield the episodes of files that go on with one another."""
+        parts: list[_Part] = []
+        for file in chain:
+            flags = _arrays(file, (REWARD, *_FLAGS))
+            if REWARD not in flags:
+                raise FormatError(f"{file} has no {REWARD}")
+            rows = len(flags[REWARD])
+            discount = flags.get(_DISCOUNT, np.ones(rows))
+            self._has_other_discounts |= not np.isin(discount, (0, 1)).all()
+            firsts = np.flatnonzero(flags.get(_FIRST, np.zeros(rows)))
+            lasts = np.flatnonzero(flags.get(_LAST, np.zeros(rows))) + 1
+            bounds = sorted({0, *map(int, firsts), *map(int, lasts), rows})
+            for start, stop in pairwise(bounds):
+                if start in firsts:
+                    yield from _if_steps(parts)
+                    parts = []
+                parts = [*parts, _Part(file, start, stop)]
+                if stop in lasts:
+                    yield from _if_steps(parts)
+                    parts = []
+        yield from _if_steps(parts)
+
+    def paths(self, action: str, extra: Sequence[str]) -> dict[str, str]:
+        """Return the keys of the leaves of steps, by their path."""
+        keys = self._open(self.episodes[0][0].file)
+        if action not in keys:
+            raise FormatError(f"{self.episodes[0][0].file} has no {action!r}; it has {', '.join(keys)}")
+        found = {ACTION: action, REWARD: REWARD}
+        if self._has_other_discounts:
+            found[_STEP_DISCOUNT] = _DISCOUNT
+        for key in keys:
+            if key in (action, REWARD, *_FLAGS) or (self._takes_actions and key in _BOOKKEEPING):
+                continue
+            if key in extra or key.startswith((_LOG, "log/")):
+                found[f"{EXTRA}/{_extra_name(key)}"] = key
+            else:
+                found[f"{OBS}/{key}"] = key
+        return found
+
+    def schema(self, action: str, extra: Sequence[str]) -> Schema:
+        """Return what the steps of the first episode hold."""
+        file, paths = self.episodes[0][0].file, self.paths(action, extra)
+        values = {path: self._open(file)[key] for path, key in paths.items()}
+        values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
+        try:
+            return schema_of(values)
+        except SchemaError as error:
+            raise SchemaError(f"{file}: {error}") from None
+
+    def read(self, parts: Sequence[_Part], schema: Schema, paths: Mapping[str, str]) -> EpisodeData:
+        """Return an episode."""
+        pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
+        where = parts[0].file
+        if any(piece.keys() != pieces[0].keys() for piece in pieces):
+            raise FormatError(f"{parts[-1].file} has other keys than {where}")
+        rows = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
+        if missing := [key for key in paths.values() if key not in rows]:
+            raise FormatError(f"{where} has no {missing[0]!r}; it has {', '.join(rows)}")
+        count = len(rows[REWARD])
+        if wrong := [key for key in paths.values() if len(rows[key]) != count]:
+            raise FormatError(f"{where} has {len(rows[wrong[0]])} rows of {wrong[0]!r} and {count} of {REWARD}")
+        steps: Rows = {}
+        for path, key in paths.items():
+            if is_obs(path):
+                steps[path] = rows[key]
+            elif is_part(path, ACTION):
+                steps[path] = _action(rows[key][:-1] if self._takes_actions else rows[key][1:], schema.leaves[path])
+            else:
+                steps[path] = rows[key][1:]
+        steps[REWARD] = steps[REWARD].reshape(count - 1)
+        terminal = rows[_TERMINAL][-1] if _TERMINAL in rows else rows.get(_DISCOUNT, np.ones(1))[-1] == 0
+        # A file of DreamerV1 and V2 is an episode that was done, also by a time limit that set no flag.
+        is_last = rows[_LAST][-1] if self._takes_actions and _LAST in rows else True
+        return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))
+
+
+def _chains(files: Sequence[Path]) -> list[list[Path]]:
+    """Return files in lists of those that go on with one another."""
+    chunks = {match["id"]: (file, match["next"]) for file in files if (match := _CHUNK.fullmatch(file.stem))}
+    followed = {after for _, after in chunks.values()}
+    chains = [[file] for file in files if not _CHUNK.fullmatch(file.stem)]
+    for first in [name for name in chunks if name not in followed]:
+        chain, name = [], first
+        while name in chunks:
+            file, name = chunks.pop(name)
+            chain.append(file)
+        chains.append(chain)
+    return chains + [[file] for file, _ in chunks.values()]  # what follows itself
+
+
+def _if_steps(parts: list[_Part]) -> Iterator[list[_Part]]:
+    if _steps(parts) > 0:
+        yield parts
+
+
+def _steps(parts: Sequence[_Part]) -> int:
+    return sum(part.stop - part.start for part in parts) - 1
+
+
+def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
+    """Return arrays of a file, those of the names that it has or all."""
+    try:
+        # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
+        with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as opened:
+            found = {key: opened[key] for key in opened.files if names is None or key in names}
+    except _UNREADABLE as error:
+        raise FormatError(f"{file} cannot be read: {error}") from None
+    if scalars := [key for key, rows in found.items() if not rows.ndim]:
+        raise FormatError(f"{file} has no rows of {scalars[0]!r}")
+    return found
+
+
+def _action(rows: NDArray[Any], field: Field) -> NDArray[Any]:
+    """Return actions as the field has them: those of a discrete one may be one-hot vectors in the file."""
+    if field.space is None or field.space.get("type") != "Discrete" or rows.ndim != 2:
+        return rows
+    found: NDArray[Any] = (rows.argmax(1) + field.space["start"]).astype(field.dtype)
+    return found
+
+
+def _extra_name(key: str) -> str:
+    name = key.removeprefix("log/").removeprefix(_LOG).replace("/", "_")
+    try:
+        Schema(Field((), "float32"), Field((), "float32"), extra={name: Field((), "float32")})
+    except SchemaError:
+        return f"{_LOG}{name}"  # a name that a store has for something else
+    return name
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _keys(schema: Schema) -> dict[str, str]:
+    """Return the keys of the leaves of steps by their path; SchemaError where two have the same."""
+    found: dict[str, str] = {}
+    for path, field in schema.step_leaves.items():
+        part, _, name = path.partition("/")
+        if path == OBS:
+            found[path] = "image" if len(field.shape) == 3 else OBS
+        elif part == OBS:
+            found[path] = name
+        elif part == EXTRA:
+            found[path] = name if name.startswith(_LOG) else f"{_LOG}{name}"
+        else:
+            found[path] = path
+    for path, key in found.items():
+        if list(found.values()).count(key) > 1 or key in _FLAGS:
+            raise SchemaError(f"the key {key!r} of {path} is taken in a replay of Dreamer; give the field another name")
+    return found
+
+
+def _not_held(schema: Schema) -> dict[str, str]:
+    _keys(schema)
+    no_place = "a replay of Dreamer has no place for it"
+    return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
+        PRIORITY: no_place,
+        ENDS: "cut episodes are truncated there, and what is both terminated and truncated is terminated",
+        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        NOTES: no_place,
+        SCHEMA: no_place,
+        METADATA: no_place,
+    }
+
+
+class _Folder:
+    """A folder that is being written."""
+
+    def __init__(self, plan: Plan, one_hot: bool) -> None:
+        self._folder, self._schema, self._keys = plan.path, plan.schema, _keys(plan.schema)
+        self._one_hot = one_hot
+        plan.path.mkdir(parents=True, exist_ok=True)
+        self.episodes = 0
+        there = {file.name.rpartition("-")[0] for file in plan.path.glob("*.npz")}
+        while _stem(self.episodes) in there:
+            self.episodes += 1
+
+    def add(self, episode: EpisodeData) -> None:
+        count = len(episode) + 1
+        rows: Rows = {}
+        for path, values in episode.steps.items():
+            if is_obs(path):
+                rows[self._keys[path]] = values if episode.has_final_obs else np.concatenate([values, values[-1:]])
+            else:
+                values = self._as_written(path, values)
+                rows[self._keys[path]] = np.concatenate([np.zeros_like(values[:1]), values])
+        last = np.arange(count) == count - 1
+        rows |= {_FIRST: np.arange(count) == 0, _LAST: last, _TERMINAL: last & episode.terminated}
+        rows[_DISCOUNT] = np.where(rows[_TERMINAL], 0, 1).astype(np.float32)
+        target = self._folder / f"{_stem(self.episodes)}-{count}.npz"
+        draft = target.with_suffix(".new")
+        with open(draft, "wb") as file:
+            np.savez_compressed(file, **rows)  # type: ignore[arg-type]
+        os.replace(draft, target)
+        self.episodes += 1
+
+    def _as_written(self, path: str, values: NDArray[Any]) -> NDArray[Any]:
+        space = self._schema.leaves[path].space or {}
+        if not self._one_hot or not is_part(path, ACTION) or space.get("type") != "Discrete" or values.ndim != 1:
+            return values
+        one_hot: NDArray[Any] = np.eye(space["n"], dtype=np.float32)[values.astype(np.int64) - space["start"]]
+        return one_hot
+
+    def finish(self) -> None:
+        """Leave it: every file is whole."""
+
+
+def _stem(number: int) -> str:
+    # In order before what a training run adds, whose names begin with the time.
+    return f"00000000T000000-{number:032x}"

@@ -1,0 +1,468 @@
+"""Data sets in the layout of diffusion_policy's ReplayBuffer: zarr arrays of all steps, and where each episode ends.
+
+``data/NAME`` are arrays ``(steps, ...)``, and ``meta/episode_ends`` has the number of steps up to the end of each
+episode. The format says nothing of rewards, of how episodes ended, or of an observation after the last action. An
+export keeps these in further arrays, which other readers of the format pass over: ``data/reward``, and in ``meta``
+arrays with a row an episode. The attribute ``diskreplay`` of the root group says which array holds what.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BloscCodec
+from zarr.storage import ZipStore
+
+from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    EXTRA,
+    OBS,
+    PRIORITY,
+    REWARD,
+    EpisodeData,
+    Json,
+    is_obs,
+    is_part,
+)
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.side_folder import NOTES, find_side
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME = "zarr_episodes"
+_ATTRIBUTE, _VERSION = "diskreplay", 1
+_ENDS, _TERMINATED, _TRUNCATED = "episode_ends", "terminated", "truncated"
+_HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
+_CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
+
+Ended = Literal["terminated", "truncated", "cut"]
+
+
+def import_dataset(
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    action: str = ACTION,
+    reward: str = REWARD,
+    extra: Sequence[str] = (),
+    ended: Ended = "truncated",
+) -> Imported:
+    """Import a data set of diffusion_policy into a new store, or the rest of it after an interruption.
+
+    Of what an export of this module wrote, all is restored. Of others, arrays in ``data`` are observations by their
+    names, but for ``action``, ``reward`` and those of ``extra``; rewards are zeros where there are none; and episodes
+    have no observation after their last action.
+
+    Parameters
+    ----------
+    source : path
+        The data set, of zarr version 2 or 3: a folder, or a ``.zip`` of one.
+    path : path
+        The store; nothing, or what an interrupted import of this data set has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    action, reward : str
+        The names of the arrays of actions and rewards.
+    extra : sequence of str
+        Names of arrays that become extra fields.
+    ended : str
+        How episodes ended, which the format does not say: "truncated", "terminated" or "cut".
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such data set.
+    FormatError
+        It is damaged, or packed by a codec that is not installed.
+    SchemaError
+        An array cannot be stored.
+    StoreExists
+        Something else is at ``path``.
+    """
+    if ended not in ("terminated", "truncated", "cut"):
+        raise SchemaError(f"ended must be terminated, truncated or cut, not {ended!r}")
+    file = Path(source).absolute()
+    side = find_side(file)
+    with _opened(file) as root:
+        data = _DataSet(file, root, {ACTION: action, REWARD: reward}, extra, ended)
+        return import_into(
+            path,
+            Source(
+                NAME,
+                str(file),
+                side.schema if side else data.schema,
+                len(data.bounds),
+                sum(stop - start for start, stop in data.bounds),
+                data.read,
+                data.metadata,
+                side,
+            ),
+            progress,
+        )
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    zarr_format: Literal[2, 3] = 2,
+    names: Mapping[str, str] | None = None,
+) -> Exported:
+    """Export the ended episodes of a store to a data set of diffusion_policy.
+
+    After an interruption it begins anew.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The data set: a folder, or a file if it ends in ``.zip``.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+    zarr_format : int
+        The version of zarr: 2, which diffusion_policy reads, or 3.
+    names : mapping of str to str, optional
+        Names of arrays by the paths of leaves, ``{"obs/image": "img"}``; others have the last part of the path.
+
+    Raises
+    ------
+    SchemaError
+        Two leaves would have the same name, or a path is not one of the store.
+    StoreExists
+        Something else is at ``path``.
+    """
+    if zarr_format not in (2, 3):
+        raise SchemaError(f"zarr_format must be 2 or 3, not {zarr_format!r}")
+    is_zip = Path(path).suffix == ".zip"
+
+    @contextmanager
+    def open_target(plan: Plan) -> Iterator[_Arrays]:
+        found = _names(plan.schema, names or {})
+        document = {"version": _VERSION, "schema": plan.schema.to_json(), "names": found}
+        attributes = {_ATTRIBUTE: {**document, "metadata": dict(plan.metadata)}}
+        with _created(plan.path, is_zip, zarr_format, attributes) as root:
+            yield _Arrays(root, plan, found)
+
+    def make_format(schema: Schema, *_: object) -> Format:
+        _names(schema, names or {})
+        return Format(NAME, not is_zip, {NOTES: "zarr arrays have no place for them"}, open_target)
+
+    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[zarr.Group]:
+    if not file.exists():
+        raise StoreNotFound(f"{file} is not a data set of zarr: there is no such folder or file")
+    store: Any = None
+    try:
+        if file.is_file():
+            store = ZipStore(file, mode="r")
+        root = zarr.open_group(file if store is None else store, mode="r")
+    except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{file} is not a group of zarr: {error}") from None
+    try:
+        yield root
+    finally:
+        if store is not None:
+            store.close()
+
+
+class _Layout(NamedTuple):
+    """What the attribute of a root group says: the schema, and the names of arrays by the paths of leaves."""
+
+    schema: Schema
+    names: Mapping[str, str]
+    metadata: Mapping[str, Json]
+
+
+def _layout(file: Path, document: Json) -> _Layout | None:
+    if document is None:
+        return None
+    try:
+        if document["version"] != _VERSION:
+            raise FormatError("it is of a version that this release does not read")
+        schema, names = Schema.from_json(document["schema"]), dict(document["names"])
+        if names.keys() != schema.step_leaves.keys() or not all(isinstance(name, str) for name in names.values()):
+            raise FormatError("it does not name an array of each leaf")
+        return _Layout(schema, names, dict(document["metadata"]))
+    except (FormatError, LookupError, TypeError, ValueError) as error:
+        raise FormatError(f"{file}: its attribute {_ATTRIBUTE!r} cannot be used: {error}") from None
+
+
+def _all(array: zarr.Array[Any]) -> NDArray[Any]:
+    return np.asarray(array[...])
+
+
+class _DataSet:
+    """A data set that is open.
+
+    Attributes
+    ----------
+    schema : Schema
+        What its steps hold.
+    bounds : list of (int, int)
+        The rows of each episode, from and to before.
+    metadata : dict
+        What an export noted of the store's own import.
+    """
+
+    def __init__(
+        self, file: Path, root: zarr.Group, roles: Mapping[str, str], extra: Sequence[str], ended: Ended
+    ) -> None:
+        self._file, self._root, self._ended = file, root, ended
+        ends = _all(self._array("meta/episode_ends"))
+        if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 0).any():
+            raise FormatError(f"{file}: meta/episode_ends are not the numbers of steps up to the end of each episode")
+        stops = [int(stop) for stop in ends]
+        self._rows = stops[-1] if stops else 0
+        every = list(enumerate(zip([0, *stops[:-1]], stops, strict=True) if stops else []))
+        self.bounds = [bounds for _, bounds in every if bounds[0] < bounds[1]]
+        self._numbers = [number for number, (start, stop) in every if start < stop]
+        self._layout = _layout(file, root.attrs.get(_ATTRIBUTE))
+        self._columns = {path: _Column(self._array(f"data/{name}")) for path, name in self._paths(roles, extra).items()}
+        for path, column in self._columns.items():
+            if len(column) < self._rows:
+                raise FormatError(f"{file}: {path} has {len(column)} rows, and the episodes have {self._rows} steps")
+        self.metadata = self._layout.metadata if self._layout else {}
+        self.schema = self._schema()
+        self._meta = {name: _all(self._array(f"meta/{name}")) for name in self._meta_names()}
+
+    def _array(self, name: str) -> zarr.Array[Any]:
+        try:
+            found = self._root[name]
+        except (KeyError, ValueError, TypeError) as error:
+            raise FormatError(f"{self._file} has no array {name}: {error}") from None
+        if not isinstance(found, zarr.Array) or not found.ndim:
+            raise FormatError(f"{self._file}: {name} is not an array of rows")
+        return found
+
+    def _paths(self, roles: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
+        """Return the names of arrays by the paths of the leaves that they hold."""
+        try:
+            there = sorted(self._root["data"].keys())  # type: ignore[union-attr]
+        except (KeyError, AttributeError):
+            raise FormatError(f"{self._file} has no group data") from None
+        if self._layout:
+            return dict(self._layout.names) | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
+        if missing := [name for name in (roles[ACTION], *extra) if name not in there]:
+            raise FormatError(f"{self._file} has no array data/{missing[0]}; there are {', '.join(there) or 'none'}")
+        found = {path: name for path, name in roles.items() if name in there}
+        found |= {f"{EXTRA}/{name}": name for name in extra}
+        return {f"{OBS}/{name}": name for name in there if name not in found.values()} | found
+
+    def _schema(self) -> Schema:
+        if self._layout:
+            return self._layout.schema
+        none = {path: np.empty((0, *column.shape[1:]), column.dtype) for path, column in self._columns.items()}
+        if REWARD in none:
+            none[REWARD] = none[REWARD].reshape(0)
+        try:
+            return schema_of(none)
+        except SchemaError as error:
+            raise SchemaError(f"{self._file}: {error}") from None
+
+    def _meta_names(self) -> list[str]:
+        if not self._layout:
+            return []
+        fields = [path for path in self.schema.leaves if path.startswith("episode/")]
+        finals = [f"{_FINAL}{name}" for path, name in self._layout.names.items() if is_obs(path)]
+        return [_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS, *map(_meta_name, fields), *finals]
+
+    def read(self, first: int) -> Iterator[EpisodeData]:
+        """Yield the episodes from number ``first`` on."""
+        for number, (start, stop) in zip(self._numbers[first:], self.bounds[first:], strict=True):
+            try:
+                steps = {path: column.read(start, stop) for path, column in self._columns.items()}
+            except (ValueError, RuntimeError, OSError, KeyError, zipfile.BadZipFile) as error:
+                raise FormatError(f"{self._file}: rows {start} to {stop} cannot be read: {error}") from None
+            yield self._episode(number, stop - start, steps)
+
+    def _episode(self, number: int, count: int, steps: dict[str, NDArray[Any]]) -> EpisodeData:
+        if REWARD not in steps:
+            steps[REWARD] = np.zeros(count, np.float32)
+        steps[REWARD] = steps[REWARD].reshape(count)
+        if not self._layout:
+            return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED)
+        meta, names = {name: rows[number] for name, rows in self._meta.items()}, self._layout.names
+        priority = steps.pop(PRIORITY, None)
+        if meta[_HAS_FINAL]:
+            final = {path: meta[f"{_FINAL}{names[path]}"] for path in steps if is_obs(path)}
+            steps |= {path: np.concatenate([steps[path], row[None]]) for path, row in final.items()}
+        fields = [path for path in self.schema.leaves if path.startswith("episode/") and meta[_HAS_FIELDS]]
+        return EpisodeData(
+            steps,
+            bool(meta[_TERMINATED]),
+            bool(meta[_TRUNCATED]),
+            {path: meta[_meta_name(path)] for path in fields},
+            None if priority is None or np.isnan(priority).all() else priority,
+        )
+
+
+class _Column:
+    """An array that is read in order, some whole chunks at a time."""
+
+    def __init__(self, array: zarr.Array[Any]) -> None:
+        self._array, self.shape, self.dtype = array, array.shape, np.dtype(array.dtype)
+        row_bytes = max(1, self.dtype.itemsize * int(np.prod(array.shape[1:])))
+        chunk = array.chunks[0]
+        self._chunk, self._block_rows = chunk, max(1, _BLOCK_BYTES // row_bytes // chunk) * chunk
+        self._start, self._rows = 0, np.empty((0, *self.shape[1:]), self.dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return rows; those of a chunk are unpacked once where calls go forward."""
+        if start < self._start or stop > self._start + len(self._rows):
+            self._start = start - start % self._chunk
+            self._rows = np.asarray(self._array[self._start : max(stop, self._start + self._block_rows)])
+        return self._rows[start - self._start : stop - self._start]
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _names(schema: Schema, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of arrays by the paths of leaves; SchemaError where two have the same."""
+    if unknown := [path for path in given if path not in schema.step_leaves]:
+        raise SchemaError(f"names: the store has no {unknown[0]!r}; it has {', '.join(schema.step_leaves)}")
+    found = {path: given.get(path, path.partition("/")[2].replace("/", ".") or path) for path in schema.step_leaves}
+    for path, name in found.items():
+        if list(found.values()).count(name) > 1 or name == PRIORITY or not name or "/" in name:
+            raise SchemaError(f"{path} cannot have the array data/{name}; give names={{{path!r}: ...}}")
+    return found
+
+
+def _meta_name(path: str) -> str:
+    return path.replace("/", "_", 1).replace("/", ".")  # episode_seed
+
+
+@contextmanager
+def _created(path: Path, is_zip: bool, zarr_format: Literal[2, 3], attributes: dict[str, Json]) -> Iterator[zarr.Group]:
+    if not is_zip:
+        root = zarr.open_group(path, mode="a", zarr_format=zarr_format)
+        root.attrs.put(attributes)
+        yield root
+        return
+    draft = path.with_name(f".{path.name}.new")
+    store = ZipStore(draft, mode="w")
+    try:
+        yield zarr.create_group(store, zarr_format=zarr_format, attributes=attributes)
+        store.close()
+        os.replace(draft, path)
+    finally:
+        store.close()
+        draft.unlink(missing_ok=True)
+
+
+class _Arrays:
+    """The arrays of a data set that is being written; `episodes` stays 0, as they are written anew."""
+
+    episodes = 0
+
+    def __init__(self, root: zarr.Group, plan: Plan, names: Mapping[str, str]) -> None:
+        self._root, self._plan, self._names = root, plan, names
+        self._data = {
+            path: _Writing(root, f"data/{name}", plan.steps, plan.schema.leaves[path]) for path, name in names.items()
+        }
+        self._meta: dict[str, list[Any]] = {_ENDS: [], _TERMINATED: [], _TRUNCATED: [], _HAS_FINAL: [], _HAS_FIELDS: []}
+        self._priority: _Writing | None = None
+        self._rows = 0
+
+    def add(self, episode: EpisodeData) -> None:
+        for path, column in self._data.items():
+            column.append(episode.steps[path][: len(episode)])
+        if episode.priority is not None or self._priority is not None:
+            self._add_priority(episode)
+        self._rows += len(episode)
+        row = {_ENDS: self._rows, _TERMINATED: episode.terminated, _TRUNCATED: episode.truncated}
+        row |= {_HAS_FINAL: episode.has_final_obs, _HAS_FIELDS: bool(episode.fields)}
+        for name, value in row.items():
+            self._meta[name].append(value)
+        for path, name in self._names.items():
+            if is_obs(path):
+                rows = episode.steps[path]
+                final = rows[-1] if episode.has_final_obs else np.zeros_like(rows[-1])
+                self._meta.setdefault(f"{_FINAL}{name}", []).append(final)
+        for path, field in self._plan.schema.leaves.items():
+            if is_part(path, "episode"):
+                value = episode.fields.get(path, np.zeros(field.shape, field.dtype))
+                self._meta.setdefault(_meta_name(path), []).append(np.asarray(value, field.dtype))
+
+    def _add_priority(self, episode: EpisodeData) -> None:
+        if self._priority is None:
+            self._priority = _Writing(self._root, f"data/{PRIORITY}", self._plan.steps, Field((), "float64"))
+            self._priority.append(np.full(self._rows, np.nan))
+        none = np.full(len(episode), np.nan)
+        self._priority.append(none if episode.priority is None else episode.priority)
+
+    def finish(self) -> None:
+        for column in (*self._data.values(), *([self._priority] if self._priority else [])):
+            column.flush()
+        dtypes = {_ENDS: np.int64}
+        for name, values in self._meta.items():
+            rows = np.array(values, dtypes.get(name, None if values else np.bool_))
+            _create(self._root, f"meta/{name}", rows.shape, rows.dtype, max(1, len(rows)))[...] = rows
+
+
+class _Writing:
+    """An array that is written in order, a chunk at a time."""
+
+    def __init__(self, root: zarr.Group, name: str, rows: int, field: Field) -> None:
+        self._chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))
+        self._array = _create(root, name, (rows, *field.shape), field.dtype, self._chunk)
+        self._waiting: list[NDArray[Any]] = []
+        self._count, self._start = 0, 0
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Add rows, which are written when they fill a chunk."""
+        self._waiting.append(rows)
+        self._count += len(rows)
+        if self._count >= self._chunk:
+            joined = np.concatenate(self._waiting)
+            whole = len(joined) - len(joined) % self._chunk
+            self._write(joined[:whole])
+            self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
+
+    def flush(self) -> None:
+        """Write the rows of the last chunk."""
+        if self._count:
+            self._write(np.concatenate(self._waiting))
+        self._waiting, self._count = [], 0
+
+    def _write(self, rows: NDArray[Any]) -> None:
+        self._array[self._start : self._start + len(rows)] = rows
+        self._start += len(rows)
+
+
+def _create(root: zarr.Group, name: str, shape: tuple[int, ...], dtype: Any, chunk: int) -> zarr.Array[Any]:
+    if root.metadata.zarr_format == 2:
+        compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as diffusion_policy does
+    else:
+        compressor = BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle")
+    return root.create_array(
+        name, shape=shape, dtype=dtype, chunks=(chunk, *shape[1:]), compressors=compressor, overwrite=True
+    )

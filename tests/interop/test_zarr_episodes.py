@@ -1,0 +1,163 @@
+"""Data sets of diffusion_policy: zarr of both versions, in folders and zip files, read and written."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import diskreplay as dr
+from diskreplay.interop.zarr_episodes import export_dataset, import_dataset
+from tests.interop.round_trips import CASES, EPISODES, check_round_trip, content, make_store
+
+
+def write(path: Path, ends: Any, zarr_format: Any = 2, **data: np.ndarray) -> Path:
+    """A data set as diffusion_policy writes it."""
+    root = zarr.create_group(path, zarr_format=zarr_format, overwrite=True)
+    for name, values in data.items():
+        root.create_array(f"data/{name}", data=values, chunks=(4, *values.shape[1:]))
+    root.create_array("meta/episode_ends", data=np.array(ends))
+    return path
+
+
+def push_t() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    img = rng.random((10, 8, 8, 3)).astype(np.float32)
+    state, action = (rng.random((10, size)).astype(np.float32) for size in (5, 2))
+    return {"img": img, "state": state, "action": action}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["set", "set.zip"])
+def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str, name: str) -> None:
+    store = make_store(tmp_path / "store", case, priorities=case == "nested")
+    exported = check_round_trip(store, tmp_path / name, export_dataset, import_dataset)
+    assert (exported.not_held, exported.side_folder) == ([], None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, f"{name}-back", "store"])
+
+
+def test_a_round_trip_through_zarr_3(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "nested")
+    check_round_trip(store, tmp_path / "set", lambda *a, **k: export_dataset(*a, zarr_format=3, **k), import_dataset)
+    assert zarr.open_group(tmp_path / "set", mode="r").metadata.zarr_format == 3
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_data_set_of_diffusion_policy(tmp_path: Path, zarr_format: int) -> None:
+    data = push_t()
+    write(tmp_path / "push.zarr", [3, 3, 10], zarr_format, **data)
+    imported = import_dataset(tmp_path / "push.zarr", tmp_path / "store")
+    assert (imported.episodes, imported.steps) == (2, 10)
+    with dr.open(tmp_path / "store") as store:
+        assert [(len(episode), episode.ended) for episode in store.episodes] == [(3, "truncated"), (7, "truncated")]
+        episode = store.episodes[1]
+        for name in ("img", "state"):
+            np.testing.assert_array_equal(episode.obs[name], data[name][3:], strict=True)
+        np.testing.assert_array_equal(episode.action, data["action"][3:], strict=True)
+        np.testing.assert_array_equal(episode.reward, np.zeros(7, np.float32), strict=True)
+
+
+def test_arrays_get_the_roles_that_are_given(tmp_path: Path) -> None:
+    data = push_t()
+    write(tmp_path / "set", [10], move=data["action"], r=np.arange(10.0)[:, None], state=data["state"], tag=np.ones(10))
+    import_dataset(tmp_path / "set", tmp_path / "store", action="move", reward="r", extra=["tag"], ended="terminated")
+    with dr.open(tmp_path / "store") as store:
+        episode = store.episodes[0]
+        assert episode.terminated
+        np.testing.assert_array_equal(episode.reward, np.arange(10.0), strict=True)
+        np.testing.assert_array_equal(episode["tag"], np.ones(10))
+        assert store.schema.obs.keys() == {"state"}
+
+
+@pytest.mark.parametrize("name", ["set", "set.zip"])
+def test_an_export_has_the_arrays_that_diffusion_policy_reads(tmp_path: Path, name: str) -> None:
+    make_store(tmp_path / "store", "nested")
+    export_dataset(tmp_path / "store", tmp_path / name, names={"obs/image": "img"})
+    file: Any = zarr.storage.ZipStore(tmp_path / name, mode="r") if name.endswith(".zip") else tmp_path / name
+    root = zarr.open_group(file, mode="r")
+    ends = root["meta/episode_ends"][:]
+    np.testing.assert_array_equal(ends, np.cumsum([steps for steps, _, _ in EPISODES]))
+    with dr.open(tmp_path / "store") as store:
+        np.testing.assert_array_equal(root["data/img"][ends[0] : ends[1]], store.episodes[1].obs["image"][:1])
+        np.testing.assert_array_equal(root["data/move"][:3], store.episodes[0].action["move"])
+    data = dict(root["data"].arrays())
+    assert {array.shape[0] for array in data.values()} == {ends[-1]}
+    assert root.metadata.zarr_format == 2
+    assert not [*root["data"].groups(), *root["meta"].groups()]
+    assert all(array.ndim for _, array in root["meta"].arrays())
+
+
+def test_large_rows_go_through_many_chunks(tmp_path: Path) -> None:
+    schema = dr.Schema(dr.Field((256, 256, 3), "uint8"), dr.Field((), "int64"))
+    store = make_store(tmp_path / "store", "", [(25, "truncated", True), (13, "cut", False)], schema=schema)
+    check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+    assert zarr.open_group(tmp_path / "set", mode="r")["data/obs"].chunks[0] == 10
+
+
+def test_an_interrupted_export_begins_anew(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "nested")
+
+    def stop(done: int, _: int) -> None:
+        if done > 10:
+            raise KeyboardInterrupt
+
+    for name in ("set", "set.zip"):
+        with pytest.raises(KeyboardInterrupt):
+            export_dataset(store, tmp_path / name, progress=stop)
+        with pytest.raises((dr.FormatError, dr.StoreNotFound), match="was interrupted|is no such"):
+            import_dataset(tmp_path / name, tmp_path / "back")
+        assert export_dataset(store, tmp_path / name).resumed == 0
+        import_dataset(tmp_path / name, tmp_path / f"{name}-back")
+        assert content(tmp_path / f"{name}-back") == content(store)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", "nested")
+    with pytest.raises(dr.SchemaError, match="names: the store has no 'obs/img'; it has obs/image, "):
+        export_dataset(tmp_path / "store", tmp_path / "set", names={"obs/img": "img"})
+    with pytest.raises(dr.SchemaError, match="obs/image cannot have the array data/move; give names="):
+        export_dataset(tmp_path / "store", tmp_path / "set", names={"obs/image": "move"})
+    assert not (tmp_path / "set").exists()
+
+
+def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "store"
+    with pytest.raises(dr.StoreNotFound, match="set is not a data set of zarr: there is no such folder or file$"):
+        import_dataset(tmp_path / "set", target)
+    (tmp_path / "set").mkdir()
+    with pytest.raises(dr.FormatError, match="set is not a group of zarr: "):
+        import_dataset(tmp_path / "set", target)
+    (tmp_path / "set.zip").write_bytes(b"PK")
+    with pytest.raises(dr.FormatError, match="set.zip is not a group of zarr: "):
+        import_dataset(tmp_path / "set.zip", target)
+    zarr.create_group(tmp_path / "set", zarr_format=2)
+    with pytest.raises(dr.FormatError, match="set has no array meta/episode_ends"):
+        import_dataset(tmp_path / "set", target)
+    data = push_t()
+    for ends in ([5, 3], [[10]], [0.5]):
+        write(tmp_path / "set", ends, **data)
+        with pytest.raises(dr.FormatError, match="meta/episode_ends are not the numbers of steps"):
+            import_dataset(tmp_path / "set", target)
+    write(tmp_path / "set", [11], **data)
+    with pytest.raises(dr.FormatError, match="obs/img has 10 rows, and the episodes have 11 steps$"):
+        import_dataset(tmp_path / "set", target)
+    write(tmp_path / "set", [10], state=data["state"])
+    with pytest.raises(dr.FormatError, match="set has no array data/action; there are state$"):
+        import_dataset(tmp_path / "set", target)
+    with pytest.raises(dr.SchemaError, match="ended must be terminated, truncated or cut, not 'done'$"):
+        import_dataset(tmp_path / "set", target, ended="done")  # type: ignore[arg-type]
+    assert not target.exists()
+
+
+def test_a_damaged_chunk_and_a_damaged_attribute_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "set", [10], **push_t())
+    (tmp_path / "set/data/state/1.0").write_bytes(b"damaged")
+    with pytest.raises(dr.FormatError, match="set: rows 0 to 10 cannot be read: "):
+        import_dataset(tmp_path / "set", tmp_path / "store")
+    make_store(tmp_path / "some", "vectors")
+    export_dataset(tmp_path / "some", tmp_path / "own")
+    zarr.open_group(tmp_path / "own", mode="a").attrs["diskreplay"] = {"version": 1}
+    with pytest.raises(dr.FormatError, match="own: its attribute 'diskreplay' cannot be used: 'schema'$"):
+        import_dataset(tmp_path / "own", tmp_path / "other")
