@@ -67,6 +67,10 @@ def main() -> None:
         if arguments.save:
             RESULTS.mkdir(exist_ok=True)
             (RESULTS / f"{name}.md").write_text(page, encoding="utf-8")
+    if arguments.save:
+        from tools.bench import chart  # needs matplotlib
+
+        chart.draw(chart.CHART)
 
 
 if __name__ == "__main__":
