@@ -1,59 +1,60 @@
 """What the documents show runs, and what they point to exists."""
 
-import os
+import multiprocessing
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import diskreplay
+from tests import snippets
+
 REPOSITORY = Path(__file__).parents[1]
-DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+# Those whose snippets a user runs: not CONTRIBUTING.md and CHANGELOG.md.
+PAGES = [page for page in DOCUMENTS if snippets.snippets(page) and page.name not in ("CONTRIBUTING.md", "CHANGELOG.md")]
+RUN_ELSEWHERE = {"cli.md": "tests/cli/test_docs.py"}
+PRELOADED = ["gymnasium", "numba", "torch", "diskreplay.loading.sampler", "diskreplay.store.store", "tests.snippets"]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Start processes that have the large libraries already: they are copies of one that has imported them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 @pytest.mark.slow
-def test_the_readmes_examples_run_one_after_the_other(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.S)
-    printed = [run_block(code, tmp_path) for code in blocks]
-    assert printed[0].startswith("torch.Size([256, 4, 4])")
-    assert printed[1] == "torch.Size([32, 2])\n"
-    assert printed[2] == "torch.Size([64, 40, 4])\n"
-    assert re.fullmatch(r"torch.Size\(\[256, 4\]\) 0.0\n[1-9][0-9]* steps evicted\n", printed[3])
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in RUN_ELSEWHERE], ids=lambda page: page.name)
+def test_the_snippets_of_a_page_run_one_after_the_other(tmp_path, processes, page):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    process = processes.Process(target=snippets.run_page, args=(page, folder))
+    process.start()
+    process.join()
+    code, output = process.exitcode, (tmp_path / "output").read_text()
+    process.close()
+    assert code == 0, output
+    missing = set().union(*(snippet.missing() for snippet in snippets.snippets(page)))
+    if missing:
+        pytest.skip(f"ran all but what needs {', '.join(sorted(missing))}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("section", "library", "count"),
-    [
-        ("DataLoader", "torch", 1),
-        ("Stable-Baselines3 and CleanRL", "stable_baselines3", 2),
-        ("TorchRL", "torchrl", 1),
-        ("Tianshou", "tianshou", 1),
-    ],
-)
-def test_the_examples_for_other_libraries_run(tmp_path, section, library, count):
-    pytest.importorskip(library, reason=f"needs {library}")
-    text = (REPOSITORY / "docs/libraries.md").read_text()
-    (below,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.S | re.M)
-    blocks = re.findall(r"```python\n(.*?)```", below, re.S)
-    printed = [run_block(code, tmp_path) for code in blocks]
-    assert len(printed) == count
-    assert printed[0] == "1000\n"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_snippet_compiles_and_its_title_says_what_is_done_with_it(page):
+    found = snippets.snippets(page)
+    for snippet in found:
+        assert snippet.title == "" or snippet.is_file or snippet.is_before, f"{page.name}:{snippet.line}"
+        if snippet.language == "python":
+            compile(snippet.code, f"{page.name}:{snippet.line}", "exec")
+    run = " ".join(snippet.code for snippet in found if snippet.language == "bash")
+    assert [snippet.title for snippet in found if snippet.is_file and snippet.title not in run] == []
 
 
-def run_block(code, folder):
-    assert len(code.splitlines()) <= 25
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:diskreplay", "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_the_pages_that_are_run_elsewhere_are():
+    for page, test in RUN_ELSEWHERE.items():
+        assert f"docs/{page}" in (REPOSITORY / test).read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -68,6 +69,20 @@ def test_named_files_exist(document):
     named = re.findall(r"`((?:tests|tools|examples|diskreplay)/[\w/.]+\.\w+)`", document.read_text())
     missing = [name for name in named if not (REPOSITORY / name).exists()]
     assert missing == []
+
+
+def test_each_public_name_is_on_one_page_of_the_api():
+    pages = [page.read_text() for page in (REPOSITORY / "docs/api").glob("*.md")]
+    shown = sorted(name for page in pages for name in re.findall(r"(?m)^::: diskreplay\.(\w+)$", page))
+    assert shown == sorted(set(diskreplay.__all__) - {"__version__"})
+
+
+def test_each_class_of_an_adapter_is_on_the_page_of_adapters():
+    page = (REPOSITORY / "docs/api/libraries.md").read_text()
+    named = set(re.findall(r"diskreplay\.interop\.\w+ import (.+)", "\n".join(map(Path.read_text, DOCUMENTS))))
+    named = {name.split(" as ")[0].strip() for names in named for name in names.split(",")}
+    assert len(named) > 5
+    assert {name for name in named if name not in page} == set()
 
 
 def test_every_module_is_named_once_where_it_belongs():

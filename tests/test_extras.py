@@ -19,7 +19,7 @@ from tests.test_architecture import MODULES, imports_of
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-USER_EXTRAS = EXTRAS.keys() - {"all", "bench", "fuzz", "test"}
+USER_EXTRAS = EXTRAS.keys() - {"all", "bench", "docs", "fuzz", "test"}
 # Libraries that take long to install: their tests skip by name.
 LARGE = {"tianshou", "torchrl"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)

@@ -14,7 +14,7 @@ from tests.cli.conftest import write_small
 
 PAGE = (Path(diskreplay.__file__).parents[1] / "docs/cli.md").read_text()
 LINES = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
-ELSEWHERE = {"demo", "inspect", "verify", "repair"}  # in the README
+ELSEWHERE = {"demo", "inspect", "verify", "repair"}  # in docs/look.md
 
 
 @pytest.mark.leaks("matplotlib keeps the files of its fonts open")
