@@ -30,10 +30,10 @@ def joined(pieces: Iterable[Html], between: Html = NOTHING) -> Html:
     return Html(between.join(pieces))
 
 
-def element(name: str, *content: Html, **attributes: object) -> Html:
+def element(tag: str, /, *content: Html, **attributes: object) -> Html:
     """Return an element with its content; ``class_`` is the attribute `class`, and ``aria_label`` `aria-label`."""
     said = "".join(f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>" if name in _VOID else f"<{name}{said}>{joined(content)}</{name}>")
+    return Html(f"<{tag}{said}>" if tag in _VOID else f"<{tag}{said}>{joined(content)}</{tag}>")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0, **attributes: object) -> Html:

@@ -187,6 +187,7 @@ def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
         ("plotext", ["plot", "returns"], "a plot in the terminal"),
         ("matplotlib", ["plot", "rewards", "--out", "x.png"], "a picture of a plot"),
         ("PIL", ["frames", "0", "--out", "x.png"], "a picture of frames"),
+        ("PIL", ["report", "--out", "x.html"], "a picture of frames"),
     ],
 )
 def test_plots_and_frames_say_in_one_line_which_extra_they_need(

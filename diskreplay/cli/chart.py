@@ -29,13 +29,17 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn: points over x where ``bars`` is false, the later series as lines; else a bar at each x."""
+    """What is drawn: points over x where ``bars`` is false, the later series as lines; else a bar at each x.
+
+    With ``lines``, which needs ``bars`` to be false, the first series is a line, too.
+    """
 
     title: str
     x_label: str
     y_label: str
     series: Sequence[Series]
     bars: bool
+    lines: bool = False
 
 
 def draw(chart: Chart) -> str:
@@ -50,7 +54,7 @@ def draw(chart: Chart) -> str:
         x, y, name = series.x.tolist(), series.y.tolist(), series.name or None
         if chart.bars and len(chart.series) == 1:
             plotext.bar(x, y, label=name)
-        elif chart.bars or number:
+        elif chart.bars or chart.lines or number:
             plotext.plot(x, y, label=name)
         else:
             plotext.scatter(x, y, label=name)
@@ -69,21 +73,23 @@ def draw(chart: Chart) -> str:
 def save(chart: Chart, path: Path) -> None:
     """Save a chart as a PNG or SVG, by the end of the path."""
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, series in enumerate(chart.series):
-        name = series.name or None
-        if chart.bars:
-            width = (series.x.max() - series.x.min()) / max(1, len(series.x) - 1) or 1.0
-            alpha = 1.0 if len(chart.series) == 1 else 0.5
-            axes.bar(series.x, series.y, width=0.9 * width, label=name, alpha=alpha)
-        elif number:
-            axes.plot(series.x, series.y, label=name)
-        else:
-            axes.plot(series.x, series.y, ".", alpha=0.5, label=name)
-    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-    if len(chart.series) > 1:
-        axes.legend()
-    figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150)
+    with rc_context({"text.parse_math": False}):  # a $ in the name of a field is no formula
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.subplots()
+        for number, series in enumerate(chart.series):
+            name = series.name or None
+            if chart.bars:
+                width = (series.x.max() - series.x.min()) / max(1, len(series.x) - 1) or 1.0
+                alpha = 1.0 if len(chart.series) == 1 else 0.5
+                axes.bar(series.x, series.y, width=0.9 * width, label=name, alpha=alpha)
+            elif chart.lines or number:
+                axes.plot(series.x, series.y, label=name)
+            else:
+                axes.plot(series.x, series.y, ".", alpha=0.5, label=name)
+        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+        if len(chart.series) > 1:
+            axes.legend()
+        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150)

@@ -13,7 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from diskreplay import markup
 from diskreplay.cli.text import count
+from diskreplay.markup import Html
 
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
 PIPE_WIDTH = 200
@@ -79,12 +81,15 @@ def bar(title: str) -> Iterator[Report]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-class _Table(Table):
+class TextTable(Table):
     """A table that becomes a paragraph a row where a terminal is too narrow for its words side by side."""
 
-    def __init__(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def __init__(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> None:
         super().__init__(title=title, title_justify="left", title_style="bold", caption_justify="left", box=None)
-        self._headers, self._cells = [header.lstrip(">") for header in headers], rows
+        if total > len(rows):
+            self.caption = f"{count(total - len(rows))} more; --all lists every one"
+        self._given, self._cells, self._total = headers, rows, total
+        self._headers = [header.lstrip(">") for header in headers]
         for header, name in zip(headers, self._headers, strict=True):
             side: Literal["left", "right"] = "right" if header.startswith(">") else "left"
             self.add_column(name, justify=side, header_style="dim", overflow="fold")
@@ -104,10 +109,11 @@ class _Table(Table):
         if self.caption:
             yield Text(str(self.caption))
 
+    def html(self) -> Html:
+        """Return the table as HTML, without its title."""
+        return markup.table(self._given, [[*map(markup.text, row)] for row in self._cells], self._total)
 
-def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> Table:
+
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> TextTable:
     """Build a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
-    table = _Table(title, headers, rows)
-    if total > len(rows):
-        table.caption = f"{count(total - len(rows))} more; --all lists every one"
-    return table
+    return TextTable(title, headers, rows, total)

@@ -32,19 +32,17 @@ def du(
     samplers have saved, are apart. Nothing is written.
     """
     with dr.open(path) as store, console.bar("Reading segments") as progress:
-        usage = usage_of(store, progress)
+        usage = usage_of(store, store.info(returns=False), progress)
     if json:
         console.emit(text.to_json(usage))
         return
-    fields, segments = usage["fields"], sorted(usage["segments"], key=lambda row: -row["bytes"])
+    segments = sorted(usage["segments"], key=lambda row: -row["bytes"])
     shown = segments if all_rows else segments[:ROWS_SHOWN]
     console.show(
         Text(text.clean(usage["path"]), style="bold", overflow="fold"),
         Text(summary(usage)),
         Text(),
-        console.table(
-            "fields", ("field", ">row", ">a step", ">bytes", ">share"), [_field_row(row, usage) for row in fields]
-        ),
+        fields_table(usage),
         Text(),
         console.table(
             "segments, largest first",
@@ -68,15 +66,21 @@ def summary(usage: Mapping[str, Any]) -> str:
     return line
 
 
+def fields_table(usage: Mapping[str, Any], limit: int | None = None) -> console.TextTable:
+    """Build the table of the bytes that each field takes, the largest first."""
+    rows = [_field_row(row, usage) for row in usage["fields"][:limit]]
+    return console.table("fields", ("field", ">row", ">a step", ">bytes", ">share"), rows, len(usage["fields"]))
+
+
 def _field_row(row: Mapping[str, Any], usage: Mapping[str, Any]) -> tuple[str, ...]:
     a_step = text.NOTHING if row["bytes_per_step"] is None else text.size(round(row["bytes_per_step"]))
     share = text.share(row["bytes"], usage["bytes"])
     return text.clean(row["field"]), text.size(row["row_bytes"]), a_step, text.size(row["bytes"]), share
 
 
-def usage_of(store: dr.Store, progress: console.Report) -> dict[str, Any]:
-    """Return the bytes of a store, by field, by segment, and beside segments."""
-    root, info = read_root(store.path), store.info()
+def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report) -> dict[str, Any]:
+    """Return the bytes of a store, of which this is its `info`: by field, by segment, and beside segments."""
+    root = read_root(store.path)
     fields: Counter[str] = Counter()
     leaves = [*store.schema.leaves, *OWN_ARRAYS]
     segments = []

@@ -167,7 +167,7 @@ def statistics_table(info: Mapping[str, Any]) -> Table:
     return console.table("ended episodes", headers, rows)
 
 
-def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
+def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> console.TextTable:
     """Build the table of segments, those being written first, then the newest."""
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
     if any(row["steps_unproven"] for row in segments):
@@ -182,7 +182,7 @@ def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> 
     return console.table("segments", headers, rows, len(newest))
 
 
-def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
+def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) -> console.TextTable:
     """Build the table of what was set aside, the latest first."""
     newest = sorted(entries, key=lambda row: -row["since"])
     rows = []
@@ -193,7 +193,7 @@ def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) ->
     return console.table("quarantine", (">segment", ">steps", "reason", "since", ">bytes"), rows, len(newest))
 
 
-def writers_table(writers: Sequence[Mapping[str, Any]], limit: int | None) -> Table:
+def writers_table(writers: Sequence[Mapping[str, Any]], limit: int | None) -> console.TextTable:
     """Build the table of writers, those alive first, then the newest."""
     newest = sorted(writers, key=lambda row: (_rank(row, WRITER_STATES), -row["writer"]))
     rows = []

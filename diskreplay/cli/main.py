@@ -24,6 +24,7 @@ from diskreplay.cli.frames import frames
 from diskreplay.cli.inspect import inspect
 from diskreplay.cli.plot import plot
 from diskreplay.cli.repair import repair
+from diskreplay.cli.report.command import report
 from diskreplay.cli.show import show
 from diskreplay.cli.verify import verify
 from diskreplay.cli.watch import watch
@@ -45,6 +46,7 @@ app.command("show", context_settings={"ignore_unknown_options": True})(show)  # 
 app.command("plot")(plot)
 app.command("frames", context_settings={"ignore_unknown_options": True})(frames)
 app.command("watch")(watch)
+app.command("report")(report)
 app.command("du")(du)
 app.command("diff")(diff)
 app.command("verify")(verify)

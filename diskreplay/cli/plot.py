@@ -20,6 +20,7 @@ from diskreplay.errors import SegmentGone
 from diskreplay.store.reading.episodes import Episode
 
 BINS = 40
+LARGEST = 1e300  # of values in bins
 MOST_SERIES = 6  # elements of a vector that are drawn
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
@@ -86,7 +87,7 @@ def chart_of(
     _some(episodes)
     if what is What.ages:
         times = np.concatenate(each(lambda episode: episode.times))
-        return distribution("ages of steps", *_in_units(times.max() - times, "before the newest"))
+        return distribution("ages of steps", *in_units(times.max() - times, "before the newest"))
     path = "reward" if what is What.rewards and field is None else chosen_leaves(store.schema, [field or "action"])[0]
     rows = each(lambda episode: step_leaves(episode, store.schema, [path])[path][: len(episode)])
     steps, name = np.concatenate([array.reshape(len(array), -1) for array in rows]), text.clean(short(path))
@@ -120,11 +121,25 @@ def distributions(title: str, columns: dict[str, NDArray[Any]], label: str) -> C
     if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
         series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]
     else:
-        edges = np.histogram_bin_edges(every.astype(np.float64), BINS)
+        edges = _edges(numbers(every))
         centres = (edges[1:] + edges[:-1]) / 2
-        histograms = ((name, np.histogram(_finite(v).astype(np.float64), edges)[0]) for name, v in columns.items())
+        histograms = ((name, np.histogram(numbers(_finite(v)), edges)[0]) for name, v in columns.items())
         series = [Series(name, centres, counts) for name, counts in histograms]
     return Chart(title, label, "steps", series, bars=True)
+
+
+def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the bounds of equal bins, also of values that hardly differ."""
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        apart = max(0.5, 1e-9 * abs(low))
+        low, high = low - apart, high + apart
+    return np.linspace(low, high, BINS + 1)
+
+
+def numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return values as float64 whose differences are float64, too."""
+    return values.astype(np.float64).clip(-LARGEST, LARGEST)
 
 
 def _counts(values: NDArray[Any], distinct: NDArray[Any]) -> NDArray[np.int64]:
@@ -142,7 +157,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _in_units(seconds: NDArray[np.float64], what: str) -> tuple[NDArray[np.float64], str]:
+def in_units(seconds: NDArray[np.float64], what: str) -> tuple[NDArray[np.float64], str]:
     """Return times in the largest unit of which there are two, and what they are."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {what}"

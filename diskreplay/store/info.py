@@ -31,23 +31,28 @@ _ROWS_AT_ONCE = 1 << 22
 
 def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[str, NDArray[Any]]:
     """Return the episodes of a snapshot as columns, oldest first, without those whose segment has left meanwhile."""
+    returns, gone = sum_rewards(snapshot, progress)
+    table = _columns(snapshot, returns)
+    return {name: column[~gone] for name, column in table.items()} if gone.any() else table
+
+
+def _columns(snapshot: Snapshot, returns: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
+    """Return the columns of `episode_table`; without returns, nothing is read."""
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
-    returns, gone = sum_rewards(snapshot, progress)
-    table = {
+    return {
         "id": episodes.first,
         "segment": episodes.first >> layout.POSITION_BITS,
         "lane": position % episodes.stride,
         "start": position // episodes.stride,
         "length": episodes.steps,
-        "return": returns,
+        **({} if returns is None else {"return": returns}),
         "terminated": (end & layout.TERMINATED) != 0,
         "truncated": (end & layout.TRUNCATED) != 0,
         "cut": (end & layout.CUT) != 0,
         "open": (end & OPEN) != 0,
     }
-    return {name: column[~gone] for name, column in table.items()} if gone.any() else table
 
 
 def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -109,9 +114,10 @@ def store_info(
     snapshot: Snapshot,
     damaged: Collection[int],
     progress: Progress | None,
+    returns: bool = True,
 ) -> dict[str, Any]:
     """Return the dictionary of `Store.info`; ``damaged`` are the segments that the snapshot leaves out."""
-    table = episode_table(snapshot, progress)
+    table = episode_table(snapshot, progress) if returns else _columns(snapshot, None)
     ended = ~table["open"]
     words = counters.read()
     hidden = HiddenEntries(root).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
@@ -136,7 +142,7 @@ def store_info(
             "truncated": int(np.count_nonzero(table["truncated"] & ~table["cut"] & ~table["terminated"])),
             "cut": int(np.count_nonzero(table["cut"])),
         },
-        "returns": statistics(table["return"][ended]),
+        "returns": statistics(table["return"][ended]) if returns else None,
         "lengths": statistics(table["length"][ended]),
         "segments": segments,
         "writers": _writers(segments),

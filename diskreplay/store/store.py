@@ -184,14 +184,21 @@ class Store:
         self._open_follower().follow_with(chosen)
 
     @shown_paths()
-    def info(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Describe the store: what ``diskreplay inspect --json`` prints. Reads every reward once.
+    def info(self, progress: Callable[[int, int], None] | None = None, *, returns: bool = True) -> dict[str, Any]:
+        """Describe the store: what ``diskreplay inspect --json`` prints.
 
         Episodes whose segment has left meanwhile are not counted. What is in quarantine is counted apart, and not as
         evicted.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with how much has been read, and of how much.
+        returns : bool
+            Whether to read every reward once; if not, `returns` is None.
         """
         follower = self._open_follower()
-        return store_info(self._root, self._counters, follower.snapshot, follower.damaged, progress)
+        return store_info(self._root, self._counters, follower.snapshot, follower.damaged, progress, returns)
 
     @property
     def quarantine(self) -> list[Quarantined]:

@@ -1,0 +1,1 @@
+"""`diskreplay report`: one page of HTML about a store."""

@@ -1,0 +1,126 @@
+"""The charts of a report."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.cli import text
+from diskreplay.cli.chart import Chart, Series
+from diskreplay.cli.plot import MOST_SERIES, distribution, distributions, in_units, over_episodes
+from diskreplay.cli.report.sample import STEPS, Episodes, Steps
+from diskreplay.errors import ReplayError, SegmentGone
+from diskreplay.format import layout
+from diskreplay.format.root import read_root
+from diskreplay.format.state_files import state_names
+from diskreplay.store.retention.policy import disk_usage
+
+POINTS = 1_000  # most of a series
+BINS = 40  # of time
+ACTIONS, STATES = 3, 4  # most that have a chart
+STATE_BYTES = 64 << 20  # most that is read of what a sampler has saved
+
+
+def charts_of(store: dr.Store, info: Mapping[str, Any], steps: Steps, episodes: Episodes) -> Iterator[Chart]:
+    """Yield what there is to draw of a store."""
+    ended = episodes.ended != "open"
+    for name, values in (("return", episodes.returns[ended]), ("length", episodes.lengths[ended].astype(np.float64))):
+        if np.count_nonzero(np.isfinite(values)) > 1:
+            yield thinned(over_episodes(name, values))
+    yield from _of_fields(store, steps)
+    yield from _of_times(info, steps)
+    yield from _of_priorities(store, episodes)
+
+
+def thinned(chart: Chart) -> Chart:
+    """Return a chart whose series have few enough points."""
+    return replace(chart, series=[_thinned(series) for series in chart.series])
+
+
+def _thinned(series: Series) -> Series:
+    some = np.unique(np.linspace(0, len(series.x) - 1, min(POINTS, len(series.x))).round().astype(int))
+    return Series(series.name, series.x[some], series.y[some])
+
+
+def _of_fields(store: dr.Store, steps: Steps) -> Iterator[Chart]:
+    actions = [path for path in store.schema.step_leaves if path.split("/")[0] == "action"]
+    for path in ["reward", *actions[:ACTIONS]]:
+        rows, width = steps.read(path)[1], math.prod(store.schema.leaves[path].shape)
+        columns = rows.reshape(len(rows), width)[:, :MOST_SERIES]
+        if not np.isfinite(columns).any():
+            continue
+        name = text.clean(path)
+        if columns.shape[1] == 1:
+            yield distribution(f"{name}: how often", columns[:, 0], "value")
+        else:
+            title = f"{name}: how often" + (f", {columns.shape[1]} of {width} elements" if width > MOST_SERIES else "")
+            yield distributions(title, {f"[{at}]": column for at, column in enumerate(columns.T)}, "value")
+
+
+def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
+    ids, times = steps.times()
+    if not len(times):
+        return
+    yield distribution("ages of steps", *in_units(times.max() - times, "before the newest"))
+    after, unit = in_units(times - times.min(), "after the oldest")
+    writers = {row["number"]: row["writer"] for row in info["segments"]}
+    segments, place = np.unique(ids >> layout.POSITION_BITS, return_inverse=True)
+    named = np.array([-1 if (writer := writers.get(number)) is None else writer for number in segments.tolist()])[place]
+    edges = np.linspace(0, after.max() or 1.0, BINS + 1)
+    weight = steps.total / len(steps.ids)
+    series = [
+        Series(name, (edges[1:] + edges[:-1]) / 2, weight * np.histogram(after[mask], edges)[0])
+        for name, mask in _by_writer(named)
+    ]
+    yield Chart("steps by writer over time", unit, "steps", series, bars=False, lines=True)
+
+
+def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yield the writers of most steps, each with where these are, and then all others together."""
+    numbers, counts = np.unique(writers, return_counts=True)
+    most = numbers[np.argsort(-counts, kind="stable")]
+    alone = most if len(most) <= MOST_SERIES else most[: MOST_SERIES - 1]
+    for number in np.sort(alone).tolist():
+        yield "unknown writer" if number < 0 else f"writer {number}", writers == number
+    if len(alone) < len(most):
+        yield f"{len(most) - len(alone)} others", ~np.isin(writers, alone)
+
+
+def _of_priorities(store: dr.Store, episodes: Episodes) -> Iterator[Chart]:
+    if store.snapshot.has_priorities:
+        rows = [np.zeros(0)]
+        for at in episodes.at[np.cumsum(episodes.lengths) <= STEPS].tolist():
+            with suppress(SegmentGone):
+                rows.append(store.episodes[at]["priority"])
+        priorities = np.concatenate(rows)
+        if np.isfinite(priorities).any():
+            yield distribution("initial priorities, |TD error|", priorities, "priority")
+    root = read_root(store.path)
+    for name in islice(state_names(root), STATES):
+        if disk_usage(root.folder / layout.SAMPLERS / name)[0] <= STATE_BYTES:
+            try:
+                tables = list(priority_tables(store.load_sampler_state(name)))
+            except ReplayError:
+                continue  # deleted or replaced meanwhile, or damaged: `verify` says so
+            for values in tables:
+                yield distribution(f"priorities of the sampler {name}", values, "|TD error|")
+
+
+def priority_tables(state: Any) -> Iterator[NDArray[np.float64]]:
+    """Yield the priorities in what a sampler has saved, of each kind of ids."""
+    below: Sequence[Any] = ()
+    if isinstance(state, dict):
+        if {"page", "known", "values"} <= state.keys() and len(state["values"]):
+            yield state["values"]
+            return
+        below = [*state.values()]
+    elif isinstance(state, list):
+        below = state
+    for each in below:
+        yield from priority_tables(each)
