@@ -27,7 +27,18 @@ TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 DISTRIBUTIONS = {"PIL": "pillow"}
 # What the test environment has and an installation without extras lacks.
 NOT_CORE = *TORCH, *GYM, "matplotlib", "PIL", "plotext"
-NOT_CORE = *NOT_CORE, "scipy", "pandas", "xarray", "stable_baselines3", "hypothesis", "sympy"
+NOT_CORE = (
+    *NOT_CORE,
+    "scipy",
+    "pandas",
+    "xarray",
+    "stable_baselines3",
+    "hypothesis",
+    "sympy",
+    "pyarrow",
+    "minari",
+    "h5py",
+)
 
 HOOK = """
 import sys
@@ -141,6 +152,8 @@ print(json.dumps([message(call) for call in calls]))
     [
         ("sb3", "stable_baselines3", "a buffer of Stable-Baselines3"),
         ("tianshou", "tianshou", "a replay buffer of Tianshou"),
+        ("minari", "minari", "a data set of Minari"),
+        ("parquet", "pyarrow", "a data set of Parquet"),
         ("torchrl", "tensordict", "a storage of TorchRL"),  # of its two libraries, what is imported first
     ],
 )

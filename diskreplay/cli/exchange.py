@@ -24,7 +24,9 @@ class Scheme(NamedTuple):
 
 
 SCHEMES: Mapping[str, Scheme] = {
+    "minari": Scheme("diskreplay.interop.minari", "a name in the local folder of Minari, or a path"),
     "npz": Scheme("diskreplay.interop.npz", "a folder of NumPy files"),
+    "parquet": Scheme("diskreplay.interop.parquet", "a folder of Parquet files"),
     "zarr_episodes": Scheme("diskreplay.interop.zarr_episodes", "zarr of diffusion_policy, a folder or .zip file"),
     "dreamer": Scheme("diskreplay.interop.dreamer", "a replay folder of Dreamer"),
 }

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import FormatError, Schema, Store, StoreNotFound
-from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, EpisodeData, Json, is_part
+from diskreplay import FormatError, Store
+from diskreplay.interop.exchange.description import Description
+from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import replace_file
 
 __all__ = ["export_dataset", "import_dataset"]
 
-NAME, _VERSION, _DOCUMENT = "npz", 1, "dataset.json"
+NAME = "npz"
 _TERMINATED, _TRUNCATED, _NOTES = "terminated", "truncated", "notes"
 
 
@@ -54,20 +54,17 @@ def import_dataset(
         Something else is at ``path``.
     """
     folder = Path(source).absolute()
-    document = _read_document(folder)
-    return import_into(
-        path,
-        Source(
-            NAME,
-            str(folder),
-            Schema.from_json(document["schema"]),
-            document["episodes"],
-            document["steps"],
-            lambda first: _read(folder, first, document["episodes"]),
-            document["metadata"],
-        ),
-        progress,
+    found = Description.read(folder, NAME)
+    made = Source(
+        NAME,
+        str(folder),
+        found.schema,
+        found.episodes,
+        found.steps,
+        lambda first: _read(folder, first, found.episodes),
+        found.metadata,
     )
+    return import_into(path, made, progress)
 
 
 def export_dataset(
@@ -100,20 +97,6 @@ def export_dataset(
     """
     made = Format(NAME, True, {}, _open)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
-
-
-def _read_document(folder: Path) -> dict[str, Json]:
-    try:
-        document = json.loads((folder / _DOCUMENT).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        begun = next(folder.glob("episode-*.npz"), None)
-        why = "its export was not completed: repeat it" if begun else f"there is no {_DOCUMENT}"
-        raise StoreNotFound(f"{folder} is not a data set of npz files: {why}") from None
-    except ValueError as error:
-        raise FormatError(f"{folder / _DOCUMENT} is not JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("version") != _VERSION:
-        raise FormatError(f"{folder / _DOCUMENT} is not of a version that this release reads")
-    return document
 
 
 def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:
@@ -161,15 +144,7 @@ class _Folder:
         self.episodes += 1
 
     def finish(self) -> None:
-        plan = self._plan
-        document = {
-            "version": _VERSION,
-            "episodes": plan.episodes,
-            "steps": plan.steps,
-            "schema": plan.schema.to_json(),
-            "metadata": dict(plan.metadata),
-        }
-        replace_file(plan.path / _DOCUMENT, json.dumps(document, indent=1).encode())
+        Description.write(self._plan, NAME)
 
 
 @contextmanager

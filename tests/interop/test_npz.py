@@ -36,7 +36,7 @@ def test_a_file_of_an_episode_is_read_by_numpy_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(dr.StoreNotFound, match="set is not a data set of npz files: there is no dataset.json$"):
+    with pytest.raises(dr.StoreNotFound, match="set is not a whole data set of the format npz: it has no dataset.json"):
         import_dataset(tmp_path / "set", tmp_path / "store")
     make_store(tmp_path / "store", "vectors")
     export_dataset(tmp_path / "store", tmp_path / "set")

@@ -14,6 +14,7 @@ from diskreplay import Episode, Schema, SegmentGone, Store, StoreExists, open as
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
 from diskreplay.interop.exchange.importing import Progress, import_notes
 from diskreplay.interop.exchange.side_folder import (
+    METADATA,
     SCHEMA,
     SideWriter,
     beyond,
@@ -27,9 +28,6 @@ from diskreplay.interop.exchange.side_folder import (
 )
 
 Where = Callable[[Episode], bool]
-
-METADATA = "metadata"
-"""Name of what an import noted of a whole data set, for a format that has no place for it."""
 
 
 class Plan(NamedTuple):
@@ -179,7 +177,7 @@ def export_from(
         _check_free(target, side, store, episodes, chosen_format)
         steps = sum(map(len, episodes))
         if dry_run:
-            lost, resumed = _lost(store, episodes, notes, chosen_format.not_held), 0
+            lost, resumed = _lost(store, episodes, notes, chosen_format), 0
         else:
             plan = Plan(target, store.schema, len(episodes), steps, noted)
             lost, resumed = _write(store, plan, episodes, notes, chosen_format, side, progress)
@@ -227,14 +225,12 @@ def _first_ids(episodes: Sequence[Episode]) -> np.ndarray:
     return np.array([episode.ids[0] for episode in episodes], np.int64)
 
 
-def _lost(
-    store: Store, episodes: Sequence[Episode], notes: Mapping[int, Json], not_held: Mapping[str, str]
-) -> set[str]:
+def _lost(store: Store, episodes: Sequence[Episode], notes: Mapping[int, Json], chosen: Format) -> set[str]:
     """Return which names of what a format lacks some episode has a value of."""
     lost: set[str] = set()
     for episode in episodes:
         data = EpisodeData.of(episode, store.schema, notes.get(int(episode.ids[0])))
-        lost |= names_of(*beyond(data, not_held), not_held)
+        lost |= names_of(*beyond(data, chosen.not_held), chosen.not_held)
     return lost
 
 

@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, Schema
 from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, Json, is_obs
 
-FINAL_OBS, NO_FINAL_OBS, ENDS, NOTES, SCHEMA = "final_obs", "no_final_obs", "ends", "notes", "schema"
-"""Names of what a format may lack beside leaves, with "priority": `EpisodeData` has each."""
+FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
+ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
+"""Names of what a format may lack beside leaves, with "priority".
+
+The observation after the last step, or an episode without it (a row in its place is left out again); an episode that
+is both terminated and truncated, or neither; one that is neither alone; notes of episodes; the schema; and what an
+import noted of the whole data set.
+"""
 
 _NAME, _DOCUMENT, _IDS = "diskreplay", "export.json", "ids.npy"
 _VERSION = 1
@@ -229,7 +235,8 @@ def beyond(episode: EpisodeData, not_held: Mapping[str, str]) -> tuple[dict[str,
     if PRIORITY in not_held and episode.priority is not None:
         arrays[PRIORITY] = episode.priority
     texts: dict[str, Json] = {}
-    if ENDS in not_held and (episode.cut or (episode.terminated and episode.truncated)):
+    has_one_flag = episode.terminated != episode.truncated
+    if not has_one_flag and (ENDS in not_held or (CUT in not_held and episode.cut)):
         texts = {"terminated": episode.terminated, "truncated": episode.truncated}
     if NO_FINAL_OBS in not_held and not episode.has_final_obs:
         texts[NO_FINAL_OBS] = True
@@ -241,5 +248,6 @@ def beyond(episode: EpisodeData, not_held: Mapping[str, str]) -> tuple[dict[str,
 def names_of(arrays: Mapping[str, Any], texts: Mapping[str, Json], not_held: Mapping[str, str]) -> set[str]:
     """Return by which of the names in ``not_held`` these are there."""
     names = {name.split("/")[0] if name.startswith(f"{FINAL_OBS}/") else name for name in arrays}
-    names |= {ENDS} if "terminated" in texts else set()
+    if "terminated" in texts:
+        names |= {ENDS} if texts["terminated"] else {ENDS, CUT}
     return (names | ({NOTES, NO_FINAL_OBS} & texts.keys())) & not_held.keys()

@@ -1,0 +1,104 @@
+"""Arrays of NumPy as columns of Arrow, and back, without a loop over rows.
+
+A field with a shape is a list of fixed size for each axis, so that any reader of Arrow sees its shape. Wide ones, such
+as images, can be bytes of fixed size instead: in Parquet a list takes several times as long as the bytes.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from diskreplay import FormatError
+
+Shape = tuple[int, ...]
+
+if TYPE_CHECKING:
+    from pyarrow import Array, ChunkedArray, DataType
+
+__all__ = ["from_arrow", "from_arrow_bytes", "to_arrow", "to_arrow_bytes", "with_missing"]
+
+
+def to_arrow(rows: NDArray[Any]) -> "Array":
+    """Return an array ``(n, *shape)`` as a column of n rows: numbers, or nested lists of fixed size."""
+    column = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    for size in reversed(rows.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+def to_arrow_bytes(rows: NDArray[Any]) -> "Array":
+    """Return an array ``(n, *shape)`` as a column of n rows of bytes, little-endian and in C order."""
+    data = np.ascontiguousarray(rows)
+    row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+    return pa.Array.from_buffers(pa.binary(row_bytes), len(rows), [None, pa.py_buffer(data)])
+
+
+def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
+    """Return a column of bytes of fixed size as an array ``(n, *shape)``.
+
+    Raises
+    ------
+    FormatError
+        The column has values of another kind or size, or lacks some.
+    """
+    row_bytes = math.prod(shape) * dtype.itemsize
+    if column.type != pa.binary(row_bytes):
+        raise FormatError(f"the column {name} has values of the type {column.type}, not of {row_bytes} bytes each")
+    parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    arrays = []
+    for part in parts:
+        _check_complete(part, name)
+        start = part.offset * row_bytes
+        data = np.frombuffer(part.buffers()[1], np.uint8)[start : start + len(part) * row_bytes]
+        arrays.append(data.view(dtype).reshape(len(part), *shape))
+    return arrays[0] if len(arrays) == 1 else np.concatenate([*arrays, np.empty((0, *shape), dtype)])
+
+
+def with_missing(column: "Array", there: NDArray[np.bool_]) -> "Array":
+    """Return a column of as many rows as ``there`` is true, with nulls where it is false."""
+    return column.take(pa.array(np.cumsum(there) - 1, pa.int64(), mask=~there))
+
+
+def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
+    """Return a column of numbers, or of nested lists of fixed size, as an array ``(n, *shape)``.
+
+    Raises
+    ------
+    FormatError
+        The column, called ``name``, has values of another kind, or lacks some.
+    """
+    parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    shape, value_type = _shape(column.type, name)
+    arrays = [_part(part, shape, name) for part in parts]
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate(arrays) if arrays else np.empty((0, *shape), value_type.to_pandas_dtype())
+
+
+def _shape(kind: "DataType", name: str) -> tuple[Shape, "DataType"]:
+    shape = []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise FormatError(f"the column {name} has values of the type {kind}, of which no array can be made")
+    return tuple(shape), kind
+
+
+def _part(part: "Array", shape: Shape, name: str) -> NDArray[Any]:
+    count = len(part)
+    for _ in shape:
+        _check_complete(part, name)
+        part = part.flatten()
+    _check_complete(part, name)
+    values: NDArray[Any] = part.to_numpy(zero_copy_only=not pa.types.is_boolean(part.type))
+    assert len(values) == count * math.prod(shape)
+    return values.reshape(count, *shape)
+
+
+def _check_complete(part: "Array", name: str) -> None:
+    if part.null_count:
+        raise FormatError(f"the column {name} lacks {part.null_count} values")

@@ -1,0 +1,67 @@
+"""`dataset.json`: what a folder of episodes in a format of diskreplay's own says of itself."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from diskreplay import FormatError, Schema, StoreNotFound
+from diskreplay.interop.exchange.episode_data import Json
+from diskreplay.interop.exchange.exporting import Plan
+from diskreplay.interop.exchange.side_folder import replace_file
+
+_FILE, _VERSION = "dataset.json", 1
+
+
+@dataclass(frozen=True)
+class Description:
+    """The schema of a data set, how many episodes and steps it has, and what an import noted of it.
+
+    It is written last: a folder without it is no data set, or the export to it was interrupted.
+    """
+
+    schema: Schema
+    episodes: int
+    steps: int
+    metadata: dict[str, Json]
+
+    @classmethod
+    def read(cls, folder: Path, format_name: str) -> Self:
+        """Read the description of a data set.
+
+        Raises
+        ------
+        StoreNotFound
+            The folder has none of this format.
+        FormatError
+            It cannot be read.
+        """
+        path = folder / _FILE
+        try:
+            document = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise StoreNotFound(
+                f"{folder} is not a whole data set of the format {format_name}: it has no {_FILE}; repeat an export "
+                "that was interrupted"
+            ) from None
+        except ValueError as error:
+            raise FormatError(f"{path} is not JSON: {error}") from None
+        if not isinstance(document, dict) or document.get("version") != _VERSION:
+            raise FormatError(f"{path} is not of a version that this release reads; update diskreplay")
+        if document.get("format") != format_name:
+            raise FormatError(f"{folder} is a data set of the format {document.get('format')}, not {format_name}")
+        schema = Schema.from_json(document.get("schema"))
+        return cls(schema, int(document["episodes"]), int(document["steps"]), dict(document["metadata"]))
+
+    @classmethod
+    def write(cls, plan: Plan, format_name: str) -> None:
+        """Write the description of a data set whose episodes are all there."""
+        document = {
+            "format": format_name,
+            "version": _VERSION,
+            "episodes": plan.episodes,
+            "steps": plan.steps,
+            "schema": plan.schema.to_json(),
+            "metadata": dict(plan.metadata),
+        }
+        replace_file(plan.path / _FILE, json.dumps(document, indent=1).encode())

@@ -1,0 +1,328 @@
+"""Data sets of Minari, in HDF5, Arrow or Parquet.
+
+Observations, actions, rewards, terminations and truncations are fields of the store, with the spaces of the data set
+and the dtypes of the data. The seed of an episode is its episode field ``seed``. What steps return as infos is the
+extra field ``infos``, nested as they are, and what reset returned the episode field ``reset_infos``. What is no array
+of the steps, such as texts, options, and infos that other episodes lack, is in the store's notes, and so is all that
+the data set says of itself: the environment's spec, the authors, ...
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from diskreplay import FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, EpisodeData, Json
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.side_folder import find_side, replace_file
+from diskreplay.interop.minari_episodes import INFOS, RESET_INFOS, SEED, Layout, derive, read_episodes
+from diskreplay.interop.minari_spaces import AnySpace, space_of, without_texts
+from diskreplay.interop.minari_values import flat
+
+with MissingExtra.raised_for("a data set of Minari", "minari"):
+    import h5py
+    import minari
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+    from minari.serialization import deserialize_space, serialize_space
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME = "minari"
+DataFormat = Literal["hdf5", "arrow", "parquet"]
+
+# What a name in the folder of Minari is like; a path begins with a dot or a slash, or is not like this.
+_ID = re.compile(r"[-\w][-\w/]*-v\d+")
+# What Minari makes itself.
+_COMPUTED = {
+    *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
+    *("observation_space", "action_space", "dataset_id", "minari_version"),
+}
+_SETS = "author", "author_email"
+# In the draft: how many episodes and steps are whole.
+_WRITTEN = "written"
+# Episodes are written when they take so many bytes, or are so many.
+_WAITING_BYTES, _WAITING_EPISODES = 64 << 20, 512
+
+
+def import_dataset(
+    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+) -> Imported:
+    """Import a data set of Minari into a new store, or the rest of it after an interruption.
+
+    Parameters
+    ----------
+    source : str or path
+        A name in the local folder of Minari, such as ``"D4RL/door/human-v2"``, or the path of a data set. Nothing is
+        downloaded: ``minari download`` does that.
+    path : path
+        The store; nothing, or what an interrupted import of this data set has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such data set.
+    SchemaError
+        A space of it cannot be stored.
+    FormatError
+        It cannot be read.
+    StoreExists
+        Something else is at ``path``.
+    """
+    folder = _found(source)
+    with _errors(folder):
+        storage = MinariStorage.read(folder)
+        metadata = MinariStorage.read_raw_metadata(folder)
+        if not storage.total_episodes:
+            raise FormatError(f"{folder} has no episodes")
+    texts = without_texts(storage.observation_space, "obs")[1]
+    side = find_side(folder.parent if folder.name == "data" else folder)
+    if side is None:
+        with _errors(folder):
+            first = next(read_episodes(storage, 0))
+        layout = derive(storage.observation_space, storage.action_space, first)
+    else:
+        layout = Layout.of(side.schema, texts)
+
+    def read(first: int) -> Iterator[EpisodeData]:
+        with _errors(folder):
+            for raw in read_episodes(storage, first):
+                yield layout.episode(raw)
+
+    made = Source(NAME, str(folder), layout.schema, storage.total_episodes, storage.total_steps, read, metadata, side)
+    return import_into(path, made, progress)
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    data_format: DataFormat = "hdf5",
+) -> Exported:
+    """Export the ended episodes of a store to a data set of Minari, or the rest of them after an interruption.
+
+    Images are written as they are, and not as JPEG.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : str or path
+        A name in the local folder of Minari, ``"mine/cartpole-v0"``, or a path: one that begins with a dot or a slash,
+        or does not end in a version. Nothing, or what an interrupted export of these episodes has left.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+    data_format : {"hdf5", "arrow", "parquet"}
+        In which files.
+
+    Raises
+    ------
+    StoreExists
+        Something else is at ``path``.
+    ValueError
+        ``data_format`` is none of these.
+    """
+    if data_format not in ("hdf5", "arrow", "parquet"):
+        raise ValueError(f'data_format is "hdf5", "arrow" or "parquet", not {data_format!r}')
+    name = path if isinstance(path, str) and _ID.fullmatch(path) else None
+    target = _home() / name if name else Path(path)
+
+    @contextmanager
+    def open_data_set(plan: Plan) -> Iterator[_DataSet]:
+        yield _DataSet(plan, data_format, name)
+
+    def make_format(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
+        return Format(NAME, True, _not_held(schema, data_format, noted), open_data_set)
+
+    return export_from(store_or_path, target, make_format, where=where, progress=progress, dry_run=dry_run)
+
+
+def _home() -> Path:
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari/datasets")
+
+
+def _found(source: str | PathLike[str]) -> Path:
+    """Return the folder of a data set's files: its metadata.json is in it."""
+    places = [Path(source).absolute()]
+    if isinstance(source, str) and _ID.fullmatch(source):
+        places.insert(0, _home() / source)
+    for place in places:
+        for folder in (place / "data", place):
+            if (folder / "metadata.json").is_file():
+                return folder
+    looked = " and ".join(map(str, places))
+    raise StoreNotFound(f"there is no data set of Minari at {looked}; `minari download {source}` gets one by its name")
+
+
+@contextmanager
+def _errors(folder: Path) -> Iterator[None]:
+    """Raise what says that a data set cannot be read for the errors of the libraries that read it."""
+    try:
+        yield
+    except ImportError as error:
+        with MissingExtra.raised_for("this data set of Minari", "minari"):
+            raise error
+    except (OSError, ValueError, KeyError, AssertionError, NotImplementedError) as error:
+        if isinstance(error, FormatError | SchemaError):
+            raise
+        raise FormatError(f"{folder} cannot be read: {error or type(error).__name__}") from error
+
+
+# --- what Minari holds -----------------------------------------------------------------------------------------------
+
+
+def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> dict[str, str]:
+    lacking = {
+        "priority": "Minari has no priorities",
+        "cut": "Minari has it as truncated",
+        "no_final_obs": "each episode of Minari has a final observation; the last one is repeated",
+    }
+    if noted.get("format") != NAME:
+        lacking["notes"] = "what was imported from another format has no place in Minari"
+    for path, leaf in schema.leaves.items():
+        if not path.startswith(f"{FIELDS}/") or (path == f"{FIELDS}/{SEED}" and _is_seed(leaf)):
+            continue
+        below = path.removeprefix(f"{FIELDS}/{RESET_INFOS}/")
+        if below == path or f"{EXTRA}/{INFOS}/{below}" not in schema.leaves:
+            lacking[path] = "an episode of Minari has a seed and infos of its reset, no other fields"
+    for name in schema.extra.get(INFOS, {}):
+        if name in schema.extra:
+            lacking |= {
+                path: f"the info {name} is there already"
+                for path in schema.step_leaves
+                if path == f"{EXTRA}/{name}" or path.startswith(f"{EXTRA}/{name}/")
+            }
+    if not _is_derived(schema, data_format):
+        lacking["schema"] = "fields and dtypes that follow from no data set of Minari"
+    return lacking
+
+
+def _is_seed(leaf: Any) -> bool:
+    return leaf.shape == () and leaf.dtype.kind in "iu"
+
+
+def _is_derived(schema: Schema, data_format: str) -> bool:
+    """Whether an import without a side folder would make this schema again."""
+    trees: Sequence[tuple[Any, AnySpace]] = [(tree, space_of(tree)) for tree in (schema.obs, schema.action)]
+    read = [deserialize_space(serialize_space(space)) for _, space in trees]
+    from_spaces = Schema.from_spaces(*read)
+    return (
+        (from_spaces.obs, from_spaces.action) == (schema.obs, schema.action)
+        and schema.extra.keys() <= {INFOS}
+        and schema.episode.keys() <= {SEED, RESET_INFOS}
+        and all(leaf.space is None for path, leaf in schema.leaves.items() if path.split("/")[0] in (EXTRA, FIELDS))
+        and schema.episode.get(RESET_INFOS, schema.extra.get(INFOS)) == schema.extra.get(INFOS)
+        and (data_format == "hdf5" or not schema.extra or RESET_INFOS in schema.episode)
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class _DataSet:
+    """Writes episodes to a hidden folder, some at a time, which becomes the data set's when all are there."""
+
+    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
+        self._plan, self._name, self._in_arrow = plan, name, data_format != "hdf5"
+        self._noted: dict[str, Json] = dict(plan.metadata)
+        is_own = self._noted.get("format") == NAME
+        self._metadata: dict[str, Json] = self._noted.get("metadata", {}) if is_own else {}
+        observation_space, action_space = self._spaces()
+        self._layout = Layout.of(plan.schema, without_texts(observation_space, "obs")[1])
+        self._draft = plan.path / ".data"
+        plan.path.mkdir(parents=True, exist_ok=True)
+        self._storage = _begun(self._draft, data_format) or MinariStorage.new(
+            self._draft, observation_space, action_space, data_format=data_format, jpeg_encoding=False
+        )
+        self.episodes: int = self._storage.total_episodes
+        self._waiting: list[EpisodeBuffer] = []
+        self._beyond: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def _spaces(self) -> tuple[AnySpace, AnySpace]:
+        """Return the spaces that the data set was imported with, if they are those of the schema, else made of it."""
+        schema = self._plan.schema
+        noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
+        if all(isinstance(text, str) for text in noted):
+            observation_space, action_space = map(deserialize_space, noted)
+            plain = Schema.from_spaces(without_texts(observation_space, "obs")[0], action_space)
+            if {path: leaf.shape for path, leaf in plain.leaves.items()} == {
+                path: leaf.shape for path, leaf in schema.leaves.items() if path in plain.leaves
+            }:
+                return observation_space, action_space
+        return space_of(schema.obs), space_of(schema.action)
+
+    def add(self, episode: EpisodeData) -> None:
+        raw = self._layout.raw(episode, in_arrow=self._in_arrow)
+        self._beyond.append(raw.pop("metadata"))
+        self._waiting.append(EpisodeBuffer(**raw))
+        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
+        self.episodes += 1
+        if self._bytes > _WAITING_BYTES or len(self._waiting) == _WAITING_EPISODES:
+            self._write()
+
+    def _write(self) -> None:
+        first = self.episodes - len(self._waiting)
+        self._storage.update_episodes(self._waiting)
+        for number, beyond in enumerate(self._beyond, first):
+            if beyond:
+                known = flat(beyond) if self._storage.FORMAT == "hdf5" else beyond
+                self._storage.update_episode_metadata([known], [number])
+        replace_file(self._draft / _WRITTEN, f"{self.episodes} {self._storage.total_steps}".encode())
+        self._waiting, self._beyond, self._bytes = [], [], 0
+
+    def finish(self) -> None:
+        if self._waiting:
+            self._write()
+        kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
+        kept |= {key: set(kept[key]) for key in _SETS if key in kept}
+        if self._noted and not self._metadata:
+            kept["diskreplay"] = self._noted
+        kept |= {"dataset_id": self._id(), "minari_version": minari.__version__}
+        (self._draft / _WRITTEN).unlink(missing_ok=True)
+        self._storage.update_metadata(kept)
+        os.rename(self._draft, self._plan.path / "data")
+
+    def _id(self) -> str:
+        if self._name is not None:
+            return self._name
+        known, folder = self._metadata.get("dataset_id"), self._plan.path.name
+        if _ID.fullmatch(folder):
+            return folder
+        return known if isinstance(known, str) else re.sub(r"[^-\w]", "-", folder) + "-v0"
+
+
+def _begun(draft: Path, data_format: str) -> "MinariStorage | None":
+    """Return the storage that an interrupted export has left, with its whole episodes; None where there is none."""
+    try:
+        episodes, steps = map(int, (draft / _WRITTEN).read_text().split())
+        storage = MinariStorage.read(draft)
+        if data_format == storage.FORMAT:
+            storage.update_metadata({"total_episodes": episodes, "total_steps": steps})
+            if data_format == "hdf5":
+                with h5py.File(draft / "main_data.hdf5", "a") as file:
+                    for name in set(file) - {f"episode_{number}" for number in range(episodes)}:
+                        del file[name]
+            return storage
+    except (OSError, ValueError, KeyError):
+        pass  # there is none, or it was killed in the middle of a write
+    shutil.rmtree(draft, ignore_errors=True)
+    return None

@@ -1,0 +1,312 @@
+"""Episodes of Minari: how they are read from HDF5, Arrow and Parquet, and how they become episodes of a store."""
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
+from diskreplay.interop.minari_spaces import AnySpace, without_texts
+from diskreplay.interop.minari_values import flat, from_json, nest, to_json
+
+with MissingExtra.raised_for("a data set of Minari", "minari"):
+    import pyarrow as pa
+    import pyarrow.dataset as arrow_dataset
+    from gymnasium import spaces
+    from PIL import Image
+
+    from diskreplay.interop.arrow_arrays import from_arrow
+
+if TYPE_CHECKING:
+    from minari.dataset.minari_storage import MinariStorage
+
+__all__ = ["Layout", "derive", "read_episodes"]
+
+NOTE = "minari"
+INFOS, RESET_INFOS, SEED = "infos", "reset_infos", "seed"
+"""Names of an extra field, what each step returned beside its observation; of what reset returned; and of the seed."""
+
+_ABSENT, _NO_SEED, _METADATA, _TEXTS = "absent", "no_seed", "metadata", "observations"
+_ENDS = "terminations", "truncations"
+
+Raw = dict[str, Any]  # an episode as Minari has it, and its "metadata"
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_episodes(storage: "MinariStorage", first: int) -> Iterator[Raw]:
+    """Yield the episodes of a data set from number ``first`` on, each with its "metadata"."""
+    numbers = range(first, storage.total_episodes)
+    if storage.FORMAT == "hdf5":
+        found: Iterator[Raw] = iter(storage.get_episodes(numbers))
+    else:
+        # Minari's own reader gives an episode of more than 131072 steps in parts.
+        found = (_read_arrow(storage, number) for number in numbers)
+    for raw, metadata in zip(found, storage.get_episode_metadata(numbers), strict=True):
+        yield {**raw, INFOS: raw[INFOS] or {}, _METADATA: metadata}
+
+
+def _read_arrow(storage: "MinariStorage", number: int) -> Raw:
+    folder = storage.data_path / str(number)
+    try:
+        files = sorted(folder.glob(f"*.{storage.FORMAT}"))
+        table = arrow_dataset.dataset([str(file) for file in files], format=storage.FORMAT).to_table()
+    except (OSError, pa.ArrowException) as error:
+        raise FormatError(f"{folder} cannot be read: {error}") from error
+    column = {name: _whole(table.column(name)) for name in table.column_names}
+    is_jpeg = storage.jpeg_encoding
+    return {
+        "observations": _decode(storage.observation_space, column["observations"], is_jpeg),
+        "actions": _decode(storage.action_space, column["actions"][:-1], is_jpeg),
+        **{name: from_arrow(column[name][:-1], name) for name in ("rewards", *_ENDS)},
+        INFOS: _decode_infos(column[INFOS]) if INFOS in column else {},
+    }
+
+
+def _whole(column: Any) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _decode(space: AnySpace, column: Any, is_jpeg: bool) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _decode(inner, column.field(key), is_jpeg) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_decode(inner, column.field(str(i)), is_jpeg) for i, inner in enumerate(space.spaces))
+    if isinstance(space, spaces.Text):
+        return column.to_pylist()
+    if is_jpeg and pa.types.is_binary(column.type):
+        return np.stack([np.asarray(Image.open(io.BytesIO(frame))) for frame in column.to_pylist()])
+    rows = from_arrow(column, "of observations or actions")
+    return rows.reshape(len(rows), *(space.shape or ()))
+
+
+def _decode_infos(column: Any) -> Raw:
+    found: Raw = {}
+    for at, field in enumerate(column.type):
+        values = column.field(at)
+        if pa.types.is_struct(field.type):
+            found[field.name] = _decode_infos(values)
+        elif values.null_count or pa.types.is_string(field.type) or pa.types.is_list(field.type):
+            found[field.name] = values.to_pylist()
+        else:
+            rows = from_arrow(values, field.name)
+            shape = (field.metadata or {}).get(b"shape")
+            sizes = [] if not shape else [int(size) for size in shape.split(b",")]
+            found[field.name] = rows if shape is None else rows.reshape(len(rows), *sizes)
+    return found
+
+
+# --- as episodes of a store ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What becomes of the values of a data set's episodes.
+
+    Attributes
+    ----------
+    schema : Schema
+        That of the store.
+    infos : dict of str to str
+        The path of an extra field for each info that has one, by joined keys.
+    texts : list of str
+        Joined keys of the observations that are texts.
+    """
+
+    schema: Schema
+    infos: Mapping[str, str]
+    texts: list[str]
+
+    @classmethod
+    def of(cls, schema: Schema, texts: list[str]) -> "Layout":
+        """Return the layout of a store's schema: each extra field is an info, those below "infos" without that word."""
+        infos = {}
+        for path in schema.step_leaves:
+            if path.startswith(f"{EXTRA}/"):
+                infos[path.removeprefix(f"{EXTRA}/").removeprefix(f"{INFOS}/")] = path
+        return cls(schema, infos, texts)
+
+    def episode(self, raw: Raw) -> EpisodeData:
+        """Return an episode of Minari as one of the store; what no field takes is in its notes."""
+        schema, count = self.schema, len(raw["rewards"])
+        observations, texts = self._texts(raw["observations"])
+        steps = dict(schema.flatten(OBS, observations)) | dict(schema.flatten(ACTION, raw["actions"]))
+        steps[REWARD] = raw["rewards"]
+        fields, notes = self._infos(raw[INFOS], count, steps)
+        if texts:
+            notes[_TEXTS] = texts
+        metadata = {key: value for key, value in raw[_METADATA].items() if key not in ("id", "total_steps")}
+        self._seed(metadata, fields, notes)
+        if metadata:
+            notes[_METADATA] = to_json(metadata, _METADATA)
+        for name in _ENDS:
+            if (inner := np.flatnonzero(raw[name][:-1])).size:
+                notes[name] = inner.tolist()
+        terminated, truncated = (bool(count and raw[name][-1]) for name in _ENDS)
+        return EpisodeData(steps, terminated, truncated, fields, notes={NOTE: notes} if notes else None)
+
+    def _texts(self, observations: Any) -> tuple[Any, dict[str, Json]]:
+        if not self.texts:
+            return observations, {}
+        values = flat(observations)
+        texts = {path: to_json(list(values.pop(path)), path) for path in self.texts}
+        return nest(values), texts
+
+    def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
+        """Add infos that have a field to the steps; return those of the reset, and the notes of the others."""
+        left, fields, absent = flat(infos) if infos else {}, {}, []
+        for name, path in self.infos.items():
+            leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"
+            has_reset = reset in self.schema.leaves
+            rows = left.get(name)
+            if isinstance(rows, np.ndarray) and _fits(rows, leaf, count, has_reset):
+                steps[path] = rows[-count:]
+                if has_reset:
+                    fields[reset] = rows[0]
+                del left[name]
+            else:
+                steps[path] = np.zeros((count, *leaf.shape), leaf.dtype)
+                absent += [name]
+        notes: dict[str, Json] = {_ABSENT: absent} if absent else {}
+        if left:
+            notes[INFOS] = {name: to_json(value, name) for name, value in left.items()}
+        return fields, notes
+
+    def _seed(self, metadata: Raw, fields: dict[str, Any], notes: dict[str, Json]) -> None:
+        """Move the seed to its field, if there is one and it fits."""
+        if f"{FIELDS}/{SEED}" not in self.schema.leaves:
+            return
+        seed = metadata.get(SEED)
+        if isinstance(seed, int | np.integer) and -(2**63) <= seed < 2**63:
+            fields[f"{FIELDS}/{SEED}"] = int(metadata.pop(SEED))
+        else:
+            notes[_NO_SEED] = True
+
+    # --- and back ----------------------------------------------------------------------------------------------------
+
+    def raw(self, episode: EpisodeData, *, in_arrow: bool) -> Raw:
+        """Return an episode of the store as Minari has it: what `EpisodeBuffer` takes, and its further "metadata".
+
+        ``in_arrow``: for Arrow and Parquet, whose columns are of one length: an info of which no reset is known gets a
+        row of zeros for it, also below "infos".
+        """
+        schema, count = self.schema, len(episode)
+        notes = _own(episode.notes)
+        absent = notes.get(_ABSENT, [])
+        infos = {name: from_json(value) for name, value in notes.get(INFOS, {}).items()}
+        for name, path in self.infos.items():
+            if name not in absent:
+                reset, rows = episode.fields.get(f"{FIELDS}/{RESET_INFOS}/{name}"), episode.steps[path]
+                if reset is None and (in_arrow or not path.startswith(f"{EXTRA}/{INFOS}/")):
+                    reset = np.zeros(rows.shape[1:], rows.dtype)
+                infos[name] = rows if reset is None else np.concatenate([np.asarray(reset)[None], rows])
+        if in_arrow:  # of an array of one axis Minari writes what it cannot read
+            infos = {name: list(rows) if np.ndim(rows) == 1 else rows for name, rows in infos.items()}
+        observations = episode.tree(schema, OBS)
+        if texts := notes.get(_TEXTS):
+            observations = nest(flat(observations) | {path: from_json(value) for path, value in texts.items()})
+        metadata = from_json(notes.get(_METADATA, {}))
+        if not notes.get(_NO_SEED) and (seed := episode.fields.get(f"{FIELDS}/{SEED}")) is not None:
+            metadata[SEED] = int(seed)
+        return {
+            "observations": _with_final(observations, count),
+            "actions": episode.tree(schema, ACTION),
+            "rewards": episode.steps[REWARD],
+            **_flags(episode, count, notes),
+            INFOS: nest(infos) or None,
+            SEED: metadata.pop(SEED, None),
+            "options": metadata.pop("options", None),
+            _METADATA: metadata,
+        }
+
+
+def _own(notes: Json) -> dict[str, Json]:
+    return dict(notes[NOTE]) if isinstance(notes, dict) and NOTE in notes else {}
+
+
+def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[str, NDArray[np.bool_]]:
+    """Return the two arrays of flags; Minari has an episode that was cut as truncated."""
+    found = {}
+    lasts = episode.terminated, episode.truncated or (episode.cut and not any(name in notes for name in _ENDS))
+    for name, last in zip(_ENDS, lasts, strict=True):
+        flags = np.zeros(count, np.bool_)
+        flags[notes.get(name, [])] = True
+        flags[-1] = last
+        found[name] = flags
+    return found
+
+
+def _with_final(tree: Any, count: int) -> Any:
+    """Return observations with one in the place of the final one where there is none: the last one again."""
+    if isinstance(tree, tuple):
+        return tuple(_with_final(item, count) for item in tree)
+    if isinstance(tree, Mapping):
+        return {key: _with_final(item, count) for key, item in tree.items()}
+    if isinstance(tree, list) or len(tree) > count:
+        return tree
+    return np.concatenate([tree, tree[-1:]])
+
+
+def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
+    """Whether an info has the rows of a field: those of all steps, and that of the reset where that has one, too.
+
+    Where it has none, a row of zeros in its place says nothing.
+    """
+    if rows.shape[1:] != leaf.shape or rows.dtype != leaf.dtype:
+        return False
+    if len(rows) == count + 1:
+        return has_reset or not rows[0].any()
+    return len(rows) == count and not has_reset
+
+
+def derive(observation_space: AnySpace, action_space: AnySpace, raw: Raw) -> Layout:
+    """Return the layout of a data set from its spaces and its first episode, which has the dtypes and infos.
+
+    Raises
+    ------
+    SchemaError
+        A space cannot be stored.
+    """
+    kept, texts = without_texts(observation_space, OBS)
+    plain = Schema.from_spaces(kept, action_space)
+    layout = Layout(plain, {}, texts)
+    arrays = layout.episode({**raw, INFOS: {}, _METADATA: {}}).steps
+    obs, action = (_with_dtypes(getattr(plain, part), part, arrays) for part in (OBS, ACTION))
+    reward = Field((), arrays[REWARD].dtype)
+    infos, resets = _info_fields(raw)
+    extra = {INFOS: nest(infos)} if infos else {}
+    episode: dict[str, Any] = {SEED: Field((), "int64")} if SEED in raw[_METADATA] else {}
+    episode |= {RESET_INFOS: nest(resets)} if resets else {}
+    return Layout.of(Schema(obs, action, reward, extra, episode), texts)
+
+
+def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return a tree of fields with the dtypes of the data, which need not be those of the spaces."""
+    if isinstance(tree, Mapping):
+        return {key: _with_dtypes(inner, f"{path}/{key}", arrays) for key, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_with_dtypes(inner, f"{path}/{i}", arrays) for i, inner in enumerate(tree))
+    rows = np.asarray(arrays[path])
+    return Field(rows.shape[1:], rows.dtype, tree.space)
+
+
+def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
+    """Return a field for each info of an episode that is an array of its steps, and for those of its reset."""
+    count = len(raw["rewards"])
+    infos, resets = {}, {}
+    for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():
+        if isinstance(rows, np.ndarray) and rows.ndim and len(rows) in (count, count + 1):
+            try:
+                leaf = Field(rows.shape[1:], rows.dtype)
+                Schema(leaf, leaf, extra={INFOS: nest({name: leaf})})  # its keys may be none of a store
+            except SchemaError:
+                continue
+            infos[name] = leaf
+            if len(rows) > count:
+                resets[name] = leaf
+    return infos, resets

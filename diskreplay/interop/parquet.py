@@ -1,0 +1,287 @@
+"""Data sets of Parquet files: a table of steps and a table of episodes, which hold all that a store does.
+
+``steps/`` has files with one row a step: ``episode`` and ``step``, numbers from 0, and a column for each leaf of the
+schema by its path, ``obs/image`` or ``extra/log_prob``. A field with a shape is a nested list of fixed size, of more
+than 256 numbers it is bytes of fixed size, in C order. ``priority`` is there where steps were appended with priorities.
+
+``episodes/`` has files with one row an episode: ``episode``, ``length``, ``terminated``, ``truncated`` (neither: it was
+cut), the observation after the last step by the paths of observations, and episode fields, ``episode/seed``, each null
+where there is none; and ``notes``, text in JSON.
+
+``dataset.json`` has the schema, as the page on the format describes it; the tables of steps have it in their metadata.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Field, FormatError, MissingExtra, Schema, Store
+from diskreplay.interop.exchange.description import Description
+from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, is_obs
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+
+with MissingExtra.raised_for("a data set of Parquet", "parquet"):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from diskreplay.interop.arrow_arrays import from_arrow, from_arrow_bytes, to_arrow, to_arrow_bytes, with_missing
+
+if TYPE_CHECKING:
+    from pyarrow import Array, Table
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME = "parquet"
+_STEPS, _EPISODES = "steps", "episodes"
+_EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
+    *("episode", "step", "length"),
+    *("terminated", "truncated", "notes"),
+)
+# A list of more numbers is written as bytes.
+_MOST_LISTED = 256
+# A file is written when its episodes take so many bytes.
+_FILE_BYTES = 64 << 20
+
+
+def import_dataset(
+    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+) -> Imported:
+    """Import a folder of Parquet files into a new store, or the rest of it after an interruption.
+
+    Parameters
+    ----------
+    source : path
+        The folder, as `export_dataset` writes it.
+    path : path
+        The store; nothing, or what an interrupted import of this folder has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such data set.
+    FormatError
+        It cannot be read.
+    StoreExists
+        Something else is at ``path``.
+    """
+    folder = Path(source).absolute()
+    found = Description.read(folder, NAME)
+    made = Source(
+        NAME,
+        str(folder),
+        found.schema,
+        found.episodes,
+        found.steps,
+        lambda first: _read(folder, found.schema, first),
+        found.metadata,
+    )
+    return import_into(path, made, progress)
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    compression: str = "snappy",
+) -> Exported:
+    """Export the ended episodes of a store to a folder of Parquet files, or the rest of them after an interruption.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The folder; nothing, or what an interrupted export of these episodes has left.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+    compression : str
+        Of pyarrow's: "snappy", "zstd", "gzip", "none", ...
+
+    Raises
+    ------
+    StoreExists
+        Something else is at ``path``.
+    """
+
+    @contextmanager
+    def open_folder(plan: Plan) -> Iterator[_Folder]:
+        yield _Folder(plan, compression)
+
+    made = Format(NAME, True, {}, open_folder)
+    return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class _Folder:
+    """Collects episodes, and writes some at a time: first their steps, then the table that makes them count."""
+
+    def __init__(self, plan: Plan, compression: str) -> None:
+        self._plan, self._compression = plan, compression
+        for name in (_STEPS, _EPISODES):
+            (plan.path / name).mkdir(parents=True, exist_ok=True)
+        self._waiting: list[EpisodeData] = []
+        self._bytes = 0
+        self.episodes = 0
+        for file in _files(plan.path):
+            self.episodes += int(parquet.read_metadata(file).num_rows)
+
+    def add(self, episode: EpisodeData) -> None:
+        self._waiting.append(episode)
+        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
+        self.episodes += 1
+        if self._bytes >= _FILE_BYTES:
+            self._write()
+
+    def finish(self) -> None:
+        self._write()
+        Description.write(self._plan, NAME)
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        first = self.episodes - len(self._waiting)
+        tables = {_STEPS: self._steps(first), _EPISODES: self._ends(first)}
+        for name, table in tables.items():
+            target = self._plan.path / name / f"{first:08d}.parquet"
+            draft = target.with_name(f".{target.name}")
+            # Most values are floats, of which few are equal.
+            parquet.write_table(table, draft, compression=self._compression, use_dictionary=False)
+            os.replace(draft, target)
+        self._waiting, self._bytes = [], 0
+
+    def _steps(self, first: int) -> "Table":
+        lengths = [len(episode) for episode in self._waiting]
+        columns: dict[str, Array] = {
+            _EPISODE: pa.array(np.repeat(np.arange(first, first + len(lengths)), lengths)),
+            _STEP: pa.array(np.concatenate([np.arange(length) for length in lengths])),
+        }
+        for path, leaf in self._plan.schema.step_leaves.items():
+            rows = [episode.steps[path][: len(episode)] for episode in self._waiting]
+            columns[path] = _column(leaf, _joined(rows))
+        if any(episode.priority is not None for episode in self._waiting):
+            given = [np.full(len(each), np.nan) if each.priority is None else each.priority for each in self._waiting]
+            columns[PRIORITY] = to_arrow(np.concatenate(given))
+        about = {"diskreplay": json.dumps(self._plan.schema.to_json())}
+        return pa.table(columns).replace_schema_metadata(about)
+
+    def _ends(self, first: int) -> "Table":
+        waiting = self._waiting
+        columns: dict[str, Array] = {
+            _EPISODE: pa.array(range(first, first + len(waiting)), pa.int64()),
+            _LENGTH: pa.array([len(episode) for episode in waiting], pa.int64()),
+            _TERMINATED: pa.array([episode.terminated for episode in waiting], pa.bool_()),
+            _TRUNCATED: pa.array([episode.truncated for episode in waiting], pa.bool_()),
+        }
+        has_final = np.array([episode.has_final_obs for episode in waiting])
+        for path, leaf in self._plan.schema.leaves.items():
+            if is_obs(path):
+                values, there = [each.steps[path][-1] for each in waiting if each.has_final_obs], has_final
+            elif path not in self._plan.schema.step_leaves:
+                there = np.array([path in episode.fields for episode in waiting])
+                values = [episode.fields[path] for episode in waiting if path in episode.fields]
+            else:
+                continue
+            rows = np.array(values, leaf.dtype).reshape(len(values), *leaf.shape)
+            columns[path] = with_missing(_column(leaf, rows), there)
+        notes = [None if episode.notes is None else json.dumps(episode.notes) for episode in waiting]
+        columns[_NOTES] = pa.array(notes, pa.string())
+        return pa.table(columns)
+
+
+def _joined(rows: list[NDArray[Any]]) -> NDArray[Any]:
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _is_wide(leaf: Field) -> bool:
+    return int(np.prod(leaf.shape)) > _MOST_LISTED
+
+
+def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
+    return to_arrow_bytes(rows) if _is_wide(leaf) else to_arrow(rows)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of episodes, in order; those of steps have the same names."""
+    return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
+
+
+def _read(folder: Path, schema: Schema, first: int) -> Iterator[EpisodeData]:
+    for file in _files(folder):
+        start = int(file.stem)
+        count = int(_opened(parquet.read_metadata, file).num_rows)
+        if start + count > first:
+            yield from _of_file(folder, file.name, schema, max(first - start, 0))
+
+
+def _of_file(folder: Path, name: str, schema: Schema, skipped: int) -> Iterator[EpisodeData]:
+    steps, ends = (_opened(parquet.read_table, folder / table / name) for table in (_STEPS, _EPISODES))
+    lacking = [path for path in schema.step_leaves if path not in steps.column_names]
+    if lacking:
+        raise FormatError(f"{folder / _STEPS / name} has no column {lacking[0]}")
+    rows = {path: _array(steps.column(path), path, leaf) for path, leaf in schema.step_leaves.items()}
+    priority = from_arrow(steps.column(PRIORITY), PRIORITY) if PRIORITY in steps.column_names else None
+    beside = {
+        path: _with_places(ends.column(path), path, leaf)
+        for path, leaf in schema.leaves.items()
+        if is_obs(path) or path not in schema.step_leaves
+    }
+    stops = np.cumsum(ends.column(_LENGTH).to_numpy())
+    terminated, truncated, notes = (ends.column(key).to_pylist() for key in (_TERMINATED, _TRUNCATED, _NOTES))
+    for at in range(skipped, len(stops)):
+        part = slice(int(stops[at - 1]) if at else 0, int(stops[at]))
+        found = {path: values[places[at]] for path, (values, places) in beside.items() if places[at] >= 0}
+        given = None if priority is None or np.isnan(priority[part]).all() else priority[part]
+        yield EpisodeData(
+            {path: _with_final(values[part], found.get(path)) for path, values in rows.items()},
+            terminated[at],
+            truncated[at],
+            {path: value for path, value in found.items() if not is_obs(path)},
+            given,
+            None if notes[at] is None else json.loads(notes[at]),
+        )
+
+
+def _opened(read: Any, path: Path) -> Any:
+    try:
+        return read(path)
+    except (OSError, pa.ArrowException) as error:
+        raise FormatError(f"{path} cannot be read: {error}") from error
+
+
+def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
+    rows = from_arrow_bytes(column, path, leaf.dtype, leaf.shape) if _is_wide(leaf) else from_arrow(column, path)
+    if rows.shape[1:] != leaf.shape:
+        raise FormatError(f"the column {path} has rows of shape {rows.shape[1:]}, not {leaf.shape}")
+    return rows
+
+
+def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the values that are there, and for each row the place of its value among them, -1 where it has none."""
+    there = column.is_valid().to_numpy()
+    return _array(column.drop_null(), path, leaf), np.where(there, np.cumsum(there) - 1, -1)
+
+
+def _with_final(rows: NDArray[Any], final: NDArray[Any] | None) -> NDArray[Any]:
+    return rows if final is None else np.concatenate([rows, final[None]])

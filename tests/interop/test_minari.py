@@ -1,0 +1,273 @@
+"""Data sets of Minari: its own come back as they were, and so do stores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+
+minari = pytest.importorskip("minari", reason="needs minari")
+
+from gymnasium import spaces  # noqa: E402
+from minari.data_collector import EpisodeBuffer  # noqa: E402
+
+from diskreplay.interop import minari as adapter  # noqa: E402
+from diskreplay.interop.exchange.importing import import_notes  # noqa: E402
+from diskreplay.interop.minari import export_dataset, import_dataset  # noqa: E402
+from tests.interop.round_trips import CASES, EPISODES, PLAIN, check_round_trip, content, make_store  # noqa: E402
+
+SPACES = {
+    "box": (spaces.Box(-1, 1, (5,), np.float64), spaces.Box(-2, 2, (2,), np.float32)),
+    "dict": (
+        spaces.Dict(
+            {
+                "mission": spaces.Text(20),
+                "position": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+                "inner": spaces.Dict({"flags": spaces.MultiBinary(3), "kinds": spaces.MultiDiscrete([2, 3])}),
+            }
+        ),
+        spaces.Discrete(4, start=1),
+    ),
+    "images": (
+        spaces.Box(0, 255, (32, 40, 3), np.uint8),
+        spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1, (), np.float32))),
+    ),
+}
+
+
+def sampled(space: Any, count: int) -> Any:
+    """``count`` values of a space, stacked as Minari has them."""
+    if isinstance(space, spaces.Dict):
+        return {key: sampled(inner, count) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(sampled(inner, count) for inner in space.spaces)
+    values = [space.sample() for _ in range(count)]
+    return values if isinstance(space, spaces.Text) else np.stack(values).astype(space.dtype)
+
+
+def buffers(observation_space: Any, action_space: Any, in_arrow: bool) -> list[EpisodeBuffer]:
+    """Episodes with seeds, options and infos: arrays, nested ones, texts, and one that only one episode has.
+
+    Of an array of one axis, but not of a list, Minari makes a file of Arrow that it cannot read.
+    """
+    own: Any = list if in_arrow else np.asarray
+    observation_space.seed(0)
+    action_space.seed(1)
+    rng = np.random.default_rng(2)
+    made = []
+    for number, steps in enumerate((3, 1, 7, 4)):
+        infos: dict[str, Any] = {
+            "success": own(rng.random(steps + 1) < 0.5),
+            "state": {"velocity": rng.normal(size=(steps + 1, 2)).astype("f4"), "count": own(np.arange(steps + 1))},
+            "phase": [f"phase {t % 2}" for t in range(steps + 1)],
+        }
+        if number == 2:
+            infos["rare"] = own(rng.normal(size=steps + 1))
+        flags = np.zeros((2, steps), bool)
+        flags[number % 2, -1] = True
+        if number == 3:
+            flags[1, 0] = True  # not where an episode ends: some data sets have such
+        made.append(
+            EpisodeBuffer(
+                seed=None if number == 1 else 10 + number,
+                options={"level": number, "sizes": [1, 2]} if number % 2 else None,
+                observations=sampled(observation_space, steps + 1),
+                actions=sampled(action_space, steps),
+                rewards=rng.normal(size=steps),
+                terminations=flags[0],
+                truncations=flags[1],
+                infos=infos,
+            )
+        )
+    return made
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The local folder of Minari."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    return tmp_path / "minari"
+
+
+def make_data_set(name: str, kind: str, data_format: str) -> None:
+    """Have Minari make a data set of its own."""
+    observation_space, action_space = SPACES[kind]
+    minari.create_dataset_from_buffers(
+        name,
+        buffers(observation_space, action_space, data_format != "hdf5"),
+        env="CartPole-v1",
+        eval_env="CartPole-v1",
+        observation_space=observation_space,
+        action_space=action_space,
+        author={"Ada", "Bob"},
+        author_email="ada@example.org",
+        code_permalink="https://example.org",
+        algorithm_name="random",
+        description="For a test.",
+        data_format=data_format,
+        requirements=["numpy"],
+        jpeg_encoding=False,
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value of Minari as what can be compared: arrays by dtype, shape and bytes."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OU":
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, tuple | list | np.ndarray):
+        return [plain(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def everything(folder: Path) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """All that Minari reads of a data set, but what its storage computes."""
+    data_set = minari.MinariDataset(folder / "data")
+    metadata = {key: value for key, value in data_set.storage.metadata.items() if key != "dataset_size"}
+    # One by one: at once, Minari refuses episodes of different infos in Arrow.
+    episodes = [plain(vars(data_set[number])) for number in range(len(data_set))]
+    return metadata, episodes, [plain(each) for each in data_set.storage.get_episode_metadata(range(len(episodes)))]
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
+def test_a_data_set_of_minari_comes_back_as_it_was(home: Path, tmp_path: Path, kind: str, data_format: str) -> None:
+    make_data_set("tests/own-v0", kind, data_format)
+    imported = import_dataset("tests/own-v0", tmp_path / "store")
+    assert (imported.episodes, imported.steps) == (4, 15)
+    with dr.open(tmp_path / "store") as store:
+        assert [episode["seed"] for episode in store.episodes if len(episode) != 1] == [10, 12, 13]
+        assert store.schema.reward.dtype == np.float64
+        assert store.verify(deep=True) == []
+        assert import_notes(store)[0]["metadata"]["author_email"] == ["ada@example.org"]
+    exported = export_dataset(tmp_path / "store", tmp_path / "own-v0", data_format=data_format)  # type: ignore[arg-type]
+    assert exported.not_held == []
+    there, back = everything(home / "tests/own-v0"), everything(tmp_path / "own-v0")
+    assert {**back[0], "dataset_id": "tests/own-v0"} == there[0]
+    assert back[1:] == there[1:]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_store_comes_back_as_it_was(tmp_path: Path, case: str) -> None:
+    store = make_store(tmp_path / "store", case, priorities=True)
+    exported = check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+    assert {"priority", "cut", "no_final_obs"} <= {name for name, _ in exported.not_held}
+    data_set = minari.MinariDataset(tmp_path / "set/data")
+    assert [len(episode) for episode in data_set] == [steps for steps, *_ in EPISODES]
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+@pytest.mark.parametrize("case", ["vectors", "nested", "images"])
+def test_so_it_does_in_other_files(tmp_path: Path, case: str, data_format: str) -> None:
+    store = make_store(tmp_path / "store", case)
+    check_round_trip(store, tmp_path / "set", export_dataset, import_dataset, data_format=data_format)
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+@pytest.mark.parametrize("case", ["vectors", "doubles", "images"])
+def test_spaces_and_plain_episodes_need_no_side_folder(tmp_path: Path, case: str, data_format: str) -> None:
+    store = make_store(tmp_path / "store", case, PLAIN)
+    exported = check_round_trip(store, tmp_path / "set", export_dataset, import_dataset, data_format=data_format)
+    assert (exported.not_held, exported.side_folder) == ([], None)
+
+
+def test_images_of_a_data_set_with_jpeg_are_those_that_minari_shows(home: Path, tmp_path: Path) -> None:
+    space, actions = spaces.Box(0, 255, (32, 32, 3), np.uint8), spaces.Discrete(2)
+    for data_format in ("hdf5", "arrow"):
+        made = minari.create_dataset_from_buffers(
+            f"{data_format}-v0",
+            [
+                EpisodeBuffer(
+                    observations=sampled(space, 4),
+                    actions=sampled(actions, 3),
+                    rewards=np.ones(3),
+                    terminations=np.array([False, False, True]),
+                    truncations=np.zeros(3, bool),
+                )
+            ],
+            observation_space=space,
+            action_space=actions,
+            data_format=data_format,
+            author="a",
+            author_email="a",
+            code_permalink="a",
+            algorithm_name="a",
+            description="a",
+            env="CartPole-v1",
+            eval_env="CartPole-v1",
+        )
+        import_dataset(f"{data_format}-v0", tmp_path / data_format)
+        with dr.open(tmp_path / data_format) as store:
+            np.testing.assert_array_equal(store.episodes[0].obs, made[0].observations)
+
+
+def test_names_are_in_the_folder_of_minari(home: Path, tmp_path: Path) -> None:
+    make_store(tmp_path / "store", "vectors", PLAIN)
+    done = export_dataset(tmp_path / "store", "mine/walk-v3")
+    assert done.path == str(home / "mine/walk-v3")
+    assert minari.load_dataset("mine/walk-v3").total_steps == 25
+    assert "mine/walk-v3" in minari.list_local_datasets()
+    import_dataset("mine/walk-v3", tmp_path / "back")
+    assert content(tmp_path / "back") == content(tmp_path / "store")
+    with pytest.raises(dr.StoreExists, match="walk-v3 exists already"):
+        export_dataset(tmp_path / "store", "mine/walk-v3")
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+def test_an_interrupted_export_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: Any) -> None:
+    monkeypatch.setattr(adapter, "_WAITING_EPISODES", 2)
+    store = make_store(tmp_path / "store", "nested", EPISODES * 2)
+    update, calls = adapter.MinariStorage.update_metadata, iter(range(100))
+
+    def fail(storage: Any, metadata: dict[str, Any]) -> None:
+        if "total_episodes" in metadata and next(calls) == 3:
+            raise OSError("the disk is gone")
+        update(storage, metadata)
+
+    monkeypatch.setattr(adapter.MinariStorage, "update_metadata", fail)
+    with pytest.raises(OSError, match="gone"):
+        export_dataset(store, tmp_path / "set", data_format=data_format)
+    with pytest.raises(dr.StoreNotFound, match="there is no data set of Minari at"):
+        import_dataset(tmp_path / "set", tmp_path / "back")
+    done = export_dataset(store, tmp_path / "set", data_format=data_format)
+    assert (done.episodes, done.resumed) == (16, 6)
+    import_dataset(tmp_path / "set", tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["data", "diskreplay"]
+
+
+def test_an_export_that_was_killed_in_the_middle_of_a_write_begins_anew(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "vectors", PLAIN)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(store, tmp_path / "set", progress=stop)
+    (tmp_path / "set/.data/metadata.json").write_text('{"total')
+    (tmp_path / "set/.data/written").write_text("1 3")
+    assert export_dataset(store, tmp_path / "set").resumed == 0
+    import_dataset(tmp_path / "set", tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)
+
+
+def test_what_cannot_be_imported_is_said(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(dr.StoreNotFound, match=r"at .*minari/x-v0 and .*x-v0; `minari download x-v0` gets one"):
+        import_dataset("x-v0", tmp_path / "store")
+    make_data_set("own-v0", "box", "hdf5")
+    path = home / "own-v0/data/metadata.json"
+    metadata = json.loads(path.read_text())
+    text = json.dumps({"type": "Text", "max_length": 5, "min_length": 1, "charset": "ab"})
+    path.write_text(json.dumps({**metadata, "observation_space": text}))
+    with pytest.raises(dr.SchemaError, match="^obs: a Text space of texts alone cannot be stored$"):
+        import_dataset("own-v0", tmp_path / "store")
+    path.write_text("{")
+    with pytest.raises(dr.FormatError, match="own-v0/data cannot be read: "):
+        import_dataset("own-v0", tmp_path / "store")
+    with pytest.raises(ValueError, match='^data_format is "hdf5", "arrow" or "parquet", not \'csv\'$'):
+        export_dataset(make_store(tmp_path / "a", "vectors"), tmp_path / "set", data_format="csv")  # type: ignore[arg-type]
+    assert not (tmp_path / "store").exists()

@@ -1,0 +1,79 @@
+"""Data sets of Parquet: every value of a store goes there and comes back, and other readers understand the tables."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+
+pytest.importorskip("pyarrow", reason="needs pyarrow")
+
+from diskreplay.interop import parquet
+from diskreplay.interop.parquet import export_dataset, import_dataset
+from tests.interop.round_trips import CASES, EPISODES, check_round_trip, content, make_store
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
+    store = make_store(tmp_path / "store", case)
+    exported = check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+    assert (exported.not_held, exported.side_folder) == ([], None)
+
+
+def test_many_files_with_priorities_of_some_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_FILE_BYTES", 3000)
+    store = make_store(tmp_path / "store", "images", EPISODES * 3, priorities=True)
+    check_round_trip(store, tmp_path / "set", export_dataset, import_dataset, compression="zstd")
+    assert len(list((tmp_path / "set/steps").iterdir())) > 10
+
+
+def test_pandas_reads_the_tables(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    make_store(tmp_path / "store", "nested")
+    export_dataset(tmp_path / "store", tmp_path / "set")
+    steps, episodes = (pandas.read_parquet(tmp_path / "set" / name) for name in ("steps", "episodes"))
+    assert steps.groupby("episode").size().tolist() == [steps for steps, *_ in EPISODES] == episodes["length"].tolist()
+    with dr.open(tmp_path / "store") as store:
+        assert steps["reward"].tolist() == [float(r) for episode in store.episodes for r in episode.reward]
+        assert steps["obs/image"][0].shape == (4,)
+        np.testing.assert_array_equal(np.stack(steps["action/move"][:3]), store.episodes[0].action["move"])
+        seeds = [episode["seed"] for episode in store.episodes]
+    assert [None if np.isnan(seed) else seed for seed in episodes["episode/seed"]] == [
+        None if seed is None else float(seed) for seed in seeds
+    ]
+
+
+def test_an_interrupted_export_and_import_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_FILE_BYTES", 200)
+    store = make_store(tmp_path / "store", "vectors", EPISODES * 2)
+
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(store, tmp_path / "set", progress=stop)
+    with pytest.raises(dr.StoreNotFound, match="it has no dataset.json; repeat an export that was interrupted$"):
+        import_dataset(tmp_path / "set", tmp_path / "back")
+    done = export_dataset(store, tmp_path / "set")
+    assert 0 < done.resumed < done.episodes == 2 * len(EPISODES)
+    with pytest.raises(KeyboardInterrupt):
+        import_dataset(tmp_path / "set", tmp_path / "back", progress=stop)
+    assert import_dataset(tmp_path / "set", tmp_path / "back").resumed > 0
+    assert content(tmp_path / "back") == content(store)
+
+
+def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(dr.StoreNotFound, match="set is not a whole data set of the format parquet"):
+        import_dataset(tmp_path / "set", tmp_path / "back")
+    make_store(tmp_path / "store", "vectors")
+    export_dataset(tmp_path / "store", tmp_path / "set")
+    (tmp_path / "set/steps/00000000.parquet").write_bytes(b"PAR1")
+    with pytest.raises(dr.FormatError, match="steps/00000000.parquet cannot be read: "):
+        import_dataset(tmp_path / "set", tmp_path / "back")
+    document = json.loads((tmp_path / "set/dataset.json").read_text())
+    (tmp_path / "set/dataset.json").write_text(json.dumps({**document, "format": "npz"}))
+    with pytest.raises(dr.FormatError, match="is a data set of the format npz, not parquet$"):
+        import_dataset(tmp_path / "set", tmp_path / "back2")
