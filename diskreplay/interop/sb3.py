@@ -309,7 +309,8 @@ class DiskReplayBuffer(ReplayBuffer):
         pos = self.pos
         if isinstance(writer, dr.VectorWriter):
             timeout = np.array(timeouts)
-            writer.append(obs, action, reward, ended & ~timeout, ended & timeout, next_obs)
+            cuts = ended & timeout
+            writer.append(obs, action, reward, ended ^ cuts, cuts, next_obs)
             self._ids[pos], self.timeouts[pos] = writer.last_ids, timeout
         else:
             # A lone environment's writer takes a tenth of the time.

@@ -29,6 +29,7 @@ BENCHES = {
     "cold": "cold",
     "device": "device",
     "retention": "retention",
+    "sb3": "sb3",
 }
 
 

@@ -121,8 +121,9 @@ class BaseWriter:
     ) -> list[NDArray[Any]]:
         """Cast, and check what the store checks, of these rows alone where they are given."""
         leaves = self._schema.cast(part, value, leading)
-        for path in self._checks.keys() & leaves.keys():
-            self._checks[path](leaves[path] if rows is None else leaves[path][rows])
+        if self._checks:
+            for path in self._checks.keys() & leaves.keys():
+                self._checks[path](leaves[path] if rows is None else leaves[path][rows])
         return list(leaves.values())
 
     def _cast_rest(

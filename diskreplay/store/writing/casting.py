@@ -106,6 +106,7 @@ def _flat(casters: dict[str, Caster], slow: PartCaster) -> PartCaster:
     return flat
 
 
+_BOOL = np.dtype(np.bool_)  # a comparison with np.bool_ would look it up each time
 _PRIORITY = Field((), "float64")
 _cast_priority = leaf_caster(_PRIORITY, "priority")
 
@@ -154,7 +155,7 @@ def as_flag(value: Any, name: str) -> bool:
 
 def as_flags(value: Any, name: str, count: int) -> NDArray[np.bool_]:
     """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine."""
-    if type(value) is np.ndarray and value.dtype == np.bool_ and value.shape == (count,):
+    if type(value) is np.ndarray and value.dtype is _BOOL and value.shape == (count,):
         return value
     flags = _plain(value)
     if flags.shape != (count,) or flags.dtype.kind not in "biuf":

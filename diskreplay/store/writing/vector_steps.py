@@ -1,6 +1,6 @@
 """One step of many lanes at once: a few writes of whole arrays, and Python only where a lane needs more than that."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,8 @@ class Step(NamedTuple):
     ends: Bools
     cuts: Bools
     episode: dict[str, Array] | None
+    ended: Bools  # by either
+    some_end: bool
 
 
 class LaneArrays:
@@ -42,6 +44,7 @@ class LaneArrays:
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation for a lane's next row is written already
         self._next_obs: list[Array] = []
+        self._words: list[Array] = []  # the same bytes
 
     def next_obs_of(self, lane: int) -> list[bytes]:
         """Return the bytes of that observation."""
@@ -51,6 +54,7 @@ class LaneArrays:
         """Keep a copy of the next observations of some lanes, None for all: the caller may reuse its arrays."""
         if not self._next_obs:
             self._next_obs = [np.zeros_like(value, order="C") for value in next_obs]
+            self._words = [np.frombuffer(value, _word_of(value)) for value in self._next_obs]
         for kept, value in zip(self._next_obs, next_obs, strict=True):
             if lanes is None:
                 kept[...] = value
@@ -62,23 +66,21 @@ class LaneArrays:
         found = None
         if not np.count_nonzero(self.known):
             return None
-        for kept, value in zip(self._next_obs, values, strict=False):
-            mine = _words(kept)
-            differ = mine != _words(value)
+        for words, value in zip(self._words, values, strict=False):
+            differ = words != np.frombuffer(value, words.dtype)
             if np.count_nonzero(differ):
                 found = np.zeros(len(self.open), np.bool_) if found is None else found
-                found[np.flatnonzero(differ) // mine.shape[1]] = True
+                found |= differ.reshape(len(found), -1).any(1)
         if found is None:
             return None
         found &= self.known
         return found if np.count_nonzero(found) else None
 
 
-def _words(values: Array) -> Array:
-    """Return the bytes of contiguous rows as the widest integers that fit, ``(n, words)``: NaN is itself to them."""
+def _word_of(values: Array) -> np.dtype[Any]:
+    """Return the widest integer of which rows are made, to compare their bytes: NaN is itself to it."""
     nbytes = values.nbytes // len(values)
-    size = next(size for size in (8, 4, 2, 1) if nbytes % size == 0)
-    return values.reshape(len(values), -1).view(f"u{size}")
+    return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
 
 
 class _ArrayLane(Lane):
@@ -156,30 +158,44 @@ class VectorSteps:
         self._times.fill(self._episode_writer.now)
         segments = self._episode_writer.rotation.open
         if len(segments) == 1:
-            homes: list[tuple[SegmentWriter, Ints | None]] = [(segments[0], step.lanes)]
+            segment, here = segments[0], self._places(step.lanes)
+            segment.publish(here, *self._write(segment, step.lanes, step), late=False)
         else:
             lanes = self._every if step.lanes is None else step.lanes
             home = self._state.home[lanes]
             homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
-        # All are written before any is published: a disk that is full refuses the whole step.
-        rows = [self._write(segment, here, step) for segment, here in homes]
-        for i, (segment, here) in enumerate(homes):
-            segment.publish(self._places(here), *rows[i], late=i > 0)
+            # All are written before any is published: a disk that is full refuses the whole step.
+            rows = [self._write(segment, here, step) for segment, here in homes]
+            for i, (segment, here) in enumerate(homes):
+                segment.publish(self._places(here), *rows[i], late=i > 0)
         self._update_lanes(step)
 
     def last_ids(self) -> Ints:
         """Return the id of each lane's newest step, -1 where it has none in its segment."""
-        state, found = self._state, np.full(len(self._every), -1)
         segments = self._episode_writer.rotation.open
+        if len(segments) == 1 and not self._segment_per_episode:
+            return self._last_ids_in(segments[0], None)
+        found = np.full(len(self._every), -1)
         for segment in segments:
-            is_only = len(segments) == 1 and not self._segment_per_episode
-            here = self._every if is_only else np.flatnonzero(state.home == segment.number)
-            at = self._only if self._segment_per_episode else here
-            row = segment.rows_of(at) - 1
-            row -= ~state.open[here] & (row == segment.final_rows[at])
-            step_ids = (segment.number << POSITION_BITS) + row * len(segment.info.lanes) + at
-            found[here] = np.where(row < 0, -1, step_ids)
+            here = np.flatnonzero(self._state.home == segment.number)
+            found[here] = self._last_ids_in(segment, here)
         return found
+
+    def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
+        """Return the newest ids of lanes of one segment, None for all."""
+        at = self._places(lanes)
+        ids = segment.rows_of(at)
+        ids -= 1
+        is_open = self._state.open if lanes is None else self._state.open[lanes]
+        if np.count_nonzero(is_open) < len(is_open):
+            ids -= ~is_open & (ids == (segment.final_rows if at is None else segment.final_rows[at]))
+        nowhere = ids < 0
+        ids *= len(segment.info.lanes)
+        ids += self._every if at is None else at
+        ids += segment.number << POSITION_BITS
+        if np.count_nonzero(nowhere):
+            ids[nowhere] = -1
+        return ids
 
     def _places(self, lanes: Ints | None) -> Ints | None:
         """Return where some lanes of a segment are in it."""
@@ -198,7 +214,7 @@ class VectorSteps:
         while changes != writer.rotation.changes:
             changes = writer.rotation.changes
             for i in self._in_turn(step):
-                two_rows = step.next_obs is not None or bool(step.ends[i] or step.cuts[i])
+                two_rows = step.next_obs is not None or bool(step.ended[i])
                 writer.make_room(writer.lanes[i], self._items(step.values, i), 1 + two_rows)
 
     def _in_turn(self, step: Step) -> Iterator[int]:
@@ -253,7 +269,7 @@ class VectorSteps:
 
     @staticmethod
     def _rows_needed(lanes: Ints, step: Step) -> Ints | int:
-        return 2 if step.next_obs is not None else 1 + (step.ends | step.cuts)[lanes]
+        return 2 if step.next_obs is not None else 1 + step.ended[lanes]
 
     def _items(self, values: list[Array], lane: int) -> list[Any]:
         return [as_item(leaf, value[lane]) for leaf, value in zip(self._episode_writer.columns, values, strict=False)]
@@ -265,22 +281,21 @@ class VectorSteps:
     ) -> tuple[Ints, int, bool | NDArray[np.bool_]]:
         """Write prepared steps of lanes of one segment, None for all; return what `publish` shows."""
         writer = self._episode_writer
-        chosen: Any = slice(None) if lanes is None else lanes
         at = self._places(lanes)
         rows = segment.rows_of(at)
-        ended = (step.ends | step.cuts)[chosen]
-        ends = np.flatnonzero(ended)
-        last_at, episode = ends, {}
-        if len(ends):
+        ended = step.ended if lanes is None else step.ended[lanes]
+        some_end = step.some_end and np.count_nonzero(ended) > 0
+        if some_end:
+            ends = np.flatnonzero(ended)
             last = ends if lanes is None else lanes[ends]
             last_at = ends if at is None else at[ends]
             episode = {leaf: value[last] for leaf, value in (step.episode or {}).items()}
-        flags = self._flags(chosen, len(ends) > 0, step)
+        flags = self._flags(lanes, some_end, step)
         self._write_observations(segment, lanes, rows, step)
-        values = {leaf: value[chosen] for leaf, value in zip(writer.rest, step.values[writer.obs_count :], strict=True)}
+        values = dict(zip(writer.rest, _of(lanes, step.values[writer.obs_count :]), strict=True))
         values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
         if step.next_obs is None:
-            if episode:
+            if some_end and episode:
                 segment.write(last_at, rows[ends], episode)
                 flags[ends] |= EPISODE_VALUES
             segment.write(at, rows, values)
@@ -288,20 +303,20 @@ class VectorSteps:
             return rows, len(rows), False
         segment.write(at, rows, values)
         rows += 1
-        segment.write(at, rows, {leaf: x[chosen] for leaf, x in zip(writer.columns, step.next_obs, strict=False)})
-        if not len(ends):
+        segment.write(at, rows, dict(zip(writer.columns, _of(lanes, step.next_obs), strict=False)))
+        if not some_end:
             return rows, len(rows), True
         writer.write_final(segment, last_at, rows[ends], final_flags(True, True, bool(episode)), {}, episode)
         rows += ended
         return rows, len(rows) + len(ends), ~ended
 
-    def _flags(self, chosen: Any, some_end: bool, step: Step) -> NDArray[np.uint8]:
+    def _flags(self, lanes: Ints | None, some_end: bool, step: Step) -> NDArray[np.uint8]:
         state = self._state
-        starts = ~state.open[chosen]
-        if not some_end and not np.count_nonzero(starts):
-            return self._no_flags[: len(starts)]
-        parts = (starts, state.continues[chosen], step.ends[chosen], step.cuts[chosen])
-        return step_flags(*(part.view(np.uint8) for part in parts))
+        is_open = state.open if lanes is None else state.open[lanes]
+        if not some_end and np.count_nonzero(is_open) == len(is_open):
+            return self._no_flags[: len(is_open)]
+        continues, ends, cuts = _of(lanes, (state.continues, step.ends, step.cuts))
+        return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
         """Write the observations that are not there since the step before."""
@@ -312,22 +327,27 @@ class VectorSteps:
         if count:
             fresh = np.flatnonzero(~known)
             lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
-        chosen: Any = slice(None) if lanes is None else lanes
-        observations = zip(self._episode_writer.columns, step.values[: self._episode_writer.obs_count], strict=False)
-        segment.write(self._places(lanes), rows, {leaf: value[chosen] for leaf, value in observations})
+        observations = _of(lanes, step.values[: self._episode_writer.obs_count])
+        fields = dict(zip(self._episode_writer.columns, observations, strict=False))
+        segment.write(self._places(lanes), rows, fields)
 
     def _update_lanes(self, step: Step) -> None:
         """Bring the state of the lanes up to date after the step."""
         state = self._state
+        if step.next_obs is not None:
+            state.keep_next_obs(step.lanes, step.next_obs)
+            if step.lanes is None and not step.some_end and np.count_nonzero(state.known) == len(state.known):
+                return  # all of them are what they were, as in most steps
         chosen: Any = slice(None) if step.lanes is None else step.lanes
-        going_on = ~(step.ends | step.cuts)[chosen]
+        going_on = ~step.ended[chosen]
         state.open[chosen] = going_on
         state.continues[chosen] = False
-        if step.next_obs is None:
-            state.known[chosen] = False
-        else:
-            state.keep_next_obs(step.lanes, step.next_obs)
-            state.known[chosen] = going_on
+        state.known[chosen] = going_on if step.next_obs is not None else False
+
+
+def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
+    """Return what arrays of all lanes hold of some, None for all."""
+    return values if lanes is None else [value[lanes] for value in values]
 
 
 def as_item(leaf: str, value: Any) -> Any:

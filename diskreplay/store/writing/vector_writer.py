@@ -87,9 +87,11 @@ class VectorWriter(BaseWriter):
         if priority is not None or self._gives_priorities:
             chosen = slice(None) if lanes is None else lanes
             values.append(self._with_priorities(as_priorities(priority, count, chosen, may_lack=True)))
+        ended = ends | cuts
+        some_end = np.count_nonzero(ended) > 0  # in lanes that are passed over, too
         with self._recording():
-            self._steps.append(Step(lanes, values, next_values, ends, cuts, finals))
-        if self._flushes_episodes and (ends | cuts).any():
+            self._steps.append(Step(lanes, values, next_values, ends, cuts, finals, ended, some_end))
+        if self._flushes_episodes and some_end:
             self._flush()
 
     def _cast_episodes(self, episode: dict[str, Any] | None) -> dict[str, NDArray[Any]] | None:
