@@ -25,7 +25,7 @@ WITH_TORCHRL = {
 }
 MANY_SECONDS = (
     *("before", "busy", "cold", "compile", "durability", "many_segments"),
-    *("memory", "online", "open", "retention", "uniform", "write_path"),
+    *("memory", "online", "open", "retention", "sb3", "uniform", "write_path"),
 )
 ONLY_BESIDE_OTHERS = ("append", "uniform", "cold")  # their targets: beside peers, or fio
 
