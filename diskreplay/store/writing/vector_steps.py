@@ -284,7 +284,7 @@ class VectorSteps:
         at = self._places(lanes)
         rows = segment.rows_of(at)
         ended = step.ended if lanes is None else step.ended[lanes]
-        some_end = step.some_end and np.count_nonzero(ended) > 0
+        some_end = step.some_end and bool(np.count_nonzero(ended))
         if some_end:
             ends = np.flatnonzero(ended)
             last = ends if lanes is None else lanes[ends]

@@ -88,7 +88,7 @@ class VectorWriter(BaseWriter):
             chosen = slice(None) if lanes is None else lanes
             values.append(self._with_priorities(as_priorities(priority, count, chosen, may_lack=True)))
         ended = ends | cuts
-        some_end = np.count_nonzero(ended) > 0  # in lanes that are passed over, too
+        some_end = bool(np.count_nonzero(ended))  # in lanes that are passed over, too
         with self._recording():
             self._steps.append(Step(lanes, values, next_values, ends, cuts, finals, ended, some_end))
         if self._flushes_episodes and some_end:
