@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from diskreplay.errors import InvalidIndex
+from diskreplay.format.schema import TupleRecord
 from diskreplay.loading.arguments import errors_argument, ids_argument, kind_argument
 from diskreplay.loading.batch import Batch, Kind, Tree, kind_of, map_tree
 from diskreplay.loading.sampler import Sampler
@@ -157,11 +158,15 @@ class MixedSampler(IterableDataset[Batch]):
         return skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samplers' states and that of how shares are dealt out; see `Sampler.state_dict`."""
+        """Return the samplers' states and that of how shares are dealt out; see `Sampler.state_dict`.
+
+        After a call that failed, it also has the parts of the batch that some of the samplers had given, whole.
+        """
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        return {"rng": rng, "planned": as_tensors(planned), "samplers": states}
+        drawn = {str(source): _plain({name: part[name] for name in part}) for source, part in self._drawn.items()}
+        return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; see `Sampler.load_state_dict`.
@@ -175,6 +180,10 @@ class MixedSampler(IterableDataset[Batch]):
         with state_of("a mixed sampler"):
             rng, states = json.loads(state["rng"]), list(state["samplers"])
             planned = np.array(as_arrays(state.get("planned", [])), np.int64).reshape(-1, len(states))
+            drawn = {int(source): _nested(fields) for source, fields in (state.get("drawn") or {}).items()}
+            asked = dict(enumerate(planned[0].tolist())) if len(planned) else {}
+            if any(len(fields["index"]) != asked.get(source) for source, fields in drawn.items()):
+                raise ValueError("parts of a batch are not as large as it was planned")
         if len(states) != len(self._samplers):
             raise ValueError(f"this is the state of {len(states)} samplers, and these are {len(self._samplers)}")
         if (planned < 0).any() or (planned.sum(axis=1) != self._batch_size).any():
@@ -185,7 +194,11 @@ class MixedSampler(IterableDataset[Batch]):
         for sampler, own in zip(self._samplers, states, strict=True):
             sampler.load_state_dict(own)
         self._rng.bit_generator.state = rng
-        self._planned, self._drawn = deque(planned.tolist()), {}
+        self._planned = deque(planned.tolist())
+        self._drawn = {
+            source: Batch(fields, self._samplers[source].view.kind).to(self._samplers[source]._destination.device)
+            for source, fields in drawn.items()
+        }
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
         """Return the ids in their own stores, and which sampler each belongs to."""
@@ -247,6 +260,24 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
     if len(set(lengths)) > 1 and {"obs", "next_obs"} <= fields.keys():
         map_tree(set_final, fields["obs"], fields["next_obs"])
     return Batch(fields, kind)
+
+
+def _plain(tree: Tree) -> Any:
+    """Return a tree of tensors on the CPU as `torch.load` reads it without unpickling anything else."""
+    if isinstance(tree, TupleRecord):
+        return [_plain(below) for below in tree]
+    if isinstance(tree, dict):
+        return {name: _plain(below) for name, below in tree.items()}
+    return tree.detach().cpu()
+
+
+def _nested(plain: Any) -> Tree:
+    """Return the tree that `_plain` was given."""
+    if isinstance(plain, list):
+        return TupleRecord(map(_nested, plain))
+    if isinstance(plain, Mapping):
+        return {name: _nested(below) for name, below in plain.items()}
+    return torch.as_tensor(plain)
 
 
 def _length(batch: Batch) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import diskreplay as dr
 from diskreplay.loading import prefetcher
@@ -211,3 +212,43 @@ def test_a_call_that_failed_goes_on_where_it_stopped(store: Any, tmp_path: Path)
         drawn = [i for batch in batches for i in batch.index.tolist() if i >> SOURCE_SHIFT == 0]
     assert sorted(drawn) == sorted(int(i) for i in episode_of(store))
     assert {batch.batch_size for batch in batches[:-1]} == {16}
+
+
+@pytest.mark.parametrize("obs", [{"x": dr.Field((2,), "float32")}, (dr.Field((2,), "float32"), dr.Field((), "bool"))])
+def test_the_state_after_a_call_that_failed_has_the_parts_that_were_drawn(tmp_path: Path, obs: Any) -> None:
+    schema = dr.Schema(obs=obs, action=dr.Field((), "int64"))
+    value: Any = {"x": [0, 0]} if isinstance(obs, dict) else ([1, 2], True)
+    with (
+        dr.create(tmp_path / "full", schema) as full,
+        dr.create(tmp_path / "late", schema) as late,
+        full.writer() as writer,
+        late.writer() as late_writer,
+    ):
+        for i in range(100):
+            writer.append(value, i, float(i), terminated=i % 7 == 6, next_obs=value)
+        full.refresh()
+
+        def made() -> dr.MixedSampler:
+            views = (
+                dr.Sampler(full, dr.Transitions(), dr.Prioritized(), seed=1),
+                dr.Sampler(late, dr.Transitions(), seed=2),
+            )
+            return dr.MixedSampler([(view, 0.5) for view in views], batch_size=9, seed=0)
+
+        one = made()
+        with pytest.raises(dr.NotEnoughData):
+            one.sample()
+        states = one.state_dict(), through_torch(one.state_dict())
+        late_writer.append(value, 0, 0.0, terminated=True, next_obs=value)
+        others = [made() for _ in states]
+        for other, state in zip(others, states, strict=True):
+            other.load_state_dict(state)
+        for _ in range(5):
+            expected = one.sample()
+            for other in others:
+                batch = other.sample()
+                assert type(batch.obs) is type(expected.obs)
+                assert bits(batch) == bits(expected)
+        broken = made()
+        with pytest.raises(ValueError, match="parts of a batch are not as large as it was planned"):
+            broken.load_state_dict({**states[0], "planned": torch.zeros((0, 2), dtype=torch.int64)})
