@@ -1,9 +1,7 @@
 """What every buffer has: a store, at a path of the user's or in a temporary folder, and its writer."""
 
-import os
 import shutil
 import tempfile
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +12,7 @@ from typing import Any, Self, overload
 import torch
 
 from diskreplay.buffers.values import Given
+from diskreplay.closing import Closing, Kept, closes
 from diskreplay.errors import Closed, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
@@ -60,9 +59,9 @@ class Backed(ABC):
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
         self._writer: Writer | VectorWriter | None = None
-        self._remove: weakref.finalize[Any, Any] | None = None
-        # By `_remove`, so that it is what ends the writer of a temporary store.
-        self._kept: list[Writer | VectorWriter] = []
+        # Of a temporary store alone: it is removed, and its writer ended, at exit or with the buffer.
+        self._remove: Closing | None = None
+        self._kept: Kept = []
         self._store: Store | None = None
         if self._path is not None:
             with suppress(StoreNotFound):
@@ -104,7 +103,7 @@ class Backed(ABC):
     def _check_open(self) -> None:
         """Raise Closed where the buffer is."""
         if self._closed:
-            raise Closed("this buffer is closed; make another")
+            raise Closed(f"this {type(self).__name__} is closed; make another")
 
     @overload
     def _writer_of(self, schema: Schema) -> Writer: ...
@@ -137,7 +136,8 @@ class Backed(ABC):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         if folder is not None:
-            self._remove = weakref.finalize(self, _discard, folder, store, os.getpid(), self._kept)
+            self._kept.append(store)
+            self._remove = closes(self, self._kept, folder)
         return store
 
     def _refreshed(self) -> Store | None:
@@ -166,14 +166,3 @@ class Backed(ABC):
 def seed_argument(seed: Any) -> int | None:
     """Return a seed of at least 0, or None; anything else is a ValueError."""
     return None if seed is None else int_argument("seed", seed, 0)
-
-
-def _discard(folder: str, store: Store, pid: int, writers: list[Writer | VectorWriter]) -> None:
-    if os.getpid() != pid:
-        return  # a forked child: the folder is its parent's
-    # Removed first: what is not there need not be made durable by sealing it, which then fails at once.
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(Exception):
-        store.close()
-    writers.clear()
-    shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,7 @@
 """Replay buffers of Stable-Baselines3, and so of CleanRL, whose steps are in a store."""
 
 import os
-import shutil
 import tempfile
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
+from diskreplay.closing import Kept, check_open, closes
 
 with dr.MissingExtra.raised_for("a buffer of Stable-Baselines3", "sb3"):
     from gymnasium import spaces
@@ -78,8 +77,9 @@ class DiskReplayBuffer(ReplayBuffer):
     optimize_memory_usage : bool
         Of no effect: each observation is always kept once, whatever `handle_timeout_termination` is, and every position
         is drawn.
-    path : path or None
-        Where the store is, or is made when the first step comes. None: in a temporary folder, removed with the buffer.
+    path : path, Store or None
+        Where the store is, or is made when the first step comes; of a Store, its path, which the buffer opens by
+        itself. None: in a temporary folder, removed with the buffer.
     n_steps : int
         Steps of a return, as for `NStepReplayBuffer`.
     gamma : float
@@ -108,7 +108,7 @@ class DiskReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = True,
         handle_timeout_termination: bool = True,
         *,
-        path: PathLike | None = None,
+        path: PathLike | dr.Store | None = None,
         n_steps: int = 1,
         gamma: float = 0.99,
         durability: float | str = 5.0,
@@ -121,7 +121,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage, self.handle_timeout_termination = True, handle_timeout_termination
         self.n_steps, self.gamma = n_steps, gamma
-        self._path = None if path is None else Path(path).absolute()
+        self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
         self._action_shape = (n_envs, *(action_space.shape or ()))
@@ -135,8 +135,8 @@ class DiskReplayBuffer(ReplayBuffer):
         """Begin with the store at the path, if there is one, and with no steps."""
         self._store: dr.Store | None = None
         self._writer: dr.Writer | dr.VectorWriter | None = None
-        self._kept: list[dr.Writer | dr.VectorWriter | dr.Sampler] = []
-        self._close: Callable[[], object] = lambda: None
+        self._kept: Kept = []
+        self._close = closes(self, self._kept)
         self._forget()
         if self._path is not None:
             with suppress(dr.StoreNotFound):
@@ -162,7 +162,10 @@ class DiskReplayBuffer(ReplayBuffer):
         schema = dr.Schema(obs, dr.Field(action.shape, self._maybe_cast_dtype(action.dtype)))
         self._store = store = dr.create(path, schema, capacity=None if found else self._capacity, exist_ok=found)
         self._uuid = store.uuid
-        self._close = weakref.finalize(self, _close, store, self._kept, folder, os.getpid())
+        self._kept.append(store)
+        if folder is not None:
+            self._close.detach()
+            self._close = closes(self, self._kept, folder)
         if store.capacity is not None and store.capacity < self._capacity:
             capacity = store.capacity
             self.close()
@@ -207,6 +210,7 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def reset(self) -> None:
         """Forget all steps: they are evicted from the store."""
+        check_open(self, self._close)
         if self._writer is not None:
             self._kept.remove(self._writer)
             self._writer.close()
@@ -297,6 +301,7 @@ class DiskReplayBuffer(ReplayBuffer):
         StorageFull
             There is no room; nothing was added.
         """
+        check_open(self, self._close)
         writer = self._writer or self._opened_writer()
         obs, next_obs = self._by_environment(obs), self._by_environment(next_obs)
         action = np.asarray(action).reshape(self._action_shape)
@@ -352,6 +357,7 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw steps, as `ReplayBuffer.sample` does; `env` normalizes observations and rewards."""
+        check_open(self, self._close)
         return super(ReplayBuffer, self).sample(batch_size, env)
 
     def _get_samples(self, batch_inds: Ints, env: VecNormalize | None = None) -> Any:
@@ -406,6 +412,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _gathered(self, ids: Ints) -> dr.Batch:
         """Return the steps with these ids, which columns ask for one after the other."""
         if self._last is None or not np.array_equal(self._last[0], ids):
+            check_open(self, self._close)
             if self._unseen:
                 self._see()
             self._last = ids, self._sampler.gather(ids)
@@ -477,6 +484,7 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):  # type: ignore[
         NotEnoughData
             With `relabel`, no episode has ended yet: give a `learning_starts` above the length of episodes.
         """
+        check_open(self, self._close)
         if self._relabelled is None:
             hindsight = self._hindsight()
             if hindsight is None:
@@ -593,21 +601,3 @@ def _mapped(f: Callable[[Any], Any], obs: Any) -> Any:
 def _first(obs: Any) -> Any:
     """Return the observation of the first environment."""
     return {key: leaf[0] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[0]
-
-
-def _close(store: dr.Store, kept: list[Any], folder: str | None, pid: int) -> None:
-    if os.getpid() != pid:
-        return  # a forked child: all of it is its parent's
-    try:
-        if folder is not None:
-            # First: what is not there need not be sealed, which then fails at once.
-            shutil.rmtree(folder, ignore_errors=True)
-        for one in [*kept, store]:
-            one.close()
-    except Exception:
-        if folder is None:  # else it fails because the folder is gone, as it should be
-            raise
-    finally:
-        kept.clear()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay import MissingExtra
-from diskreplay.interop.closing import Kept, closes
+from diskreplay.closing import Kept, check_open, closes
 
 with MissingExtra.raised_for("a replay buffer of Tianshou", "tianshou"):
     import torch
@@ -109,6 +109,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         StorageFull
             There is no room; nothing was added.
         """
+        check_open(self, self._close)
         lanes = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids)
         obs, after, action = (_tree(batch[key]) for key in ("obs", "obs_next", "act"))
         if self._last_frame:
@@ -151,6 +152,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             raise AttributeError(key)
         if key not in FIELDS:
             return super().__getattr__(key)
+        check_open(self, self._close)
         if key not in self._columns:
             if self._store is None:
                 raise AttributeError(f"the buffer has no steps, and so no {key}")

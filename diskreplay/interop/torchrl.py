@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay import MissingExtra
-from diskreplay.interop.closing import Kept, closes
+from diskreplay.closing import Kept, check_open, closes
 
 with MissingExtra.raised_for("a storage of TorchRL", "torchrl"):
     import torch
@@ -193,6 +193,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         SchemaError, StorageFull
             The store's `validate` refuses an item, or there is no room for it; those before it are appended.
         """
+        check_open(self, self._close)
         items = _stacked(data)
         positions = np.atleast_1d(range(self.max_size)[cursor] if isinstance(cursor, slice) else _as_numpy(cursor))
         if len(positions) != len(items):
@@ -291,6 +292,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             index = index[0]
         if isinstance(index, str | tuple):
             return self.get(slice(None))[index]
+        check_open(self, self._close)
         if self._store is None:
             raise IndexError("the storage is empty")
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])

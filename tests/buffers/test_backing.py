@@ -83,7 +83,7 @@ def test_a_closed_buffer_says_so(make: Callable[[], dr.ReplayBuffer], temporary:
     with pytest.raises(dr.Closed, match="closed"):
         len(buffer) if not isinstance(buffer, dr.RolloutBuffer) else buffer.sample()
     arguments = {dr.ReplayBuffer: 5, dr.RolloutBuffer: 6, dr.DistillationBuffer: 2}[type(buffer)]
-    with pytest.raises(dr.Closed, match="^this buffer is closed; make another$"):
+    with pytest.raises(dr.Closed, match=f"^this {type(buffer).__name__} is closed; make another$"):
         buffer.add(*[np.zeros(2)] * arguments)
 
 

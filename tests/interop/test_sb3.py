@@ -331,6 +331,32 @@ def test_cleanrls_loop_trains_the_same_network():
     buffer.close()
 
 
+def test_a_store_in_place_of_a_path_is_opened_by_its_path(made, tmp_path):
+    stream = Stream(*SPACES_OF_BOX, 1)
+    made(DiskReplayBuffer, 100, *SPACES_OF_BOX).add(*stream.step())
+    with dr.open(tmp_path / "store") as store:
+        buffer = made(DiskReplayBuffer, 100, *SPACES_OF_BOX, path=store)
+        buffer.add(*stream.step())
+        assert buffer.size() == 2
+        assert buffer.store.path == store.path
+        assert store.refresh() == 1
+
+
+@pytest.mark.parametrize("kind", [DiskReplayBuffer, DiskDictReplayBuffer])
+def test_a_closed_buffer_names_itself(made, kind):
+    space = SPACES["dict" if kind is DiskDictReplayBuffer else "box"]
+    relabel = {"relabel": None} if kind is DiskDictReplayBuffer else {}
+    buffer, stream = made(kind, 100, space, SPACES["discrete"], **relabel), Stream(space, SPACES["discrete"], 1)
+    buffer.add(*stream.step())
+    buffer.close()
+    key = {"room": 0} if kind is DiskDictReplayBuffer else {}
+    column = buffer.actions if not key else buffer.observations["room"]
+    calls = [lambda: buffer.sample(1), lambda: buffer.add(*stream.step()), buffer.reset, lambda: column[0, 0]]
+    for call in calls:
+        with pytest.raises(dr.Closed, match=f"^this {kind.__name__} is closed; make another$"):
+            call()
+
+
 class Reach(gym.Env):
     """A point on a line whose goal is another one; the reward is 0 there and -1 elsewhere."""
 

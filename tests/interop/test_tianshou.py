@@ -132,6 +132,15 @@ def test_batches_are_those_of_tianshous_buffer_through_wraparounds(tmp_path, kwa
         assert store.verify(deep=True) == []
 
 
+def test_a_closed_buffer_names_itself(tmp_path):
+    buffer, lanes = StoreReplayBuffer(tmp_path / "store", SIZE, ENVS), Lanes()
+    buffer.add(lanes.step(np.arange(ENVS)))
+    buffer.close()
+    for call in (lambda: buffer.add(lanes.step(np.arange(ENVS))), lambda: buffer.sample(2), lambda: buffer.obs[0]):
+        with pytest.raises(dr.Closed, match="^this StoreReplayBuffer is closed; make another$"):
+            call()
+
+
 def test_n_step_targets_are_those_of_tianshous_buffer(tmp_path):
     ours, theirs = pair(tmp_path / "store")
     lanes, weights = Lanes(), torch.tensor([0.5, 1.0, 2.0])

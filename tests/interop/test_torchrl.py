@@ -288,6 +288,15 @@ def test_a_buffer_that_was_killed_goes_on_behind_its_newest_step(tmp_path):
     storage.close()
 
 
+def test_a_closed_storage_names_itself(storage):
+    (buffer, _), items = pair(storage), steps_of([3, 2])
+    buffer.extend(items)
+    storage.close()
+    for call in (lambda: buffer.extend(items), buffer.sample):
+        with pytest.raises(dr.Closed, match="^this StoreStorage is closed; make another$"):
+            call()
+
+
 def test_emptied(storage):
     buffers = pair(storage)
     for seed in range(3):
