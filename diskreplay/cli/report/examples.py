@@ -36,20 +36,24 @@ def choose_examples(episodes: Episodes, most: int) -> list[Example]:
     """Return the best, worst, median and newest episodes, and then others at equal distances of their ranks."""
     finite = np.flatnonzero(np.isfinite(episodes.returns) & (episodes.ended != "open"))
     ranked = finite[np.argsort(episodes.returns[finite], kind="stable")]
-    wanted = [("newest", len(episodes) - 1)] if len(episodes) else []
-    if last := len(ranked):
-        last -= 1
-        wanted = [("best", ranked[last]), ("worst", ranked[0]), ("median", ranked[last // 2]), *wanted]
-        shares = np.linspace(0, 1, most + 2)[1:-1]
-        wanted += [(f"above {share:.0%} of the episodes", ranked[round(share * last)]) for share in shares]
+    named, between = {}, {}
+    if len(ranked):
+        last = len(ranked) - 1
+        named = {"best": ranked[last], "worst": ranked[0], "median": ranked[last // 2]}
+        shares = np.linspace(0, 1, most + 2)[1:-1].tolist()
+        between = {f"above {share:.0%} of the episodes": ranked[round(share * last)] for share in shares}
+    if len(episodes):
+        named["newest"] = len(episodes) - 1
     reasons: dict[int, list[str]] = {}
-    for name, place in wanted:
+    for name, place in named.items():
         if place in reasons or len(reasons) < most:
             reasons.setdefault(int(place), []).append(name)
-    named = {place: [name for name in names if " " not in name] or names[:1] for place, names in reasons.items()}
+    for name, place in between.items():
+        if place not in reasons and len(reasons) < most:
+            reasons[int(place)] = [name]
     return [
         Example(int(episodes.at[place]), float(episodes.returns[place]), ", ".join(names))
-        for place, names in named.items()
+        for place, names in reasons.items()
     ]
 
 

@@ -15,6 +15,7 @@ from diskreplay.cli.inspect import leaves
 from diskreplay.cli.plot import distribution
 from diskreplay.cli.report.sample import STEPS, Episodes, Steps
 from diskreplay.cli.report.svg import sparkline
+from diskreplay.errors import SegmentGone
 from diskreplay.markup import Html, table, text as escaped
 
 ELEMENTS = 4_000_000  # most that are read of a field
@@ -68,11 +69,20 @@ def _values(store: dr.Store, steps: Steps, episodes: Episodes) -> Iterator[tuple
     firsts = store.snapshot.episodes.first[episodes.at]
     for path, leaf in [*store.schema.leaves.items()][:FIELDS]:
         most = max(1, min(STEPS, ELEMENTS // math.prod(leaf.shape)))
-        if path in store.schema.step_leaves:
-            yield path, steps.read(path, most)[1]
-        else:
-            found, given = store.snapshot.episode_values(path, firsts[:most])
-            yield path, found[given]
+        yield (
+            path,
+            steps.read(path, most)[1] if path in store.schema.step_leaves else _given(store, path, firsts[:most]),
+        )
+
+
+def _given(store: dr.Store, path: str, firsts: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the values of an episode field that episodes were given; none where one of them has just left."""
+    try:
+        values, given = store.snapshot.episode_values(path, firsts)
+    except SegmentGone:
+        return np.zeros(0)
+    found: NDArray[Any] = values[given]
+    return found
 
 
 def _row(path: str, node: Mapping[str, Any], found: Statistics) -> list[Html]:

@@ -54,3 +54,16 @@ def test_the_table_has_a_line_a_field(vectors: Path, monkeypatch: pytest.MonkeyP
         page = Page(fields_table(store, steps, episodes))
         assert page.words[0] == "3 more are not shown"
         assert page.words[-1] == "3"
+
+
+def test_values_of_an_episode_that_has_just_left_are_not_counted(
+    vectors: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise dr.SegmentGone("segment 0 was evicted")
+
+    with dr.open(vectors) as store:
+        steps, episodes = sample_steps(store, None), read_episodes(store, None, lambda done, total: None)
+        monkeypatch.setattr(type(store.snapshot), "episode_values", gone)
+        page = Page(fields_table(store, steps, episodes))
+    assert page.words[-1] == "0"
