@@ -40,6 +40,8 @@ def report(
     then others between. With --where statistics, plots and examples are of the episodes that meet it. Frames need
     pillow: pip install diskreplay[plot].
     """
+    if not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
     with dr.open(path) as store, console.bar("Reading the store") as progress:
         condition = None if where is None else compile_where(where, store.schema)
         info = store.info(returns=False)

@@ -7,6 +7,7 @@ from diskreplay.markup import NOTHING, Html, element, text
 # Colours of series that readers with any colour vision tell apart (Okabe and Ito 2008), darker on white.
 _LIGHT = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 _DARK = ("#5bb4f0", "#f0a35e", "#45c9a4", "#e191cb", "#e0cf5a", "#b3bcc4")
+SERIES = len(_LIGHT)
 
 
 def _colours(colours: Iterable[str]) -> str:
@@ -20,7 +21,7 @@ _STYLE = f"""
   :root {{ --ink:#e4e8ec; --faint:#9aa5b0; --line:#343b42; --paper:#15191d; --card:#1d2227;
     --warn:#3a2f12; --warn-line:#8a6a1c; {_colours(_DARK)} }}
 }}
-{"".join(f".series-{at} {{ --series:var(--series-{at}) }} " for at in range(len(_LIGHT)))}
+{"".join(f".series-{at} {{ --series:var(--series-{at}) }} " for at in range(SERIES))}
 * {{ box-sizing:border-box }}
 body {{ margin:0 auto; padding:1.5rem clamp(.75rem, 3vw, 2rem) 3rem; max-width:76rem; background:var(--paper);
   color:var(--ink); font:15px/1.5 system-ui, sans-serif; overflow-wrap:anywhere }}

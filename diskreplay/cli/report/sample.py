@@ -20,6 +20,7 @@ EPISODES, STEPS = 5_000, 100_000  # most that are read
 LONGEST = 1_000_000  # steps of an episode whose rewards are summed
 REWARDS = 20_000_000  # that are summed of all episodes
 ASKED = 50_000  # episodes of which --where is asked
+SEGMENTS = 256  # the newest ones, among which the newest episode is
 PIECES = 400  # successive steps are read together
 
 Ints = NDArray[np.int64]
@@ -50,7 +51,9 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
     """Read what is known of episodes: of all where they are few, and of the newest one in any case."""
     total = store.num_episodes
     order = np.random.default_rng(SEED).permutation(total)
-    order = np.concatenate([order[order == total - 1], order[order != total - 1]])
+    if total:
+        newest = newest_episode(store)
+        order = np.concatenate([[newest], order[order != newest]])
     chosen, asked = choose(store, order, where)
     matches, steps, found = len(chosen), 0, []
     for done, at in enumerate(chosen[:EPISODES].tolist()):
@@ -72,6 +75,15 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
         asked,
         total,
     )
+
+
+def newest_episode(store: dr.Store) -> int:
+    """Return the place of the episode that began last: writers have segments of their own, so of each the last one."""
+    first = store.snapshot.episodes.first
+    last = np.flatnonzero(np.diff(first >> layout.POSITION_BITS, append=-1))[-SEGMENTS:]
+    with suppress(SegmentGone):
+        last = last[np.argsort(store.snapshot.times(first[last]), kind="stable")]
+    return int(last[-1])
 
 
 def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints, int]:

@@ -6,21 +6,24 @@ matplotlib takes 0.3 s for each, and 16 kB for a histogram.
 import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.cli.chart import Chart, Series
 from diskreplay.cli.plot import numbers
-from diskreplay.markup import Html, element, text as escaped
+from diskreplay.cli.report.page import SERIES
+from diskreplay.markup import NOTHING, Html, element, text as escaped
 
 WIDTH, HEIGHT = 360, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 34  # pixels around what is drawn
 TICKS = 5
-COLOURS = 6  # of the style sheet: series-0, ...
 SPARK_WIDTH, SPARK_HEIGHT = 80, 18
 LEAST_HEIGHT = 0.05  # of a bar, so that one value among many is seen
+
+
+_Numbers = TypeVar("_Numbers", float, NDArray[np.float64])
 
 
 class _Scale(NamedTuple):
@@ -31,7 +34,7 @@ class _Scale(NamedTuple):
     start: float
     stop: float
 
-    def __call__(self, values: Any) -> Any:
+    def __call__(self, values: _Numbers) -> _Numbers:
         return self.start + (values - self.low) / (self.high - self.low) * (self.stop - self.start)
 
 
@@ -64,7 +67,7 @@ def sparkline(series: Series) -> Html:
     """Return a small histogram without axes."""
     values, up = series.y.astype(np.float64), _Scale(0, 1, SPARK_HEIGHT, 0)
     if not len(values):
-        return Html("")
+        return NOTHING
     across = _Scale(-0.5, len(values) - 0.5, 0, SPARK_WIDTH)
     heights = np.where(values > 0, np.maximum(values / (values.max() or 1.0), LEAST_HEIGHT), 0.0)
     path = _bars(Series("", np.arange(len(values)), heights), across, up)
@@ -74,7 +77,7 @@ def sparkline(series: Series) -> Html:
 
 
 def _colour(at: int) -> str:
-    return f"series-{at % COLOURS}"
+    return f"series-{at % SERIES}"
 
 
 def _scales(chart: Chart) -> tuple[_Scale, _Scale]:

@@ -131,7 +131,7 @@ def test_shares_are_drawn_by_their_part_of_all() -> None:
     [
         (["--episodes", "21"], "Invalid value for '--episodes'"),
         (["--where", "colour > 1"], "--where: unknown name 'colour'"),
-        (["--out", "nowhere/page.html"], "nowhere/page.html"),
+        (["--out", "nowhere/page.html"], "--out nowhere/page.html: there is no folder nowhere"),
     ],
 )
 def test_a_wrong_argument_takes_one_line(

@@ -6,7 +6,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.cli.report import sample
-from diskreplay.cli.report.sample import places, read_episodes, rows_of, sample_steps
+from diskreplay.cli.report.sample import newest_episode, places, read_episodes, rows_of, sample_steps
 from tests.cli.report.conftest import write_vectors
 
 
@@ -58,6 +58,16 @@ def test_a_sample_is_always_the_same_and_has_the_newest_episode(
     monkeypatch.setattr(sample, "ASKED", 8)
     asked = read_episodes(store, lambda episode: True, nothing)
     assert (asked.asked, asked.matching, asked.total, len(asked)) == (8, 8, 20, 6)
+
+
+def test_the_newest_episode_is_that_of_any_writer(tmp_store: Path) -> None:
+    schema = dr.Schema(dr.Field((), "int64"), dr.Field((), "int64"))
+    with dr.create(tmp_store, schema) as store, store.writer() as first, store.writer() as second:
+        for writer in (first, second, first):
+            writer.append_episode([0], [0], [0.0], terminated=True)
+        store.refresh()
+        assert [episode.segment for episode in store.episodes] == [0, 0, 1]
+        assert newest_episode(store) == 1
 
 
 def test_rewards_of_long_episodes_and_of_too_many_are_not_summed(
