@@ -28,6 +28,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "npz": Scheme("diskreplay.interop.npz", "a folder of NumPy files"),
     "parquet": Scheme("diskreplay.interop.parquet", "a folder of Parquet files"),
     "zarr_episodes": Scheme("diskreplay.interop.zarr_episodes", "zarr of diffusion_policy, a folder or .zip file"),
+    "sb3_pickle": Scheme("diskreplay.interop.sb3_pickle", "a pickled replay buffer of Stable-Baselines3"),
     "dreamer": Scheme("diskreplay.interop.dreamer", "a replay folder of Dreamer"),
 }
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs, is_part
-from diskreplay.interop.exchange.exporting import METADATA, Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import ENDS, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -104,7 +104,8 @@ def import_dataset(
             len(replay.episodes),
             sum(map(_steps, replay.episodes)),
             lambda first: (replay.read(parts, schema, paths) for parts in replay.episodes[first:]),
-            side=side,
+            side.metadata if side else {},
+            side,
         ),
         progress,
     )

@@ -21,8 +21,9 @@ from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, EpisodeData,
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.side_folder import find_side, replace_file
+from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.minari_episodes import INFOS, RESET_INFOS, SEED, Layout, derive, read_episodes
-from diskreplay.interop.minari_spaces import AnySpace, space_of, without_texts
+from diskreplay.interop.minari_spaces import AnySpace, without_texts
 from diskreplay.interop.minari_values import flat
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):

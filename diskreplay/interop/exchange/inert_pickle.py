@@ -1,0 +1,189 @@
+"""Reading pickles without running code: numbers, texts, containers, arrays, and records of known classes."""
+
+import pickle
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+
+_KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_OF_NUMPY = ("numpy._core", "numpy.core")  # the second is that of numpy 1
+
+
+class Record:
+    """An object of a pickle whose class was not imported: what it was called with, and its attributes.
+
+    Attributes
+    ----------
+    class_name : str
+        The dotted name of its class.
+    args : tuple
+        What the class was called with.
+    state : object
+        What the object would have been restored from, in most cases a dict of its attributes.
+    """
+
+    class_name: ClassVar[str] = ""
+    __slots__ = ("args", "state")
+    args: tuple[Any, ...]
+    state: object
+
+    def __new__(cls, *args: object) -> "Record":
+        """Keep the arguments."""
+        record = object.__new__(cls)
+        record.args, record.state = args, None
+        return record
+
+    def __setstate__(self, state: object) -> None:
+        """Keep the state."""
+        self.state = state
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes by name; none where the state is not a dict."""
+        return self.state if isinstance(self.state, dict) else {}
+
+
+class PickledArray:
+    """An array of a pickle; ``values`` is None where it is not one of numbers."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, *_: object) -> None:
+        self.values: NDArray[Any] | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Take the values of an array that was pickled as a whole."""
+        _, shape, dtype, is_fortran, data = state
+        self.fill(data, dtype, shape, "F" if is_fortran else "C")
+
+    def fill(self, data: Any, dtype: "_Dtype", shape: tuple[int, ...], order: Any) -> None:
+        """Take values from bytes."""
+        if dtype.known is not None:
+            self.values = np.frombuffer(data, dtype.known).reshape(shape, order=order)
+
+
+class _Dtype:
+    """A dtype of numbers. It is never restored by numpy, whose dtypes trust what a pickle says of their layout."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.known = np.dtype(name) if name in _KINDS else None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if self.known is not None and state[1] in ("<", ">"):
+            self.known = self.known.newbyteorder(state[1])
+
+
+class _Dict(dict[Any, Any]):
+    """An OrderedDict of a pickle."""
+
+    __slots__ = ()
+
+
+def _from_buffer(data: Any, dtype: _Dtype, shape: tuple[int, ...], order: str, axes: Any = None) -> PickledArray:
+    array = PickledArray()
+    array.fill(data, dtype, shape, "C" if order == "K" else order)
+    if axes is not None and array.values is not None:
+        array.values = array.values.transpose(axes)
+    return array
+
+
+def _scalar(dtype: _Dtype, data: Any = b"") -> Any:
+    return None if dtype.known is None else np.frombuffer(data, dtype.known)[0].item()
+
+
+def _latin1(text: str, _: str = "") -> bytes:
+    return text.encode("latin1")  # how protocol 2 writes bytes
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, classes: Collection[str]) -> None:
+        super().__init__(file)
+        self._classes = classes
+        # Made anew for each file: a pickle may change the attributes of what it is given here.
+        self._known: dict[str, Any] = {
+            "numpy.dtype": _subclass(_Dtype),
+            "numpy.ndarray": _subclass(Record),
+            "collections.OrderedDict": _subclass(_Dict),
+            "_codecs.encode": _Function(_latin1),
+        }
+        for package in _OF_NUMPY:
+            self._known[f"{package}.multiarray._reconstruct"] = _subclass(PickledArray)
+            self._known[f"{package}.multiarray.scalar"] = _Function(_scalar)
+            self._known[f"{package}.numeric._frombuffer"] = _Function(_from_buffer)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands in for a class or function; UnpicklingError where it is not a known one."""
+        dotted = f"{module}.{name}"
+        if dotted not in self._known:
+            if dotted not in self._classes:
+                raise pickle.UnpicklingError(f"it asks for {dotted!r:.120}, which is not loaded: it could run code")
+            self._known[dotted] = type("Record", (Record,), {"__slots__": (), "class_name": dotted})
+        return self._known[dotted]
+
+
+class _Function:
+    """A function that a pickle may call, and not change."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+def _subclass(base: type) -> type:
+    return type(base.__name__, (base,), {"__slots__": ()})
+
+
+def load(path: Path, classes: Collection[str]) -> Any:
+    """Return the object of a pickle in which classes are named and not imported.
+
+    Numbers, texts, bytes, lists, tuples, dicts and sets are themselves, arrays are `PickledArray`, and objects of the
+    named classes are `Record`. Nothing of the file is run.
+
+    Parameters
+    ----------
+    path
+        The file.
+    classes : collection of str
+        The dotted names of classes, and of functions that make objects, that the file may ask for.
+
+    Raises
+    ------
+    FormatError
+        The file is damaged, is no pickle, or asks for anything else; the message names what.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _Unpickler(file, classes).load()
+    except pickle.UnpicklingError as error:
+        raise FormatError(f"{path} is refused: {error}") from None
+    except OSError:
+        raise
+    except MemoryError:
+        raise FormatError(f"{path} is damaged: it claims more than the memory holds") from None
+    except Exception as error:  # whatever damaged bytes make of calls, items and states
+        raise FormatError(f"{path} is damaged, or not a pickle: {type(error).__name__}: {error}") from None
+
+
+def array(value: Any, name: str) -> NDArray[Any]:
+    """Return the numbers of an array; FormatError where the value is something else."""
+    if not isinstance(value, PickledArray) or value.values is None:
+        raise FormatError(f"{name} is not an array of numbers")
+    return value.values.astype(value.values.dtype.newbyteorder("="), copy=False)
+
+
+def arrays(value: Any, name: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a dict; FormatError where the value is something else."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise FormatError(f"{name} is not a dict of arrays")
+    return {key: array(item, f"{name}[{key!r}]") for key, item in value.items()}

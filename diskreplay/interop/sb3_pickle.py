@@ -1,0 +1,440 @@
+"""Replay buffers of Stable-Baselines3 as ``save_replay_buffer`` pickles them.
+
+A pickle can run code when it is loaded. An import does not load it so: arrays, numbers and spaces are read, and a file
+that asks for anything else is refused.
+"""
+
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.episode_data import ACTION, OBS, PRIORITY, REWARD, EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
+from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order
+from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.spaces import space_of
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME = "sb3_pickle"
+_HER, _STRATEGY = "HerReplayBuffer", "goal_selection_strategy"
+_BUFFERS = {
+    name: f"stable_baselines3.{module}.{name}"
+    for module, names in {
+        "common.buffers": ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer"),
+        "her.her_replay_buffer": (_HER,),
+    }.items()
+    for name in names
+}
+_OURS = {f"diskreplay.interop.sb3.Disk{name}" for name in ("ReplayBuffer", "DictReplayBuffer", "HerReplayBuffer")}
+_SPACES = {
+    f"{library}.spaces.{module}.{name}"
+    for library in ("gymnasium", "gym")
+    for module, name in {
+        "box": "Box",
+        "discrete": "Discrete",
+        "multi_discrete": "MultiDiscrete",
+        "multi_binary": "MultiBinary",
+        "dict": "Dict",
+    }.items()
+}
+_CLASSES = {
+    *_BUFFERS.values(),
+    *_OURS,
+    *_SPACES,
+    "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
+    "torch.device",
+    # Of the path in a buffer of ours, and of the random numbers of spaces.
+    *("pathlib.PosixPath", "pathlib._local.PosixPath"),
+    *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
+    *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
+    *("numpy.random._pickle.__randomstate_ctor", "gym.utils.seeding.RandomNumberGenerator"),
+    *("numpy.random.bit_generator.SeedSequence", "numpy.random.bit_generator.__pyx_unpickle_SeedSequence"),
+}
+# What an export takes over from the buffer that a store was imported from.
+_SETTINGS = ("handle_timeout_termination", "n_steps", "gamma", "n_sampled_goal")
+_FLOAT32_HOLDS = ("float16", "float32", "int8", "int16", "uint8", "uint16")
+
+Rows = Mapping[str, NDArray[Any]]  # by the path of a leaf
+
+
+def import_dataset(
+    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+) -> Imported:
+    """Import a pickled replay buffer of Stable-Baselines3 into a new store, or the rest after an interruption.
+
+    Each environment of the buffer is a lane of it. An episode goes on until a step is done or does not lead to the next
+    observation; a time limit is a truncation where the buffer has handled timeouts, and a termination as any other
+    where it has not. The oldest part of a buffer that is full may begin in the middle of an episode, and the last steps
+    of each environment end where the buffer does: that episode is cut.
+
+    Parameters
+    ----------
+    source : path
+        The file.
+    path : path
+        The store; nothing, or what an interrupted import of this file has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such file.
+    FormatError
+        It is damaged, has no replay buffer, or asks for code.
+    SchemaError
+        The observations or actions are of a space that cannot be stored.
+    StoreExists
+        Something else is at ``path``.
+    MissingExtra
+        gymnasium is not installed.
+    """
+    file = Path(source).absolute()
+    buffer, side = _Buffer(file), find_side(file)
+    found = pieces(buffer.ended)
+    return import_into(
+        path,
+        Source(
+            NAME,
+            str(file),
+            side.schema if side else buffer.schema,
+            len(found),
+            sum(map(len, found)),
+            lambda first: map(buffer.episode, found[first:]),
+            {**(side.metadata if side else {}), **buffer.settings},
+            side,
+        ),
+        progress,
+    )
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    n_envs: int | None = None,
+    buffer_class: str | None = None,
+) -> Exported:
+    """Export the ended episodes of a store to a file that ``load_replay_buffer`` of Stable-Baselines3 loads.
+
+    The buffer has exactly the steps of these episodes, the oldest first, and is full. It is made in memory, and written
+    when it is complete.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The file.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+    n_envs : int, optional
+        Environments of the buffer: each episode goes where the fewest steps are. None: those of the buffer that the
+        store was imported from, else 1. More than one must come out with equally many steps.
+    buffer_class : str, optional
+        "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: that of the buffer that the
+        store was imported from, else by whether observations are dicts.
+
+    Raises
+    ------
+    SchemaError
+        Stable-Baselines3 has no buffer for such steps, or the environments would have unequally many.
+    StoreExists
+        Something else is at ``path``.
+    MissingExtra
+        Stable-Baselines3 is not installed.
+    """
+    if n_envs is not None and n_envs < 1:
+        raise SchemaError(f"n_envs must be at least 1, not {n_envs}")
+    if buffer_class is not None and buffer_class not in _BUFFERS:
+        raise SchemaError(f"buffer_class must be one of {', '.join(_BUFFERS)}, not {buffer_class!r}")
+
+    def make_format(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
+        not_held = _not_held(schema)
+        maker = _maker(schema, episodes, noted, n_envs, buffer_class)
+        _empty(maker, schema, maker.lanes)  # raises where there is no such buffer
+
+        @contextmanager
+        def open_target(plan: Plan) -> Iterator[_Target]:
+            yield _Target(plan.path, _empty(maker, schema, plan.steps), LaneFiller(maker.lanes))
+
+        return Format(NAME, False, not_held, open_target)
+
+    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class _Buffer:
+    """A pickled buffer: its steps by environment, oldest first.
+
+    Attributes
+    ----------
+    schema : Schema
+        What its steps hold.
+    ended : array of bool
+        After which steps episodes end, ``(T, n_envs)``.
+    settings : dict
+        What it was made with.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        record = _record(file)
+        self._attributes = record.attributes
+        try:
+            self.schema = _schema(self._get("observation_space"), self._get("action_space"))
+            self._read_steps()
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            if isinstance(error, SchemaError):
+                raise
+            raise FormatError(f"{file} is damaged: {error}") from None
+        self.settings: dict[str, Json] = {"class": record.class_name.rpartition(".")[2], "n_envs": self.ended.shape[1]}
+        for name in _SETTINGS:
+            if isinstance(value := self._attributes.get(name), (bool, int, float)):
+                self.settings[name] = value
+        if isinstance(strategy := self._attributes.get(_STRATEGY), Record) and strategy.args:
+            self.settings[_STRATEGY] = int(strategy.args[0])
+
+    def _get(self, name: str) -> Any:
+        if name not in self._attributes:
+            raise FormatError(f"it has no {name}")
+        return self._attributes[name]
+
+    def _read_steps(self) -> None:
+        dones = array(self._get("dones"), "dones") != 0
+        timeouts = array(self._attributes["timeouts"], "timeouts") != 0 if "timeouts" in self._attributes else dones & 0
+        rows, shares_obs = len(dones), bool(self._attributes.get("optimize_memory_usage"))
+        pos, is_full = int(self._get("pos")), bool(self._get("full"))
+        if not 0 <= pos < rows or dones.ndim != 2 or timeouts.shape != dones.shape:
+            raise FormatError(f"pos is {pos} and dones have the shape {dones.shape}")
+        self._obs = self._leaves("observations", OBS, dones.shape)
+        self._next_obs = None if shares_obs else self._leaves("next_observations", OBS, dones.shape)
+        self._steps = self._leaves("actions", ACTION, dones.shape) | {REWARD: array(self._get("rewards"), "rewards")}
+        for name, leaf in self._steps.items():
+            if leaf.shape[:2] != dones.shape:
+                raise FormatError(f"the {name} has the shape {leaf.shape} and dones have {dones.shape}")
+        order = ring_order(rows, pos, is_full)
+        if shares_obs and is_full:
+            order = order[1:]  # the oldest observation has made way for the one after the newest step
+        self._order, self._newest = order, len(order) - 1
+        self._terminated, self._truncated = (dones & ~timeouts)[order], timeouts[order]
+        self.ended = self._terminated | self._truncated
+        if self._next_obs is not None:
+            self.ended = self.ended | breaks(list(self._obs.values()), list(self._next_obs.values()), order)
+
+    def _leaves(self, name: str, part: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+        value = self._get(name)
+        if not isinstance(value, Mapping):
+            found = {part: array(value, name)}
+        else:
+            found = {f"{part}/{key}": leaf for key, leaf in arrays(value, name).items()}
+        fields = {path: field for path, field in self.schema.leaves.items() if path.split("/")[0] == part}
+        if found.keys() != fields.keys():
+            raise FormatError(f"{name} are {', '.join(found)}, and the space has {', '.join(fields)}")
+        return {path: leaf.reshape(*shape, *fields[path].shape) for path, leaf in found.items()}
+
+    def episode(self, piece: Piece) -> EpisodeData:
+        """Return the steps of a piece of an environment."""
+        rows, lane, last = self._order[piece.start : piece.stop], piece.lane, piece.stop - 1
+        obs = {path: leaf[rows, lane] for path, leaf in self._obs.items()}
+        if self._next_obs is not None:
+            final = {path: leaf[rows[-1:], lane] for path, leaf in self._next_obs.items()}
+            obs = {path: np.concatenate([leaf, final[path]]) for path, leaf in obs.items()}
+        elif last == self._newest:
+            after = (rows[-1:] + 1) % len(self._steps[REWARD])
+            obs = {path: np.concatenate([leaf, self._obs[path][after, lane]]) for path, leaf in obs.items()}
+        steps = {path: leaf[rows, lane] for path, leaf in self._steps.items()}
+        return EpisodeData(obs | steps, bool(self._terminated[last, lane]), bool(self._truncated[last, lane]))
+
+
+def _record(file: Path) -> Record:
+    try:
+        record = load(file, _CLASSES)
+    except OSError as error:
+        raise StoreNotFound(f"{file} cannot be read: {error.strerror}") from None
+    if isinstance(record, Record) and record.class_name in _OURS:
+        raise FormatError(f"{file} has no steps: it names a store of this package, which has them; use that store")
+    if not isinstance(record, Record) or record.class_name not in _BUFFERS.values():
+        raise FormatError(f"{file} is not a pickled replay buffer of Stable-Baselines3")
+    return record
+
+
+def _schema(observation_space: Any, action_space: Any) -> Schema:
+    # Stable-Baselines3 keeps actions of float64 as float32.
+    spaces = _space(observation_space), _space(action_space)
+    action = Schema.from_spaces(*spaces, dtype_map={"float64": "float32"}).action
+    return Schema(Schema.from_spaces(*spaces).obs, action)
+
+
+def _space(record: Any) -> Any:
+    """Return the space of gymnasium that a record describes."""
+    with MissingExtra.raised_for("spaces of Stable-Baselines3", "gym"):
+        from gymnasium import spaces
+
+    if not isinstance(record, Record) or record.class_name not in _SPACES:
+        raise FormatError("a space is not one of gymnasium")
+    values = record.attributes
+    kind = record.class_name.rpartition(".")[2]
+    if kind == "Dict":
+        return spaces.Dict(OrderedDict((key, _space(inner)) for key, inner in values["spaces"].items()))
+    if kind == "Box":
+        low, high = array(values["low"], "low"), array(values["high"], "high")
+        return spaces.Box(low, high, dtype=low.dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(int(values["n"]), start=int(values.get("start", 0)))
+    if kind == "MultiDiscrete":
+        nvec = array(values["nvec"], "nvec")
+        start = array(values["start"], "start") if "start" in values else None
+        return spaces.MultiDiscrete(nvec, dtype=nvec.dtype.type, start=start)
+    n = values["n"]
+    return spaces.MultiBinary(n if isinstance(n, int) else [int(size) for size in n])
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _not_held(schema: Schema) -> dict[str, str]:
+    """Return what a buffer cannot hold of the steps; SchemaError where there is no buffer for them."""
+    if any(path.count("/") > 1 for path in schema.step_leaves if is_obs(path)) or isinstance(schema.obs, tuple):
+        raise SchemaError("Stable-Baselines3 has no buffer for tuples and nested dicts of observations")
+    if not isinstance(schema.action, Field):
+        raise SchemaError("Stable-Baselines3 has no buffer for actions that are dicts or tuples")
+    no_place = "a replay buffer has no place for it"
+    lost = {path: no_place for path in schema.leaves if path.startswith(("extra/", "episode/"))}
+    if schema.reward.dtype.name not in _FLOAT32_HOLDS:
+        lost[REWARD] = f"rewards are float32 there, and {schema.reward.dtype} here"
+    if schema.action.dtype == np.float64:
+        lost[ACTION] = "actions are float32 there, and float64 here"
+    return lost | {
+        PRIORITY: no_place,
+        ENDS: "cut episodes are truncated there, and what is both terminated and truncated is terminated",
+        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        NOTES: no_place,
+        SCHEMA: "only spaces are kept",
+        METADATA: no_place,
+    }
+
+
+@dataclass
+class _Target:
+    """A buffer that is being filled; `episodes` stays 0, as a pickle cannot be continued."""
+
+    path: Path
+    buffer: Any
+    lanes: LaneFiller
+    episodes: int = 0
+
+    def add(self, episode: EpisodeData) -> None:
+        buffer, rows = self.buffer, len(self.buffer.rewards)
+        piece = self.lanes.place(len(episode))
+        at = slice(piece.start, piece.stop), piece.lane
+        for path, leaf in episode.steps.items():
+            if is_obs(path):
+                before, after = self._obs(path)
+                before[at] = leaf[: len(piece)].reshape(before[at].shape)
+                following = leaf[1:] if episode.has_final_obs else np.concatenate([leaf[1:], leaf[-1:]])
+                after[at] = following.reshape(after[at].shape)
+        buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
+        buffer.rewards[at] = episode.steps[REWARD]
+        # What is cut goes on at the end of a lane, as in a buffer that was saved in the middle of an episode.
+        is_done = not episode.cut or piece.stop < rows
+        buffer.dones[piece.stop - 1, piece.lane] = is_done
+        buffer.timeouts[piece.stop - 1, piece.lane] = is_done and not episode.terminated
+        if type(buffer).__name__ == _HER:
+            buffer.ep_start[at] = piece.start
+            buffer.ep_length[at] = len(piece) if is_done else 0  # it samples whole episodes only
+            buffer._current_ep_start[piece.lane] = piece.stop % rows if is_done else piece.start
+
+    def _obs(self, path: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        before, after, key = self.buffer.observations, self.buffer.next_observations, path.partition("/")[2]
+        return (before[key], after[key]) if key else (before, after)
+
+    def finish(self) -> None:
+        draft = self.path.with_name(f".{self.path.name}.new")
+        try:
+            with open(draft, "wb") as file:
+                pickle.dump(self.buffer, file, pickle.HIGHEST_PROTOCOL)
+            os.replace(draft, self.path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+class _Maker(NamedTuple):
+    """How a buffer is made: its class, the arguments that only that has, and the number of environments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    lanes: int
+
+
+def _maker(
+    schema: Schema,
+    episodes: Sequence[Episode],
+    noted: Mapping[str, Json],
+    n_envs: int | None,
+    buffer_class: str | None,
+) -> _Maker:
+    settings: Mapping[str, Json] = noted["metadata"] if noted.get("format") == NAME else {}
+    if not episodes:
+        raise SchemaError("there is no ended episode to export, and a replay buffer has at least one step")
+    lanes = n_envs or int(settings.get("n_envs", 1))
+    filler = LaneFiller(lanes)
+    for episode in episodes:
+        filler.place(len(episode))
+    if len(set(filler.lengths)) > 1:
+        if n_envs is not None:
+            raise SchemaError(
+                f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
+                "has equally many of each; give n_envs=1"
+            )
+        lanes = 1  # a part of what was imported
+    default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
+    name = buffer_class or str(settings.get("class", default))
+    if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):
+        raise SchemaError(f"a {name} is not for these observations; a {default} is")
+    wanted = {_HER: ("n_sampled_goal", _STRATEGY), "NStepReplayBuffer": ("n_steps", "gamma")}.get(name, ())
+    known = {key: settings[key] for key in ("handle_timeout_termination", *wanted) if key in settings}
+    return _Maker(name, known, lanes)
+
+
+def _empty(maker: _Maker, schema: Schema, steps: int) -> Any:
+    """Return a buffer that takes so many steps, and is full."""
+    with MissingExtra.raised_for("a replay buffer of Stable-Baselines3", "sb3"):
+        from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+        from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
+        from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+    classes = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
+    made: Any = next(each for each in classes if each.__name__ == maker.name)
+    arguments = dict(maker.arguments)
+    if made is HerReplayBuffer:
+        arguments |= {"env": None, _STRATEGY: GoalSelectionStrategy(arguments.get(_STRATEGY, 0))}
+    spaces = space_of(schema.obs), space_of(schema.action)
+    try:
+        buffer = made(steps, *spaces, device="cpu", n_envs=maker.lanes, **arguments)
+    except (AssertionError, NotImplementedError) as error:
+        raise SchemaError(f"Stable-Baselines3 has no {maker.name} for such steps: {error}") from None
+    buffer.pos, buffer.full = 0, True
+    return buffer
