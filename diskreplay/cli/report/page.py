@@ -53,7 +53,8 @@ figure {{ margin:0; min-width:0 }}
 .frames figcaption {{ flex-basis:100% }}
 img {{ image-rendering:pixelated; max-width:100%; border-radius:3px }}
 .moving {{ width:8rem; flex:none }}
-.strip {{ flex:1 1 12rem; min-width:0; width:12rem }}
+.strip {{ flex:1 1 16rem; min-width:0; width:16rem }}
+@media (max-width: 40rem) {{ .strip {{ image-rendering:auto }} }}
 svg.chart {{ display:block; width:100%; height:auto; overflow:visible }}
 svg.spark {{ display:block; width:5rem; height:1.1rem }}
 svg text {{ font-size:10px; fill:var(--faint) }}
