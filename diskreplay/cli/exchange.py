@@ -1,6 +1,6 @@
 """`diskreplay import` and `export`: data sets of other formats in and out of a store."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -97,8 +97,8 @@ def export_store(
                 store, to, where=condition, progress=progress, dry_run=dry_run, **given
             )
     if as_json:
-        not_held = [{"name": each.name, "reason": each.reason} for each in done.not_held]
-        console.emit(text.to_json({**asdict(done), "not_held": not_held, "dry_run": dry_run}))
+        named = {name: [each._asdict() for each in vars(done)[name]] for name in ("not_held", "lossy")}
+        console.emit(text.to_json({**asdict(done), **named, "dry_run": dry_run}))
         return
     line = f"would be exported  {_amount(done)}" if dry_run else f"exported  {_amount(done)}  to {text.clean(to)}"
     line += _resumed(done)
@@ -106,9 +106,14 @@ def export_store(
         line += f"; {text.plural(done.open_episodes, 'open episode')} left out"
     console.emit(line)
     if done.not_held:
-        names = [[text.clean(each.name), each.reason] for each in done.not_held]
         kept = "would be kept" if dry_run else "kept"
-        console.show(console.table(f"not in the format, {kept} in {done.side_folder}", ["name", "reason"], names))
+        _show_names(f"not in the format, {kept} in {done.side_folder}", done.not_held)
+    if done.lossy:
+        _show_names("not exact", done.lossy)
+
+
+def _show_names(title: str, named: Sequence[Any]) -> None:
+    console.show(console.table(title, ["name", "reason"], [[text.clean(each.name), each.reason] for each in named]))
 
 
 def _parsed(given: str) -> tuple[Scheme, str]:

@@ -142,3 +142,15 @@ def check_round_trip(
     again = import_dataset(target, back)
     assert (again.episodes, again.steps, again.resumed) == (0, 0, episodes)
     return exported
+
+
+class StopAt:
+    """Progress that fails once, when so many steps are done."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, done: int, total: int) -> None:
+        if done >= self.step:
+            self.step = total + 1
+            raise KeyboardInterrupt

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -86,12 +86,15 @@ class Format:
     open : callable
         Opens a new data set for a `Plan`, or one that was begun, as a context manager. What it leaves when the block
         fails can be opened again.
+    lossy : mapping
+        Paths of leaves that it was told to keep inexactly, and how: the exact values are nowhere.
     """
 
     name: str
     is_folder: bool
     not_held: Mapping[str, str]
     open: Callable[[Plan], AbstractContextManager[Target]]
+    lossy: Mapping[str, str] = field(default_factory=dict)
 
 
 MakeFormat = Callable[[Schema, Sequence[Episode], Mapping[str, Json]], Format]
@@ -123,6 +126,8 @@ class Exported:
         What the format cannot hold of these episodes.
     side_folder : str, optional
         Where that is kept: an import of the data set reads it, too. None: nothing had to be.
+    lossy : list of NotHeld
+        What is kept inexactly, as the caller has asked, and nowhere exactly.
     """
 
     path: str
@@ -132,6 +137,7 @@ class Exported:
     open_episodes: int
     not_held: list[NotHeld]
     side_folder: str | None
+    lossy: list[NotHeld] = field(default_factory=list)
 
 
 def export_from(
@@ -184,7 +190,9 @@ def export_from(
     whole = {SCHEMA} | ({METADATA} if noted else set())
     kept = lost | (whole & chosen_format.not_held.keys())
     not_held = [NotHeld(name, reason) for name, reason in chosen_format.not_held.items() if name in kept]
-    return Exported(str(target), len(episodes), steps, resumed, left, not_held, str(side) if not_held else None)
+    lossy = [NotHeld(path, how) for path, how in chosen_format.lossy.items()]
+    folder = str(side) if not_held else None
+    return Exported(str(target), len(episodes), steps, resumed, left, not_held, folder, lossy)
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:

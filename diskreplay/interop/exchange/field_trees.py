@@ -24,7 +24,13 @@ def schema_of(steps: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[An
     SchemaError
         An array, or its path, is not one that can be stored.
     """
-    leaves = {path: Field(rows.shape[1:], rows.dtype) for path, rows in {**steps, **(fields or {})}.items()}
+    return schema_of_leaves(
+        {path: Field(rows.shape[1:], rows.dtype) for path, rows in {**steps, **(fields or {})}.items()}
+    )
+
+
+def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
+    """Return the schema of leaves by their paths; raises as `schema_of`."""
     trees = {part: field_tree(leaves, part) for part in (OBS, ACTION, REWARD, EXTRA, FIELDS)}
     return Schema(
         trees[OBS], trees[ACTION], trees[REWARD] or None, extra=trees[EXTRA] or None, episode=trees[FIELDS] or None
