@@ -38,6 +38,7 @@ NOT_CORE = (
     "pyarrow",
     "minari",
     "h5py",
+    "av",
 )
 
 HOOK = """
@@ -154,6 +155,9 @@ print(json.dumps([message(call) for call in calls]))
         ("tianshou", "tianshou", "a replay buffer of Tianshou"),
         ("minari", "minari", "a data set of Minari"),
         ("parquet", "pyarrow", "a data set of Parquet"),
+        ("lerobot", "pyarrow", "a data set of LeRobot"),
+        ("lerobot", "av", "a data set of LeRobot"),
+        ("d4rl", "h5py", "a data set of D4RL"),
         ("torchrl", "tensordict", "a storage of TorchRL"),  # of its two libraries, what is imported first
     ],
 )

@@ -1,0 +1,261 @@
+"""Episodes of a D4RL file."""
+
+import base64
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Field, FormatError, Schema, SchemaError, StoreNotFound
+from diskreplay.interop.d4rl.names import (
+    CHUNKS_GROUP,
+    METADATA_GROUP,
+    NEXT_OBSERVATIONS,
+    RESERVED,
+    REWARDS,
+    TERMINALS,
+    TIMEOUTS,
+    array_of,
+    next_of,
+    schema_of,
+)
+from diskreplay.interop.exchange.episode_data import REWARD, EpisodeData, Json, is_obs, is_part
+
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+
+# What is read at once; observations that are compared with what came next are kept, up to so much, to be read once.
+_BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
+_METADATA_BYTES = 32 << 20
+_NEEDED = ("observations", "actions", REWARDS, TERMINALS)
+
+
+class Reader:
+    """An open file of D4RL; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    max_episode_steps : int, optional
+        Where a file without ``timeouts`` has episodes end.
+    schema : Schema, optional
+        That of the store which was exported; None: that of the arrays.
+
+    Attributes
+    ----------
+    schema, metadata, episodes, steps
+        As `Source` has them.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such file.
+    FormatError
+        It is not one of D4RL, or holds what a store cannot.
+    """
+
+    def __init__(self, path: Path, max_episode_steps: int | None = None, schema: Schema | None = None) -> None:
+        self._path = path
+        self._file = _opened(path)
+        try:
+            self._arrays = _arrays(self._file)
+            self._check(max_episode_steps)
+            self.steps = len(self._arrays[REWARDS])
+            self.metadata = self._read_metadata()
+            self.schema = self._own_schema() if schema is None else schema
+            self._columns = self._find_columns()
+            self._kept: dict[str, Array] = {}
+            self._terminated, self._truncated = self._ends(max_episode_steps)
+            ends = self._terminated | self._truncated | self._broken()
+            ends[-1:] = True
+            self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
+            self.episodes = len(self._bounds) - 1
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def read(self, first: int) -> Iterator[EpisodeData]:
+        """Yield the episodes in order, from number ``first`` on."""
+        row_bytes = sum(self._row_bytes(array) for array in self._columns.values()) or 1
+        rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
+        while first < self.episodes:
+            begin = int(self._bounds[first])
+            stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
+            end = int(self._bounds[stop])
+            block = {path: self._rows(array, begin, end) for path, array in self._columns.items()}
+            block[REWARD] = block[REWARD].reshape(end - begin)
+            following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
+            bounds = self._bounds[first : stop + 1] - begin
+            for start, last in pairwise(bounds.tolist()):
+                steps = {path: values[start:last] for path, values in block.items()}
+                at = begin + last - 1
+                for path, array in following.items():
+                    steps[path] = np.concatenate([steps[path], self._rows(array, at, at + 1)])
+                yield EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at]))
+            first = stop
+
+    def _check(self, max_episode_steps: int | None) -> None:
+        for name in _NEEDED:
+            if not any(is_part(array, name) for array in self._arrays):
+                raise FormatError(f"{self._path} has no {name!r}: a file of D4RL has {', '.join(_NEEDED)}")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps is 1 or more, and not {max_episode_steps}")
+        if max_episode_steps is not None and TIMEOUTS in self._arrays:
+            raise ValueError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
+        rewards = self._arrays[REWARDS]
+        if rewards.shape not in ((len(rewards),), (len(rewards), 1)):
+            raise FormatError(f"{self._path}: {REWARDS!r} is one number a step, and not of shape {rewards.shape}")
+        for name, array in self._arrays.items():
+            if self._is_step(name) and (not array.shape or array.shape[0] != len(rewards)):
+                raise FormatError(
+                    f"{self._path}: {name!r} has the shape {array.shape}, and {REWARDS!r} has {len(rewards)} rows"
+                )
+
+    def _is_step(self, name: str) -> bool:
+        """Tell whether an array must have one row a step; others beside those of D4RL may be anything."""
+        first = name.split("/")[0]
+        if first in RESERVED or first == "infos":
+            return first not in (METADATA_GROUP, CHUNKS_GROUP)
+        shape = self._arrays[name].shape
+        return bool(shape) and shape[0] == len(self._arrays[REWARDS])
+
+    def _own_schema(self) -> Schema:
+        flags = (TERMINALS, TIMEOUTS)
+        steps = [name for name in self._arrays if self._is_step(name) and name not in flags]
+        fields = [(name, self._field(name)) for name in steps if not is_part(name, NEXT_OBSERVATIONS)]
+        try:
+            return schema_of(fields)
+        except SchemaError as error:
+            raise FormatError(f"{self._path}: {error}") from None
+
+    def _field(self, name: str) -> Field:
+        array = self._arrays[name]
+        try:
+            return Field(() if name == REWARDS else array.shape[1:], array.dtype.newbyteorder("="))
+        except SchemaError as error:
+            raise FormatError(f"{self._path}: {name!r}: {error}") from None
+
+    def _find_columns(self) -> dict[str, str]:
+        """Return the arrays by leaf, of leaves that are not kept elsewhere."""
+        columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
+        for path, array in columns.items():
+            if array not in self._arrays:
+                raise FormatError(f"{self._path} has no {array!r}, which {path} of its side folder should be")
+        for path in filter(is_obs, columns):
+            there = self._arrays.get(next_of(path))
+            if there is not None and there.shape != self._arrays[columns[path]].shape:
+                raise FormatError(
+                    f"{self._path}: {next_of(path)!r} has the shape {there.shape}, and {columns[path]!r} "
+                    f"{self._arrays[columns[path]].shape}"
+                )
+        return columns
+
+    def _ends(self, max_episode_steps: int | None) -> tuple[Bools, Bools]:
+        terminated = self._flags(TERMINALS)
+        if TIMEOUTS in self._arrays:
+            return terminated, self._flags(TIMEOUTS)
+        if max_episode_steps is None:
+            return terminated, np.zeros_like(terminated)
+        rows = np.arange(self.steps)
+        after = np.concatenate([[False], terminated[:-1]])
+        step = rows - np.maximum.accumulate(np.where(after, rows, 0))
+        return terminated, step % max_episode_steps == max_episode_steps - 1
+
+    def _flags(self, name: str) -> Bools:
+        values = self._arrays[name][()]
+        if values.size != self.steps or values.dtype.kind not in "biuf" or not ((values == 0) | (values == 1)).all():
+            raise FormatError(
+                f"{self._path}: {name!r} is one flag a step, 0 or 1, and not {values.dtype} of shape {values.shape}"
+            )
+        flags: Bools = values.reshape(self.steps) != 0
+        return flags
+
+    def _broken(self) -> Bools:
+        """Return after which rows something else follows than `next_observations` says: another episode."""
+        broken = np.zeros(self.steps, np.bool_)
+        pairs = {self._columns[path]: next_of(path) for path in filter(is_obs, self._columns)}
+        pairs = {array: following for array, following in pairs.items() if following in self._arrays}
+        if 2 * sum(map(self._row_bytes, pairs)) * self.steps <= _KEPT_BYTES:
+            self._kept = {name: self._arrays[name][()] for pair in pairs.items() for name in pair}
+        for array, following in pairs.items():
+            rows = max(1, _BLOCK_BYTES // self._row_bytes(array), self._chunk_rows())
+            for begin in range(0, self.steps - 1, rows):
+                end = min(begin + rows, self.steps - 1)
+                said, came = self._rows(following, begin, end), self._rows(array, begin + 1, end + 1)
+                differ = (said != came) & ~((said != said) & (came != came))  # a NaN is not equal to itself
+                broken[begin:end] |= differ.reshape(end - begin, -1).any(1)
+        return broken
+
+    def _rows(self, name: str, begin: int, end: int) -> Array:
+        kept = self._kept.get(name)
+        if kept is not None:
+            return kept[begin:end]
+        rows: Array = self._arrays[name][begin:end]
+        return rows
+
+    def _row_bytes(self, name: str) -> int:
+        array = self._arrays[name]
+        return int(array.dtype.itemsize * np.prod(array.shape[1:], dtype=np.int64))
+
+    def _chunk_rows(self) -> int:
+        """Return how many rows the largest chunk has: a part of one takes as long as all of it."""
+        return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
+
+    def _read_metadata(self) -> dict[str, Json]:
+        others = {name: array for name, array in self._arrays.items() if not self._is_step(name)}
+        others = {name: array for name, array in others.items() if not is_part(name, CHUNKS_GROUP)}
+        if (nbytes := sum(array.nbytes for array in others.values())) > _METADATA_BYTES:
+            raise FormatError(
+                f"{self._path} has {nbytes} bytes of metadata, and a store's notes take {_METADATA_BYTES}; delete some "
+                f"in a copy of the file: {', '.join(others)}"
+            )
+        return {name: self._as_json(name, array) for name, array in others.items()}
+
+    def _as_json(self, name: str, array: h5py.Dataset) -> Json:
+        value = np.asarray(array[()])
+        if h5py.check_string_dtype(array.dtype) is not None:
+            return _as_texts(value.tolist())
+        if value.dtype.kind not in "biuf":
+            raise FormatError(f"{self._path}: {name!r} is of {value.dtype}, which a store's notes cannot hold")
+        return {
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "base64": base64.b64encode(value.tobytes()).decode(),
+        }
+
+
+def _opened(path: Path) -> h5py.File:
+    if not path.is_file():
+        raise StoreNotFound(f"there is no file {path}")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise FormatError(f"{path} is not an HDF5 file: {error}") from None
+
+
+def _arrays(file: h5py.File) -> dict[str, h5py.Dataset]:
+    found: dict[str, h5py.Dataset] = {}
+
+    def see(name: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape is not None:
+            found[name] = item
+
+    file.visititems(see)
+    return found
+
+
+def _as_texts(value: Any) -> Json:
+    if isinstance(value, list):
+        return [_as_texts(item) for item in value]
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,143 @@
+"""A D4RL file that is being written."""
+
+import base64
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.interop.d4rl.names import TERMINALS, TIMEOUTS, array_of, next_of
+from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.exporting import Plan
+
+_WAITING_BYTES = 16 << 20
+# How many episodes and rows a draft has, written when HDF5 closes it: without this one it may be torn.
+_DONE = "diskreplay_done"
+
+
+class Target:
+    """A file that gets its name when it is complete.
+
+    Attributes
+    ----------
+    episodes : int
+        How many it has.
+    complete : bool
+        Whether that is all of them.
+    """
+
+    def __init__(self, file: h5py.File, plan: Plan, layout: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+        self._file, self._plan, self.complete = file, plan, False
+        self._columns = {path: array for path in plan.schema.step_leaves if (array := array_of(path)) is not None}
+        self._has_next = {path: next_of(path) for path in self._columns if is_obs(path) and next_of(path) in layout}
+        self.episodes, self._rows = (int(number) for number in file.attrs.pop(_DONE, (0, 0)))
+        file.flush()
+        self._waiting: dict[str, list[NDArray[Any]]] = {}
+        self._waiting_rows = self._waiting_bytes = 0
+
+    def add(self, episode: EpisodeData) -> None:
+        """Append an episode; one that was cut has the flag of a timeout, but for the last one of the file."""
+        steps, is_last = len(episode), self.episodes == self._plan.episodes - 1
+        for path, array in self._columns.items():
+            rows = episode.steps[path]
+            self._wait(array, rows[:steps])
+            if path in self._has_next:
+                self._wait(self._has_next[path], rows[1 : steps + 1])
+                if len(rows) == steps:
+                    self._wait(self._has_next[path], rows[-1:])
+        timeout = episode.truncated or (episode.cut and not is_last)
+        for name, flag in ((TERMINALS, episode.terminated), (TIMEOUTS, timeout)):
+            flags = np.zeros(steps, np.bool_)
+            flags[-1] = flag
+            self._wait(name, flags)
+        self.episodes += 1
+        self._waiting_rows += steps
+        if self._waiting_bytes >= _WAITING_BYTES:
+            self._flush()
+
+    def finish(self) -> None:
+        """Write what waits."""
+        self._flush()
+        self.complete = True
+
+    def leave(self) -> None:
+        """Write what waits, and where an export that is repeated goes on."""
+        self._flush()
+        self._file.attrs[_DONE] = self.episodes, self._rows
+
+    def _wait(self, array: str, rows: NDArray[Any]) -> None:
+        self._waiting.setdefault(array, []).append(rows)
+        self._waiting_bytes += rows.nbytes
+
+    def _flush(self) -> None:
+        end = self._rows + self._waiting_rows
+        for array, parts in self._waiting.items():
+            self._file[array][self._rows : end] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._rows, self._waiting, self._waiting_rows, self._waiting_bytes = end, {}, 0, 0
+
+
+@contextmanager
+def open_target(plan: Plan, has_next: bool, metadata: Mapping[str, Json]) -> Iterator[Target]:
+    """Open a file for a plan, with `next_observations` or without; an interrupted one where its draft is whole."""
+    draft = plan.path.with_name(f".{plan.path.name}.part")
+    layout = _layout(plan, has_next)
+    with _begun(draft, layout) or _new(draft, layout, metadata) as file:
+        target = Target(file, plan, layout)
+        try:
+            yield target
+        except BaseException:
+            target.leave()
+            raise
+    if target.complete:
+        os.replace(draft, plan.path)
+
+
+def _layout(plan: Plan, has_next: bool) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return the shape and dtype of each array of steps."""
+    layout: dict[str, tuple[tuple[int, ...], Any]] = {}
+    for path, field in plan.schema.step_leaves.items():
+        if (array := array_of(path)) is not None:
+            layout[array] = (plan.steps, *field.shape), field.dtype
+            if has_next and is_obs(path):
+                layout[next_of(path)] = layout[array]
+    return layout | {name: ((plan.steps,), np.dtype(np.bool_)) for name in (TERMINALS, TIMEOUTS)}
+
+
+def _begun(draft: Path, layout: Mapping[str, tuple[tuple[int, ...], Any]]) -> h5py.File | None:
+    """Open the draft of an interrupted export of these rows; None where there is none, or HDF5 was killed in it."""
+    try:
+        file = h5py.File(draft, "r+")
+    except OSError:
+        return None
+    there = {name: file.get(name) for name in layout}
+    if _DONE in file.attrs and all(
+        array is not None and (array.shape, array.dtype) == layout[name] for name, array in there.items()
+    ):
+        return file
+    file.close()
+    return None
+
+
+def _new(draft: Path, layout: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, Json]) -> h5py.File:
+    file = h5py.File(draft, "w")
+    for name, (shape, dtype) in layout.items():
+        file.create_dataset(name, shape, dtype)
+    for name, value in metadata.items():
+        file[name] = _value(value)
+    return file
+
+
+def _value(noted: Json) -> Any:
+    if isinstance(noted, dict):
+        data = np.frombuffer(base64.b64decode(noted["base64"]), noted["dtype"])
+        return data.reshape(noted["shape"])
+    return np.array(_as_bytes(noted))
+
+
+def _as_bytes(texts: Json) -> Any:
+    return [_as_bytes(text) for text in texts] if isinstance(texts, list) else texts.encode()

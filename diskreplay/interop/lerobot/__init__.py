@@ -1,0 +1,189 @@
+"""Data sets of LeRobot: folders of parquet files, images and videos, of versions 2.0, 2.1 and 3.0; 3.0 is written.
+
+A feature ``observation.images.top`` is the leaf ``obs/images/top``, and the only one below ``observation`` is ``obs``
+itself; ``action`` is alike. ``next.reward`` is the reward, and ``next.done`` says how an episode ends: terminated if it
+is true of the last step, else cut. Other features are extra fields of steps, and numbers in the table of episodes are
+episode fields. Of texts, a step has the number; they lie in the store's notes, with those of tasks and the statistics.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
+from diskreplay.interop.exchange.episode_data import PRIORITY, REWARD, Json
+from diskreplay.interop.exchange.exporting import METADATA, Exported, Format, Where, export_from
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.side_folder import FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.lerobot.features import (
+    COUNTERS,
+    DONE,
+    FLAGS,
+    NAME,
+    TIMESTAMP,
+    Column,
+    columns_in,
+    columns_of,
+    fields_of,
+    schema_of,
+)
+
+with MissingExtra.raised_for("a data set of LeRobot", "lerobot"):
+    from diskreplay.interop.lerobot.reading import Reader
+    from diskreplay.interop.lerobot.writing import Contents, open_target
+
+__all__ = ["export_dataset", "import_dataset"]
+
+_FPS = 30
+_REASONS = {
+    FINAL_OBS: "an episode ends with its last step",
+    SCHEMA: "bounds of spaces, tuples, and scalars, which are vectors of one number",
+    PRIORITY: "there are no initial priorities",
+    NOTES: "there is no place for what the import of an episode noted",
+    METADATA: "it is that of another format",
+}
+
+
+def import_dataset(
+    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+) -> Imported:
+    """Import a data set of LeRobot into a new store, or the rest of it after an interruption.
+
+    Frames of videos are found by their times, and decoded. Without rewards they are zero.
+
+    Parameters
+    ----------
+    source : path
+        The folder, which has ``meta/info.json``.
+    path : path
+        The store; nothing, or what an interrupted import of this folder has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such data set.
+    FormatError
+        It is damaged, of an unknown version, or has a feature that a store cannot hold.
+    StoreExists
+        Something else is at ``path``.
+    """
+    root = Path(source).absolute()
+    side = find_side(root)
+    noted = _own(side.metadata) if side is not None else {}
+    reader = Reader(root, None if side is None else side.schema, noted)
+    found = Source(NAME, str(root), reader.schema, reader.episodes, reader.steps, reader.read)
+    return import_into(path, replace(found, metadata=reader.metadata, side=side), progress)
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    fps: float | None = None,
+    task: str = "",
+    video: bool = False,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> Exported:
+    """Export the ended episodes of a store to a data set of LeRobot, or the rest of them after an interruption.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The folder; nothing, or what an interrupted export of these episodes has left.
+    fps : float, optional
+        Frames a second, of which times are made; None: those of the data set that the store was imported from, or 30.
+    task : str
+        What the episodes show, where the store was not imported from a data set with tasks.
+    video : bool
+        Encode images of three colours as H.264, which loses detail; else they are PNG files in a column, and exact.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+
+    Raises
+    ------
+    StoreExists
+        Something else is at ``path``.
+    SchemaError
+        The store has times of its own, and images are to be video.
+    ValueError
+        ``fps`` is not more than 0.
+    """
+    if fps is not None and not fps > 0:
+        raise ValueError(f"fps is more than 0, and not {fps}")
+
+    def made(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
+        return _format(schema, episodes, noted, fps, task, video)
+
+    return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
+
+
+def _format(
+    schema: Schema,
+    episodes: Sequence[Episode],
+    noted: Mapping[str, Json],
+    fps: float | None,
+    task: str,
+    video: bool,
+) -> Format:
+    own = _own(noted)
+    columns, lacking = columns_of(schema, own, video=video)
+    columns = [column for column in columns if column.path != REWARD or _has_rewards(episodes, own)]
+    fields, others = fields_of(schema)
+    not_held = {**lacking, **others, **_REASONS}
+    if own:
+        del not_held[METADATA]
+    if _derived(columns, schema, episodes) == schema:
+        del not_held[SCHEMA]
+    keys = {column.key for column in columns}
+    if TIMESTAMP in keys and any(column.kind == "video" for column in columns):
+        raise SchemaError("the store has a timestamp of each step, and frames of a video are as far apart as any other")
+    fps = fps or own.get("info", {}).get("fps") or _FPS
+    contents = Contents(columns, fields, _flags(episodes, own, keys), fps, task, own)
+    lossy = {column.path: "frames of H.264 video lose detail" for column in contents.videos}
+    return Format(NAME, True, not_held, lambda plan: open_target(plan, contents), lossy)
+
+
+def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return what an import from LeRobot had noted, empty where it was from elsewhere."""
+    found: Mapping[str, Json] = noted["metadata"] if noted.get("format") == NAME else {}
+    return found
+
+
+def _has_rewards(episodes: Sequence[Episode], own: Mapping[str, Json]) -> bool:
+    """Tell whether rewards are worth a column: a data set that came without some gets none if they are all zero."""
+    return not own or REWARD in own["keys"] or any(episode.reward.any() for episode in episodes)
+
+
+def _flags(episodes: Sequence[Episode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
+    """Return the columns that say how episodes end: `next.done`, and two more where some were truncated."""
+    if DONE in keys:
+        return ()
+    if any(episode.truncated and not episode.cut for episode in episodes):
+        return FLAGS
+    if own and DONE not in own["info"]["features"] and all(episode.cut for episode in episodes):
+        return ()
+    return (DONE,)
+
+
+def _derived(columns: Sequence[Column], schema: Schema, episodes: Sequence[Episode]) -> Schema | None:
+    """Return the schema that a reader without the side folder would find; None where that depends on values."""
+    if any(column.kind == "text" or column.key in {*COUNTERS, *FLAGS} for column in columns):
+        return None
+    given = {name for name in schema.episode if any(episode[name] is not None for episode in episodes)}
+    fields = {name: Field(leaf.shape, leaf.dtype) for name, leaf in schema.episode.items() if isinstance(leaf, Field)}
+    try:
+        found = columns_in({column.key: column.feature() for column in columns}, {})
+        return schema_of(found, {name: fields[name] for name in fields if name in given})
+    except SchemaError:
+        return None

@@ -1,0 +1,229 @@
+"""Which feature of a LeRobot data set holds which leaf of a store."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from diskreplay import Field, Schema, SchemaError
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, Json, is_part
+from diskreplay.interop.exchange.field_trees import schema_of_leaves
+
+Kind = Literal["array", "image", "video", "text"]
+Feature = Mapping[str, Json]
+
+NAME = "lerobot"
+TIMESTAMP, FRAME, EPISODE, INDEX, TASK = "timestamp", "frame_index", "episode_index", "index", "task_index"
+COUNTERS: Mapping[str, Field] = {
+    TIMESTAMP: Field((), "float32"),
+    FRAME: Field((), "int64"),
+    EPISODE: Field((), "int64"),
+    INDEX: Field((), "int64"),
+    TASK: Field((), "int64"),
+}
+"""What every data set has; a store has the first two and the last as extra fields where they cannot be derived."""
+
+NEXT_REWARD, DONE, TERMINATED, TRUNCATED = "next.reward", "next.done", "next.terminated", "next.truncated"
+FLAGS = DONE, TERMINATED, TRUNCATED
+OBSERVATION = "observation"
+OF_EPISODES = "episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index"
+"""Columns of the table of episodes, which are no values of them."""
+
+_TAKEN = EPISODE, INDEX, "task"  # of an extra field
+_PARTS = {OBS: OBSERVATION, ACTION: "action"}
+_CHANNELS, _COLOURS = (1, 3, 4), 3
+_LEAST_SIDE = 8  # of an image
+_MOST_AXES = 5  # of an array, in the library
+
+
+@dataclass(frozen=True)
+class Column:
+    """A feature and its leaf.
+
+    Attributes
+    ----------
+    key : str
+        The name of the feature.
+    path : str
+        The leaf.
+    field : Field
+        One step's value in the store.
+    kind : str
+        "array", "image", "video", or "text": a number in the store, which names one of the data set's texts.
+    """
+
+    key: str
+    path: str
+    field: Field
+    kind: Kind = "array"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the feature: never that of a scalar, of up to five axes."""
+        shape = self.field.shape
+        return (self.field.row_bytes // self.field.dtype.itemsize,) if len(shape) > _MOST_AXES else shape or (1,)
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether an image of the store has its channels before its rows and columns."""
+        return is_channels_first(self.field.shape)
+
+    def feature(self, noted: Feature | None = None) -> dict[str, Json]:
+        """Return the feature as `info.json` has it, with what was noted of one that is like it, as names of axes."""
+        dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
+        made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}
+        if self.kind in ("image", "video"):
+            axes = ["channels", "height", "width"] if self.channels_first else ["height", "width", "channels"]
+            made["names"] = axes
+        same = noted is not None and (noted.get("dtype"), list(noted.get("shape", ()))) == (dtype, made["shape"])
+        return {**made, **noted} if same and noted is not None else made
+
+
+def is_image(field: Field) -> bool:
+    """Tell whether a field is kept as images: bytes with 1, 3 or 4 channels behind its rows and columns, or before."""
+    shape = field.shape
+    if field.dtype != np.uint8 or len(shape) != 3:
+        return False
+    return _channels(shape) in _CHANNELS and min(sides_of(shape)) >= _LEAST_SIDE
+
+
+def is_channels_first(shape: tuple[int, ...]) -> bool:
+    """Tell whether an image of this shape has its channels in front."""
+    return shape[-1] not in _CHANNELS and shape[0] in _CHANNELS
+
+
+def sides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the height and width of an image of this shape."""
+    return shape[1:] if is_channels_first(shape) else shape[:2]
+
+
+def _channels(shape: tuple[int, ...]) -> int:
+    return shape[0] if is_channels_first(shape) else shape[2]
+
+
+def columns_of(
+    schema: Schema, noted: Mapping[str, Json], *, video: bool = False
+) -> tuple[list[Column], dict[str, str]]:
+    """Return the columns of a store's steps, and which leaves have none, and why.
+
+    Parameters
+    ----------
+    schema : Schema
+        That of the store.
+    noted : mapping
+        What an import from LeRobot had noted: features keep their names; else empty.
+    video : bool
+        Encode images as video.
+    """
+    keys, texts = noted.get("keys", {}), noted.get("texts", {})
+    found: dict[str, Column] = {}
+    lacking: dict[str, str] = {}
+    for path, field in schema.step_leaves.items():
+        key = keys.get(path) or _key_of(path, field)
+        kind: Kind = "array"
+        if is_image(field):
+            kind = "video" if video and _channels(field.shape) == _COLOURS else "image"
+        elif key in texts:
+            kind = "text"
+        taken = key in _TAKEN or (key in COUNTERS and COUNTERS[key] != field) or (key in FLAGS and not noted)
+        if taken or key in found:
+            lacking[path] = f"the name {key} is taken"
+        else:
+            found[key] = Column(key, path, field, kind)
+    return list(found.values()), lacking
+
+
+def fields_of(schema: Schema) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the columns of a store's episode fields by their paths, and which have none, and why."""
+    found: dict[str, str] = {}
+    lacking: dict[str, str] = {}
+    for path in schema.leaves:
+        if is_part(path, FIELDS):
+            name = path.removeprefix(f"{FIELDS}/").replace("/", ".")
+            if name in OF_EPISODES or name in found.values():
+                lacking[path] = f"the name {name} is taken"
+            else:
+                found[path] = name
+    return found, lacking
+
+
+def _key_of(path: str, field: Field) -> str:
+    part, *below = path.split("/")
+    if part == REWARD:
+        return NEXT_REWARD
+    if part == EXTRA:
+        return ".".join(below)
+    if part == OBS and is_image(field):
+        below = ["image"] if not below else below if below[0] in ("image", "images") else ["images", *below]
+    elif part == OBS:
+        below = below or ["state"]
+    return ".".join([_PARTS[part], *below])
+
+
+def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> Iterator[Column]:
+    """Yield a column for each feature of a data set that no store was exported to.
+
+    Parameters
+    ----------
+    features : mapping
+        Those of `info.json`, without counters and flags.
+    kept : mapping
+        Counters and flags that are extra fields.
+
+    Raises
+    ------
+    SchemaError
+        A feature is of a dtype or shape that a store cannot hold.
+    """
+    sights = [key for key in features if is_key_of(key, OBSERVATION)]
+    moves = [key for key in features if is_key_of(key, _PARTS[ACTION])]
+    for key, feature in {**features, **kept}.items():
+        kind, field = _kind_and_field(key, feature)
+        if key in sights:
+            path = _path(OBS, OBSERVATION, key, sights)
+        elif key in moves:
+            path = _path(ACTION, _PARTS[ACTION], key, moves)
+        elif key == NEXT_REWARD and field.shape == (1,) and field.dtype.kind != "b":
+            path = REWARD
+        else:
+            path = f"{EXTRA}/{key}"
+        if path == REWARD or (path == f"{EXTRA}/{key}" and field.shape == (1,)):
+            field = Field((), field.dtype)
+        yield Column(key, path, field, kind)
+
+
+def is_key_of(key: str, prefix: str) -> bool:
+    """Tell whether a feature is that of a prefix, or one below it."""
+    return key == prefix or key.startswith(f"{prefix}.")
+
+
+def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
+    """Return the leaf of an observation or action: the part itself if it is the only one, else nested by dots."""
+    if len(keys) == 1:
+        return part
+    below = [other.removeprefix(prefix).removeprefix(".") or prefix for other in keys]
+    own = key.removeprefix(prefix).removeprefix(".") or prefix
+    clash = any(a != b and b.startswith(f"{a}.") for a in below for b in below)
+    return f"{part}/{own if clash else own.replace('.', '/')}"
+
+
+def _kind_and_field(key: str, feature: Feature) -> tuple[Kind, Field]:
+    dtype, shape = feature["dtype"], tuple(feature["shape"])
+    if dtype in ("image", "video"):
+        return dtype, Field(shape, "uint8")
+    if dtype == "string":
+        return "text", Field((), "int64")
+    try:
+        return "array", Field(shape, dtype)
+    except SchemaError as error:
+        raise SchemaError(f"the feature {key!r}: {error}") from None
+
+
+def schema_of(columns: Iterable[Column], fields: Mapping[str, Field]) -> Schema:
+    """Return the schema of columns and of episode fields by name; SchemaError where a store cannot have one like it."""
+    leaves = {column.path: column.field for column in columns}
+    for part, key in _PARTS.items():
+        if not any(is_part(path, part) for path in leaves):
+            raise SchemaError(f"there is no feature {key!r}")
+    return schema_of_leaves({**leaves, **{f"{FIELDS}/{name}": field for name, field in fields.items()}})

@@ -1,0 +1,255 @@
+"""What the files below `meta` say of a data set: versions 2.0, 2.1 and 3.0 of the layout."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from diskreplay import Field, FormatError, SchemaError, StoreNotFound
+from diskreplay.interop.exchange.episode_data import Json
+from diskreplay.interop.lerobot.features import EPISODE, OF_EPISODES, Feature
+
+Ints = NDArray[np.int64]
+
+INFO, STATS, TASKS, EPISODES = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/episodes"
+OLD_TASKS, OLD_EPISODES = "meta/tasks.jsonl", "meta/episodes.jsonl"
+_OLD_DATA = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+_OLD_VIDEO = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+DATA_PATH, VIDEO_PATH = f"data/{FILE}.parquet", f"videos/{{video_key}}/{FILE}.mp4"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Where the frames of an episode lie: a video file, and when in it the episode begins, in seconds."""
+
+    path: Path
+    start: float
+
+
+class Metadata:
+    """What is known of a data set before its steps are read.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of the data set.
+
+    Attributes
+    ----------
+    info : dict
+        `info.json`.
+    features : dict
+        Those of it, by name.
+    fps : float
+        Frames a second.
+    lengths : array
+        How many steps each episode has, ``(episodes,)``.
+    files : list of Path
+        The file of the steps of each episode.
+    fields, values : dict
+        What is noted of each episode beside that, by name: how it is stored, and the values, None where there is none.
+    tasks : dict of int to str
+        Texts of tasks by their numbers.
+    stats : str
+        The text of `stats.json`; empty without one.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no data set.
+    FormatError
+        Its metadata are damaged, or of a version that is not read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.info = self._read_info()
+        self.is_old = str(self.info["codebase_version"]).startswith("v2.")
+        self.features: dict[str, Feature] = self.info["features"]
+        self.fps = float(self.info["fps"])
+        self._table, types = (self._read_old_episodes(), {}) if self.is_old else self._read_episodes()
+        try:
+            self.lengths: Ints = np.asarray(self._table["length"], np.int64)
+            numbers = np.asarray(self._table[EPISODE], np.int64)
+        except (KeyError, ValueError, TypeError) as error:
+            raise FormatError(f"{root}: the table of episodes has no column {error} of numbers") from None
+        if not np.array_equal(numbers, np.arange(len(numbers))) or (self.lengths < 1).any():
+            raise FormatError(f"{root}: the table of episodes is not of episodes 0, 1, ..., each of one step or more")
+        self.files = [self._data_file(number) for number in range(len(numbers))]
+        self.fields: dict[str, Field] = {}
+        for name, column in self._table.items():
+            if name not in OF_EPISODES and "/" not in name and (leaf := _field_of(column, types.get(name))) is not None:
+                self.fields[name] = leaf
+        self.values = {name: self._table[name] for name in self.fields}
+        self.tasks = self._read_tasks()
+        stats = root / STATS
+        self.stats = stats.read_text() if stats.is_file() else ""
+
+    def clip(self, number: int, key: str) -> Clip:
+        """Return where the frames of a video feature of an episode lie."""
+        if self.is_old:
+            return Clip(self._old_file("video_path", _OLD_VIDEO, number, video_key=key), 0.0)
+        chunk, file, start = (
+            self._of(f"videos/{key}/{name}", number) for name in ("chunk_index", "file_index", "from_timestamp")
+        )
+        path = self._file("video_path", VIDEO_PATH, video_key=key, chunk_index=int(chunk), file_index=int(file))
+        return Clip(path, float(start))
+
+    def _data_file(self, number: int) -> Path:
+        if self.is_old:
+            return self._old_file("data_path", _OLD_DATA, number)
+        chunk, file = (int(self._of(f"data/{name}", number)) for name in ("chunk_index", "file_index"))
+        return self._file("data_path", DATA_PATH, chunk_index=chunk, file_index=file)
+
+    def _old_file(self, name: str, usual: str, number: int, **names: str) -> Path:
+        chunk = number // int(self.info.get("chunks_size", 1000))
+        return self._file(name, usual, episode_chunk=chunk, episode_index=number, **names)
+
+    def _file(self, name: str, usual: str, **parts: int | str) -> Path:
+        pattern = self.info.get(name) or usual
+        try:
+            path = Path(os.path.normpath(pattern.format(**parts)))
+        except (AttributeError, LookupError, ValueError) as error:
+            raise FormatError(f"{self.root / INFO}: {name!r} is {pattern!r}, which makes no path: {error}") from None
+        if path.is_absolute() or path.parts[:1] == ("..",):
+            raise FormatError(f"{self.root / INFO}: {name!r} is {pattern!r}, which leads out of the data set")
+        return self.root / path
+
+    def _of(self, name: str, number: int) -> Any:
+        try:
+            value = self._table[name][number]
+        except LookupError:
+            value = None
+        if value is None:
+            raise FormatError(f"{self.root}: the table of episodes has no {name!r} of episode {number}")
+        return value
+
+    def _read_info(self) -> dict[str, Json]:
+        path = self.root / INFO
+        try:
+            info = read_json(path)
+        except FileNotFoundError:
+            raise StoreNotFound(f"{self.root} is not a data set of LeRobot: there is no {INFO}") from None
+        if not isinstance(info, dict) or not isinstance(info.get("codebase_version"), str):
+            raise FormatError(f"{path} has no codebase_version")
+        if info["codebase_version"] not in ("v2.0", "v2.1", "v3.0"):
+            raise FormatError(
+                f"{path} is of version {info['codebase_version']}, and v2.0, v2.1 and v3.0 are read: convert it with "
+                "lerobot"
+            )
+        fps, features = info.get("fps"), info.get("features")
+        if not isinstance(fps, int | float) or isinstance(fps, bool) or not fps > 0:
+            raise FormatError(f"{path}: fps is a number of frames a second, and not {fps!r:.80}")
+        if not isinstance(features, dict) or not all(map(_is_feature, features.values())):
+            raise FormatError(f"{path}: features are not objects with a dtype and a shape of integers")
+        return info
+
+    def _read_episodes(self) -> tuple[dict[str, list[Any]], dict[str, pa.DataType]]:
+        files = sorted((self.root / EPISODES).glob("*/*.parquet"))
+        if not files:
+            raise FormatError(f"{self.root} has no table of episodes: there are no {EPISODES}/*/*.parquet")
+        tables = []
+        for file in files:
+            names = [name for name in read_schema(file).names if not name.startswith("stats/")]
+            tables.append(read_table(file, names))
+        table = pa.concat_tables(tables, promote_options="permissive")
+        if EPISODE in table.column_names:
+            table = table.sort_by(EPISODE)
+        return table.to_pydict(), {name: table.schema.field(name).type for name in table.column_names}
+
+    def _read_old_episodes(self) -> dict[str, list[Any]]:
+        rows = _read_lines(self.root / OLD_EPISODES)
+        names = dict.fromkeys(name for row in rows for name in row)
+        rows.sort(key=lambda row: row.get(EPISODE, -1))
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def _read_tasks(self) -> dict[int, str]:
+        if self.is_old:
+            rows = _read_lines(self.root / OLD_TASKS)
+            return {int(row["task_index"]): str(row["task"]) for row in rows}
+        path = self.root / TASKS
+        if not path.is_file():
+            return {}
+        table = read_table(path, None)
+        others = [name for name in table.column_names if name != "task_index"]
+        if "task_index" not in table.column_names or not others:
+            raise FormatError(f"{path} has the columns {', '.join(table.column_names)}, and not task_index and task")
+        texts = table["task" if "task" in others else others[0]].to_pylist()
+        return dict(sorted(zip(table["task_index"].to_pylist(), map(str, texts), strict=True)))
+
+
+def read_json(path: Path) -> Json:
+    """Return the content of a JSON file; FileNotFoundError without one, FormatError where it is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except NotADirectoryError:
+        raise FileNotFoundError(path) from None
+    except ValueError as error:
+        raise FormatError(f"{path} is not JSON: {error}") from None
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Return the schema of a parquet file; FormatError where there is none."""
+    return open_table(path).schema_arrow
+
+
+def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
+    """Return columns of a parquet file, None for all; FormatError where it cannot be read."""
+    try:
+        return open_table(path).read(None if names is None else list(names), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from None
+
+
+def open_table(path: Path) -> pq.ParquetFile:
+    """Open a parquet file; FormatError where there is none."""
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise FormatError(f"there is no file {path}, which the table of episodes names") from None
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> FormatError:
+    """Return the error of a parquet file that cannot be read."""
+    return FormatError(f"{path} cannot be read: {str(error).splitlines()[0]}")
+
+
+def _read_lines(path: Path) -> list[dict[str, Json]]:
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise FormatError(f"there is no {path}") from None
+    except ValueError as error:
+        raise FormatError(f"{path} is not JSON, line by line: {error}") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise FormatError(f"{path} has lines that are no objects")
+    return rows
+
+
+def _is_feature(feature: Json) -> bool:
+    if not isinstance(feature, dict) or not isinstance(feature.get("dtype"), str):
+        return False
+    shape = feature.get("shape")
+    return isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+
+
+def _field_of(column: Sequence[Any], kind: pa.DataType | None) -> Field | None:
+    """Return how a column of the table of episodes is stored: numbers, or vectors of these; None for anything else."""
+    given = [value for value in column if value is not None]
+    try:
+        rows = np.asarray(given)
+        while kind is not None and pa.types.is_nested(kind):
+            kind = kind.value_type
+        return Field(rows.shape[1:], rows.dtype if kind is None else kind.to_pandas_dtype()) if given else None
+    except (SchemaError, ValueError, AttributeError, NotImplementedError):
+        return None

@@ -1,0 +1,166 @@
+"""Images as frames of a video: read exactly by their times, and encoded, which loses detail."""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, Self
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import FormatError
+
+Bytes = NDArray[np.uint8]
+Size = tuple[int, ...]
+
+CODEC: Final = "libx264"
+# As LeRobot encodes: every second frame is one to start at, so that single frames are quickly found.
+_OPTIONS = {"g": "2", "crf": "18"}
+
+
+class VideoReader:
+    """A video file whose frames are asked for by their times; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Raises
+    ------
+    FormatError
+        It is no video.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._container = av.open(str(path))
+        except (OSError, av.FFmpegError) as error:
+            raise FormatError(f"{path} cannot be read as a video: {error}") from None
+        if not self._container.streams.video:
+            self._container.close()
+            raise FormatError(f"{path} has no video")
+        self._stream = self._container.streams.video[0]
+        self._stream.thread_type = "AUTO"
+        self._frames = self._decode()
+        self._before: av.VideoFrame | None = None
+        self._after: av.VideoFrame | None = next(self._frames, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+
+    def frames(self, times: Sequence[float], tolerance_s: float) -> Bytes:
+        """Return the frames at these times, in seconds and rising, as ``(T, height, width, 3)``.
+
+        Raises
+        ------
+        FormatError
+            There is no frame as near as ``tolerance_s`` to one of them, or the file is damaged.
+        """
+        if self._before is not None and _time(self._before) > times[0]:
+            self._seek(times[0])
+        return np.stack([self._nearest(time, tolerance_s).to_ndarray(format="rgb24") for time in times])
+
+    def _seek(self, time: float) -> None:
+        self._container.seek(int(time / (self._stream.time_base or 1)), stream=self._stream)
+        self._frames = self._decode()
+        self._before, self._after = None, next(self._frames, None)
+
+    def _nearest(self, time: float, tolerance_s: float) -> av.VideoFrame:
+        while self._after is not None and _time(self._after) < time:
+            self._before, self._after = self._after, next(self._frames, None)
+        near = [frame for frame in (self._before, self._after) if frame is not None]
+        best = min(near, key=lambda frame: abs(_time(frame) - time), default=None)
+        if best is None or abs(_time(best) - time) > tolerance_s:
+            raise FormatError(f"{self._path} has no frame at {time:.4f} s")
+        return best
+
+    def _decode(self) -> Iterator[av.VideoFrame]:
+        try:
+            yield from self._container.decode(self._stream)
+        except av.FFmpegError as error:
+            raise FormatError(f"{self._path} is damaged: {error}") from None
+
+
+def _time(frame: av.VideoFrame) -> float:
+    return -1.0 if frame.time is None else frame.time
+
+
+class VideoWriter:
+    """A video that is being written; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    fps : float
+        Frames a second.
+    size : (int, int)
+        Height and width of a frame.
+
+    Attributes
+    ----------
+    count : int
+        How many frames it has.
+    nbytes : int
+        How many bytes these take.
+    """
+
+    def __init__(self, path: Path, fps: float, size: Size) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._container, self.count, self.nbytes = av.open(str(path), "w"), 0, 0
+        self._rate = Fraction(fps).limit_denominator(1001)
+        self._stream = self._container.add_stream(CODEC, rate=self._rate, options=dict(_OPTIONS))
+        self._stream.height, self._stream.width = size
+        self._stream.pix_fmt = pixel_format(size)
+
+    def add(self, images: Bytes) -> None:
+        """Append frames, ``(T, height, width, 3)``."""
+        for image in images:
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+            frame.pts, frame.time_base = self.count, 1 / self._rate
+            self.count += 1
+            self._mux(frame)
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._mux(None)
+        self._container.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        self._container.close()
+
+    def _mux(self, frame: av.VideoFrame | None) -> None:
+        for packet in self._stream.encode(frame):
+            self.nbytes += packet.size
+            self._container.mux(packet)
+
+
+def pixel_format(size: Size) -> str:
+    """Return how colours are encoded: at half the resolution, which takes even sizes."""
+    return "yuv444p" if any(side % 2 for side in size) else "yuv420p"
+
+
+def info(size: Size, fps: float) -> dict[str, object]:
+    """Return what `info.json` says of such a video."""
+    height, width = size
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.codec": "h264",
+        "video.pix_fmt": pixel_format(size),
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }

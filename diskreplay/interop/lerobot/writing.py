@@ -1,0 +1,354 @@
+"""A LeRobot data set of version 3.0 that is being written.
+
+Episodes lie behind one another in files of up to about 100 MB: number k of ``data``, of each video, and of
+``meta/episodes``, which is written last: what it lists is whole. ``meta/info.json`` completes the data set.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from diskreplay import Field
+from diskreplay.interop.exchange.episode_data import EpisodeData, Json
+from diskreplay.interop.exchange.exporting import Plan
+from diskreplay.interop.exchange.side_folder import replace_file
+from diskreplay.interop.lerobot import images, statistics, video
+from diskreplay.interop.lerobot.columns import arrow_type, library_type, to_arrow
+from diskreplay.interop.lerobot.features import (
+    COUNTERS,
+    DONE,
+    EPISODE,
+    FRAME,
+    INDEX,
+    TASK,
+    TERMINATED,
+    TIMESTAMP,
+    TRUNCATED,
+    Column,
+    sides_of,
+)
+from diskreplay.interop.lerobot.metadata import DATA_PATH, EPISODES, FILE, INFO, STATS, TASKS, VIDEO_PATH, read_table
+
+Array = NDArray[Any]
+
+_FILES_A_CHUNK = 1000
+_DATA_MB, _VIDEO_MB = 100, 200
+_EPISODES_A_FILE = 8192
+_STATS = "stats/"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a data set is to hold.
+
+    Attributes
+    ----------
+    columns : list of Column
+        Those of the steps of a store.
+    fields : dict of str to str
+        Columns of the table of episodes, by the paths of episode fields.
+    flags : tuple of str
+        Which columns say how episodes end.
+    fps : float
+        Frames a second.
+    task : str
+        The text of the task, where none was noted.
+    noted : dict
+        What an import from LeRobot had noted; else empty.
+    """
+
+    columns: list[Column]
+    fields: Mapping[str, str]
+    flags: tuple[str, ...]
+    fps: float
+    task: str
+    noted: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> list[Column]:
+        """All columns of the files of steps."""
+        made = [Column(name, "", Field((), "bool")) for name in self.flags]
+        made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
+        return [column for column in self.columns if column.kind != "video"] + made
+
+    @property
+    def videos(self) -> list[Column]:
+        """The columns whose images are frames of videos."""
+        return [column for column in self.columns if column.kind == "video"]
+
+    @property
+    def _keys(self) -> set[str]:
+        return {column.key for column in self.columns}
+
+    @property
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        """The texts that columns of numbers stand for."""
+        texts: Mapping[str, Sequence[str]] = self.noted.get("texts", {})
+        return texts
+
+    @property
+    def tasks(self) -> dict[int, str]:
+        """The texts of tasks by number."""
+        noted = {int(number): text for number, text in self.noted.get("tasks", {}).items()}
+        return noted or {0: self.task}
+
+
+class Target:
+    """The data set.
+
+    Attributes
+    ----------
+    episodes : int
+        How many it has.
+    """
+
+    def __init__(self, plan: Plan, contents: Contents) -> None:
+        self._root, self._plan, self._contents = plan.path, plan, contents
+        self._stored, self._videos = contents.stored, contents.videos
+        self._schema = _arrow_schema(self._stored)
+        self._tasks = contents.tasks
+        self.episodes = self._rows = self._number = 0
+        self._statistics: dict[str, statistics.Statistics] = {}
+        self._file: _File | None = None
+        self._is_torn = False
+        while (path := self._root / EPISODES / _file_name(self._number, "parquet")).exists():
+            self._count(read_table(path, None))
+            self._number += 1
+
+    def add(self, episode: EpisodeData) -> None:
+        """Append an episode."""
+        if self._file is None:
+            self._file = _File(self._root, self._number, self._schema, self._videos, self._contents.fps)
+        self._is_torn = True
+        length = len(episode)
+        rows = {column.key: episode.steps[column.path][:length] for column in self._contents.columns}
+        rows |= self._flags(episode) | self._counters(rows, length)
+        tasks = self._texts_of(rows[TASK])
+        found = {column.key: statistics.of_column(column, rows[column.key]) for column in self._columns_with_numbers()}
+        arrays = [to_arrow(column, rows[column.key], self._contents.texts) for column in self._stored]
+        line: dict[str, Any] = {EPISODE: self.episodes, "tasks": tasks, "length": length}
+        line |= {"dataset_from_index": self._rows, "dataset_to_index": self._rows + length}
+        line |= {name: _as_list(episode.fields.get(path)) for path, name in self._contents.fields.items()}
+        line |= self._file.add(pa.Table.from_arrays(arrays, schema=self._schema), rows)
+        for key, each in statistics.as_json(found).items():
+            line |= {f"{_STATS}{key}/{name}": value for name, value in each.items()}
+        self._file.lines.append(line)
+        self._merge(found)
+        self.episodes, self._rows, self._is_torn = self.episodes + 1, self._rows + length, False
+        if self._file.is_full:
+            self._close_file()
+
+    def finish(self) -> None:
+        """Complete the data set."""
+        self._close_file()
+        meta = self._root / "meta"
+        meta.mkdir(parents=True, exist_ok=True)
+        pq.write_table(_tasks_table(self._tasks), self._root / TASKS)
+        found = statistics.as_json(self._statistics)
+        noted = json.loads(self._contents.noted.get("stats") or "{}")
+        stats = noted if statistics.agree(self._statistics, noted) else found
+        replace_file(self._root / STATS, json.dumps(stats, indent=4).encode())
+        replace_file(self._root / INFO, json.dumps(self._info(), indent=4, ensure_ascii=False).encode())
+
+    def leave(self) -> None:
+        """Keep the episodes that are whole, where the export ends early."""
+        if self._is_torn and self._file is not None:
+            self._file.abandon()
+        else:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close(self._fields())
+            self._file = None
+            self._number += 1
+
+    def _fields(self) -> dict[str, pa.DataType]:
+        leaves = self._plan.schema.leaves
+        return {name: arrow_type(Column(name, path, leaves[path])) for path, name in self._contents.fields.items()}
+
+    def _columns_with_numbers(self) -> list[Column]:
+        return [column for column in (*self._stored, *self._videos) if column.kind != "text"]
+
+    def _flags(self, episode: EpisodeData) -> dict[str, Array]:
+        ends = {
+            DONE: episode.terminated or episode.truncated,
+            TERMINATED: episode.terminated,
+            TRUNCATED: episode.truncated,
+        }
+        rows = {name: np.zeros(len(episode), np.bool_) for name in self._contents.flags}
+        for name, flags in rows.items():
+            flags[-1] = ends[name]
+        return rows
+
+    def _counters(self, rows: Mapping[str, Array], length: int) -> dict[str, Array]:
+        frames = np.arange(length)
+        made: dict[str, Array] = {
+            TIMESTAMP: (frames / self._contents.fps).astype(np.float32),
+            FRAME: frames,
+            EPISODE: np.full(length, self.episodes),
+            INDEX: frames + self._rows,
+            TASK: np.zeros(length, np.int64),
+        }
+        return {name: values for name, values in made.items() if name not in rows}
+
+    def _texts_of(self, numbers: Array) -> list[str]:
+        unique = dict.fromkeys(numbers.tolist())
+        return [self._tasks.setdefault(number, str(number)) for number in unique]
+
+    def _merge(self, found: Mapping[str, statistics.Statistics]) -> None:
+        for key, each in found.items():
+            known = self._statistics.get(key)
+            self._statistics[key] = each if known is None else statistics.merged(known, each)
+
+    def _count(self, table: pa.Table) -> None:
+        """Count the episodes of a file that an interrupted export has left."""
+        for line in table.to_pylist():
+            found: dict[str, statistics.Statistics] = {}
+            for name, value in line.items():
+                if name.startswith(_STATS):
+                    key, _, statistic = name.removeprefix(_STATS).rpartition("/")
+                    found.setdefault(key, {})[statistic] = np.asarray(value, np.float64)
+            self._merge(found)
+            self.episodes, self._rows = self.episodes + 1, self._rows + line["length"]
+
+    def _info(self) -> dict[str, Json]:
+        noted, fps = self._contents.noted.get("info", {}), self._contents.fps
+        known: Mapping[str, Json] = noted.get("features", {})
+        features = {each.key: each.feature(known.get(each.key)) for each in (*self._contents.columns, *self._stored)}
+        for column in self._videos:
+            features[column.key]["info"] = video.info(sides_of(column.field.shape), fps)
+        old = {"total_chunks", "total_videos"}
+        return {
+            **{name: value for name, value in noted.items() if name not in old},
+            "codebase_version": "v3.0",
+            "robot_type": noted.get("robot_type"),
+            "total_episodes": self.episodes,
+            "total_frames": self._rows,
+            "total_tasks": len(self._tasks),
+            "chunks_size": _FILES_A_CHUNK,
+            "data_files_size_in_mb": _DATA_MB,
+            "video_files_size_in_mb": _VIDEO_MB,
+            "fps": int(fps) if fps == int(fps) else fps,
+            "splits": {"train": f"0:{self.episodes}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if self._videos else None,
+            "features": features,
+        }
+
+
+class _File:
+    """Number k of the files of steps, of each video, and of the table of episodes.
+
+    Attributes
+    ----------
+    lines : list of dict
+        What the table of episodes says of those that are in it.
+    """
+
+    def __init__(self, root: Path, number: int, schema: pa.Schema, videos: Sequence[Column], fps: float) -> None:
+        self._root, self._number, self._fps = root, number, fps
+        self.lines: list[dict[str, Any]] = []
+        path = root / "data" / _file_name(number, "parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._sink = pa.OSFile(str(path), "wb")
+        # Of floats there are too many to be worth a dictionary.
+        few = [
+            each.name for each in schema if not pa.types.is_nested(each.type) and not pa.types.is_floating(each.type)
+        ]
+        self._writer = pq.ParquetWriter(self._sink, schema, compression="snappy", use_dictionary=few)
+        self._videos = {column.key: (column, self._open(column)) for column in videos}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next episode goes to another file."""
+        largest = max((writer.nbytes for _, writer in self._videos.values()), default=0)
+        return (
+            self._sink.tell() >= _DATA_MB << 20 or largest >= _VIDEO_MB << 20 or len(self.lines) + 1 >= _EPISODES_A_FILE
+        )
+
+    def add(self, table: pa.Table, rows: Mapping[str, Array]) -> dict[str, Json]:
+        """Append an episode as a row group, and return where it lies."""
+        chunk, file = divmod(self._number, _FILES_A_CHUNK)
+        where: dict[str, Json] = {}
+        for part in ("data", "meta/episodes", *(f"videos/{key}" for key in self._videos)):
+            where |= {f"{part}/chunk_index": chunk, f"{part}/file_index": file}
+        self._writer.write_table(table)
+        for key, (column, writer) in self._videos.items():
+            where[f"videos/{key}/from_timestamp"] = writer.count / self._fps
+            writer.add(images.as_rows_first(rows[key], column.channels_first))
+            where[f"videos/{key}/to_timestamp"] = writer.count / self._fps
+        return where
+
+    def close(self, fields: Mapping[str, pa.DataType]) -> None:
+        """Complete the files, that of the table of episodes at last."""
+        self._writer.close()
+        self._sink.close()
+        for _, writer in self._videos.values():
+            writer.close()
+        names = list(self.lines[0])
+        columns = {name: pa.array([line[name] for line in self.lines], fields.get(name)) for name in names}
+        path = self._root / EPISODES / _file_name(self._number, "parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.new")
+        pq.write_table(pa.table(columns), draft)
+        os.replace(draft, path)
+
+    def abandon(self) -> None:
+        """Close the files as they are; the next export begins them anew."""
+        self._writer.close()
+        self._sink.close()
+        for _, writer in self._videos.values():
+            writer.abandon()
+
+    def _open(self, column: Column) -> video.VideoWriter:
+        chunk, file = divmod(self._number, _FILES_A_CHUNK)
+        path = self._root / VIDEO_PATH.format(video_key=column.key, chunk_index=chunk, file_index=file)
+        return video.VideoWriter(path, self._fps, sides_of(column.field.shape))
+
+
+@contextmanager
+def open_target(plan: Plan, contents: Contents) -> Iterator[Target]:
+    """Open a data set for a plan, behind the whole files of an interrupted one."""
+    target = Target(plan, contents)
+    try:
+        yield target
+    except BaseException:
+        target.leave()
+        raise
+
+
+def _file_name(number: int, suffix: str) -> str:
+    chunk, file = divmod(number, _FILES_A_CHUNK)
+    return f"{FILE.format(chunk_index=chunk, file_index=file)}.{suffix}"
+
+
+def _arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    features = {column.key: library_type(column) for column in columns}
+    noted = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.schema([(column.key, arrow_type(column)) for column in columns], metadata=noted)
+
+
+def _tasks_table(tasks: Mapping[int, str]) -> pa.Table:
+    """Return the table of tasks, with the texts as the index of a data frame, as pandas writes it."""
+    numbers = sorted(tasks)
+    columns = {"task_index": pa.array(numbers, pa.int64()), "task": pa.array([tasks[n] for n in numbers], pa.string())}
+    described = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    noted = {"index_columns": ["task"], "column_indexes": [], "columns": described, "pandas_version": "2.2.0"}
+    return pa.table(columns).replace_schema_metadata({"pandas": json.dumps(noted)})
+
+
+def _as_list(value: Any) -> Json:
+    return None if value is None else np.asarray(value).tolist()

@@ -1,0 +1,302 @@
+"""Files of D4RL: episodes as its own loops see them, final observations, infos and metadata, there and back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+
+h5py = pytest.importorskip("h5py")
+
+from diskreplay.interop.d4rl import export_dataset, import_dataset  # noqa: E402
+from tests.interop.round_trips import CASES, PLAIN, StopAt, check_round_trip, content, make_store  # noqa: E402
+
+STEPS = 60
+Arrays = dict[str, Any]
+
+
+def arrays_of(steps: int = STEPS, *, next_obs: bool = True, groups: bool = False) -> Arrays:
+    """Arrays as D4RL has them: two terminals, two timeouts, an open end."""
+    rng = np.random.default_rng(0)
+    terminals, timeouts = np.zeros((2, steps), bool)
+    terminals[[9, 30]], timeouts[[19, 50]] = True, True
+    obs = rng.normal(size=(steps, 5)).astype("f4")
+    following = np.concatenate([obs[1:], np.zeros_like(obs[:1])])
+    following[terminals | timeouts] = rng.normal(size=(4, 5))
+    arrays = {
+        "actions": rng.normal(size=(steps, 2)).astype("f4"),
+        "rewards": rng.normal(size=steps).astype("f4"),
+        "terminals": terminals,
+        "timeouts": timeouts,
+        "infos/qpos": rng.normal(size=(steps, 3)),
+        "infos/goal": rng.integers(9, size=steps),
+        "metadata/algorithm": np.bytes_("SAC"),
+        "metadata/policy/fc0/weight": rng.normal(size=(2, 3)).astype("f4"),
+        "metadata/iteration": 7,
+    }
+    named = {"observations": obs} | ({"next_observations": following} if next_obs else {})
+    for name, rows in named.items():
+        parts = {f"{name}/state": rows[:, :3], f"{name}/goal/xy": rows[:, 3:]} if groups else {name: rows}
+        arrays |= parts
+    return arrays
+
+
+def write(path: Path, arrays: Arrays, **options: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            file.create_dataset(name, data=values, **(options if np.ndim(values) else {}))
+    return path
+
+
+def read(path: Path) -> Arrays:
+    found: Arrays = {}
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: found.update({name: item[()]} if isinstance(item, h5py.Dataset) else {}))
+    return found
+
+
+def assert_equal(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert np.asarray(found[name]).dtype == np.asarray(values).dtype, name
+        np.testing.assert_array_equal(found[name], values, name)
+
+
+# --- there and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
+    store = make_store(tmp_path / "store", case, priorities=case == "nested")
+    exported = check_round_trip(store, tmp_path / "set.hdf5", export_dataset, import_dataset)
+    named = {"schema", "ends", "no_final_obs"}
+    if case == "nested":
+        named |= {"priority", "episode/seed", "episode/goal", "episode/task/level"}
+    assert {name for name, _ in exported.not_held} == named
+    assert exported.side_folder == str(tmp_path / "set.hdf5.diskreplay")
+
+
+def test_plain_episodes_are_whole_in_the_file_alone(tmp_path: Path) -> None:
+    schema = dr.Schema(
+        {"a": dr.Field((3,), "f8"), "b": dr.Field((), "u1")}, dr.Field((), "i8"), extra={"x": dr.Field((), "f4")}
+    )
+    store = make_store(tmp_path / "store", "", PLAIN, schema=schema)
+    exported = check_round_trip(store, tmp_path / "set.hdf5", export_dataset, import_dataset)
+    assert (exported.not_held, exported.side_folder) == ([], None)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "chunks": True}], ids=["plain", "gzip"])
+@pytest.mark.parametrize("groups", [False, True], ids=["flat", "groups"])
+@pytest.mark.parametrize("next_obs", [False, True], ids=["", "next"])
+def test_a_file_comes_back_array_by_array(
+    tmp_path: Path, next_obs: bool, groups: bool, options: dict[str, Any]
+) -> None:
+    arrays = arrays_of(next_obs=next_obs, groups=groups)
+    import_dataset(write(tmp_path / "a.hdf5", arrays, **options), tmp_path / "store")
+    exported = export_dataset(tmp_path / "store", tmp_path / "b.hdf5")
+    assert exported.not_held == []
+    assert_equal(read(tmp_path / "b.hdf5"), arrays)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "a.hdf5", tmp_path / "b.hdf5", tmp_path / "store"]
+
+
+def test_fields_are_named_as_the_arrays_are(tmp_path: Path) -> None:
+    arrays = arrays_of(groups=True)
+    imported = import_dataset(write(tmp_path / "a.hdf5", arrays), tmp_path / "store")
+    assert (imported.episodes, imported.steps) == (5, STEPS)
+    with dr.open(tmp_path / "store") as store:
+        last = store.episodes[4]
+        assert [episode.ended for episode in store.episodes] == ["terminated", "truncated"] * 2 + ["cut"]
+        np.testing.assert_array_equal(last["infos"]["goal"], arrays["infos/goal"][51:])
+        np.testing.assert_array_equal(last.obs["goal"]["xy"][:-1], arrays["observations/goal/xy"][51:])
+        np.testing.assert_array_equal(last.obs["state"][-1], arrays["next_observations/state"][-1])
+        assert store.read_note("import")["metadata"]["metadata/algorithm"] == "SAC"
+
+
+# --- which steps are an episode --------------------------------------------------------------------------------------
+
+
+def sequences(arrays: Arrays) -> Iterator[range]:
+    """The rows of each trajectory that D4RL's `sequence_dataset` gives."""
+    start = 0
+    for row in range(len(arrays["rewards"])):
+        if arrays["terminals"][row] or arrays["timeouts"][row]:
+            yield range(start, row + 1)
+            start = row + 1
+
+
+def transitions(arrays: Arrays) -> list[tuple[int, int, bool]]:
+    """The rows, the next ones, and the ends that D4RL's `qlearning_dataset` gives."""
+    rows = range(len(arrays["rewards"]) - 1)
+    return [(row, row + 1, bool(arrays["terminals"][row])) for row in rows if not arrays["timeouts"][row]]
+
+
+def test_episodes_are_the_trajectories_and_transitions_that_d4rl_gives(tmp_path: Path) -> None:
+    arrays = arrays_of(next_obs=False)
+    import_dataset(write(tmp_path / "a.hdf5", arrays), tmp_path / "store")
+    obs = arrays["observations"]
+    expected = [obs[rows.start : rows.stop] for rows in sequences(arrays)]
+    pairs = []
+    with dr.open(tmp_path / "store") as store:
+        for episode, rows in zip(store.episodes[:4], expected, strict=True):
+            np.testing.assert_array_equal(episode.obs, rows)
+        for episode in store.episodes:
+            last = len(episode) - 1
+            pairs += [(episode.obs[t], episode.obs[t + 1], False) for t in range(last)]
+            if episode.terminated:
+                pairs.append((episode.obs[last], None, True))
+    wanted = transitions(arrays)
+    assert len(pairs) == len(wanted)
+    for (now, following, ended), (row, after, terminal) in zip(pairs, wanted, strict=True):
+        np.testing.assert_array_equal(now, obs[row])
+        assert ended == terminal
+        if following is not None:
+            np.testing.assert_array_equal(following, obs[after])
+
+
+def test_an_old_file_without_timeouts_is_split_by_the_limit_of_its_environment(tmp_path: Path) -> None:
+    arrays = arrays_of(next_obs=False)
+    del arrays["timeouts"]
+    path = write(tmp_path / "a.hdf5", arrays)
+    import_dataset(path, tmp_path / "a")
+    import_dataset(path, tmp_path / "b", max_episode_steps=15)
+    with dr.open(tmp_path / "a") as a, dr.open(tmp_path / "b") as b:
+        assert [(len(e), e.ended) for e in a.episodes] == [(10, "terminated"), (21, "terminated"), (29, "cut")]
+        ends = [(10, "terminated"), (15, "truncated"), (6, "terminated"), (15, "truncated"), (14, "cut")]
+        assert [(len(e), e.ended) for e in b.episodes] == ends
+    with pytest.raises(ValueError, match="^max_episode_steps is for files without 'timeouts', and .* has them$"):
+        import_dataset(write(tmp_path / "b.hdf5", arrays_of()), tmp_path / "c", max_episode_steps=15)
+    with pytest.raises(ValueError, match="^max_episode_steps is 1 or more, and not 0$"):
+        import_dataset(path, tmp_path / "c", max_episode_steps=0)
+
+
+def test_an_episode_is_cut_where_something_else_follows_than_the_file_says(tmp_path: Path) -> None:
+    arrays = arrays_of()
+    arrays["next_observations"][4] = 8.0
+    arrays["observations"][16], arrays["next_observations"][15] = np.nan, np.nan
+    import_dataset(write(tmp_path / "a.hdf5", arrays), tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        assert [(len(e), e.ended) for e in store.episodes[:3]] == [(5, "cut"), (5, "terminated"), (10, "truncated")]
+        np.testing.assert_array_equal(store.episodes[0].obs[-1], np.full(5, 8.0))
+
+
+def test_columns_of_one_number_and_flags_that_are_floats_are_read(tmp_path: Path) -> None:
+    arrays = arrays_of()
+    for name in ("rewards", "terminals", "timeouts"):
+        arrays[name] = arrays[name].astype("f4").reshape(-1, 1)
+    import_dataset(write(tmp_path / "a.hdf5", arrays), tmp_path / "a")
+    import_dataset(write(tmp_path / "b.hdf5", arrays_of()), tmp_path / "b")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+# --- interruptions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_an_export_goes_on_where_it_was_unless_hdf5_was_killed(tmp_path: Path, is_torn: bool) -> None:
+    store = make_store(tmp_path / "store", "nested")
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(store, tmp_path / "set.hdf5", progress=StopAt(16))
+    draft = tmp_path / ".set.hdf5.part"
+    assert draft.exists()
+    assert not (tmp_path / "set.hdf5").exists()
+    if is_torn:
+        draft.write_bytes(draft.read_bytes()[:-900])
+    exported = export_dataset(store, tmp_path / "set.hdf5")
+    assert (exported.resumed, exported.episodes) == (0 if is_torn else 3, 8)
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)
+    assert not draft.exists()
+
+
+def test_an_import_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.hdf5", arrays_of())
+    with pytest.raises(KeyboardInterrupt):
+        import_dataset(path, tmp_path / "a", progress=StopAt(25))
+    assert import_dataset(path, tmp_path / "a").resumed == 3
+    import_dataset(path, tmp_path / "b")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def without(name: str) -> Arrays:
+    arrays = arrays_of()
+    del arrays[name]
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        (without("rewards"), "has no 'rewards': a file of D4RL has observations, actions, rewards, terminals$"),
+        (without("observations"), "has no 'observations': a file of D4RL has "),
+        (
+            {**arrays_of(), "actions": np.zeros((59, 2))},
+            r": 'actions' has the shape \(59, 2\), and 'rewards' has 60 rows$",
+        ),
+        (
+            {**arrays_of(), "infos/qpos": np.zeros(3)},
+            r": 'infos/qpos' has the shape \(3,\), and 'rewards' has 60 rows$",
+        ),
+        (
+            {**arrays_of(), "rewards": np.zeros((60, 2))},
+            r": 'rewards' is one number a step, and not of shape \(60, 2\)$",
+        ),
+        (
+            {**arrays_of(), "terminals": np.full(60, 0.5)},
+            ": 'terminals' is one flag a step, 0 or 1, and not float64 of",
+        ),
+        (
+            {**arrays_of(), "next_observations": np.zeros((60, 4), "f4")},
+            r"'next_observations' has the shape \(60, 4\), and",
+        ),
+        ({**arrays_of(), "infos/c": np.zeros(60, "c8")}, ": 'infos/c': a field's dtype is one of .*, not complex64$"),
+        ({**arrays_of(), "time": np.zeros(60)}, ": extra: the name 'time' is taken; choose another$"),
+        (
+            {**arrays_of(), "metadata/c": np.zeros(2, "c8")},
+            ": 'metadata/c' is of complex64, which a store's notes cannot",
+        ),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line_and_nothing_is_made(tmp_path: Path, arrays: Arrays, said: str) -> None:
+    path = write(tmp_path / "a.hdf5", arrays)
+    with pytest.raises(dr.FormatError, match=said) as caught:
+        import_dataset(path, tmp_path / "store")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_what_is_no_file_of_hdf5_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.hdf5").write_bytes(b"PK")
+    with pytest.raises(dr.FormatError, match="a.hdf5 is not an HDF5 file: "):
+        import_dataset(tmp_path / "a.hdf5", tmp_path / "store")
+    with pytest.raises(dr.StoreNotFound, match="^there is no file .*b.hdf5$"):
+        import_dataset(tmp_path / "b.hdf5", tmp_path / "store")
+
+
+def test_a_side_folder_of_another_file_is_refused(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "nested")
+    export_dataset(store, tmp_path / "a.hdf5")
+    write(tmp_path / "a.hdf5", arrays_of())
+    with pytest.raises(dr.FormatError, match="a.hdf5 has no 'observations/image', which obs/image of its side folder"):
+        import_dataset(tmp_path / "a.hdf5", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_extra_fields_that_are_named_like_arrays_of_d4rl_go_to_the_side_folder(tmp_path: Path) -> None:
+    extra = {"timeouts": dr.Field((), "f4"), "infos": dr.Field((), "i4")}
+    schema = dr.Schema(dr.Field((2,), "f4"), dr.Field((1,), "f4"), extra=extra)
+    store = make_store(tmp_path / "store", "", PLAIN, schema=schema)
+    exported = check_round_trip(store, tmp_path / "set.hdf5", export_dataset, import_dataset)
+    assert {name for name, _ in exported.not_held} == {"extra/timeouts", "schema"}
+
+
+def test_an_export_of_no_episode_is_a_file_of_no_row(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "vectors", [])
+    assert export_dataset(store, tmp_path / "set.hdf5").episodes == 0
+    assert read(tmp_path / "set.hdf5")["observations"].shape == (0, 3)
+    assert import_dataset(tmp_path / "set.hdf5", tmp_path / "back").episodes == 0
