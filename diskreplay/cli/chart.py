@@ -91,5 +91,5 @@ def save(chart: Chart, path: Path) -> None:
                 axes.plot(series.x, series.y, ".", alpha=0.5, label=name)
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
         if len(chart.series) > 1:
-            axes.legend()
+            axes.legend(loc="best")  # which warns that it takes long only where it was not asked for
         figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150)

@@ -219,3 +219,12 @@ def test_a_corrupt_store_object_cannot_be_used_after_close(tmp_store):
 
     with pytest.raises(dr.ReplayError):
         store.writer()
+
+
+def test_info_without_returns_reads_no_reward(tmp_store, monkeypatch):
+    filled(tmp_store)
+    with dr.open(tmp_store) as store:
+        whole = store.info()
+        monkeypatch.setattr("diskreplay.store.info.sum_rewards", None)
+        assert store.info(returns=False) == {**whole, "returns": None}
+        assert whole["returns"]["count"] == 3
