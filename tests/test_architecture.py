@@ -80,7 +80,7 @@ LIBRARIES = {
     "PIL": {"pictures", "interop.minari_episodes", "interop.lerobot.images"},
     "pyarrow": {"interop"},
     "h5py": {"interop"},
-    "av": {"interop.lerobot.video"},
+    "av": {"interop.lerobot.video", "pictures"},
     "typer": {"cli"},
     "rich": {"cli"},
     "hypothesis": {"testing"},

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 import diskreplay as dr
-from diskreplay.pictures import as_images, gif, is_image, png, smaller, strip
+from diskreplay.pictures import as_images, gif, is_image, mp4, png, smaller, strip
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,21 @@ def test_pictures_are_read_back_from_png_and_gif(shape: tuple[int, ...]) -> None
             np.asarray(frame.convert("RGB" if len(shape) == 4 else "L")) for frame in ImageSequence.Iterator(image)
         ]
     np.testing.assert_array_equal(found, frames)
+
+
+@pytest.mark.parametrize("shape", [(5, 20, 24), (5, 21, 25, 3), (1, 1, 1, 3)])
+def test_pictures_are_read_back_from_an_mp4(shape: tuple[int, ...]) -> None:
+    av = pytest.importorskip("av", reason="needs PyAV")
+    y, x = np.mgrid[: shape[1], : shape[2]]
+    grey = np.stack([np.clip(40 * t + 2 * x + 3 * y, 0, 255) for t in range(shape[0])]).astype("u1")
+    frames = grey if len(shape) == 3 else np.stack([grey, grey // 2, 255 - grey], -1)
+    with av.open(io.BytesIO(mp4(frames, 12.5))) as film:
+        assert float(film.streams.video[0].average_rate) == 12.5
+        found = np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]).astype(int)
+    assert found.shape == (shape[0], shape[1] + shape[1] % 2, shape[2] + shape[2] % 2, 3)
+    expected = frames if frames.ndim == 4 else np.repeat(frames[..., None], 3, -1)
+    assert np.abs(found[:, : shape[1], : shape[2]] - expected).mean() < 4
+    assert np.abs(found[:, shape[1] :] - found[:, shape[1] - 1 : shape[1]]).mean() < 4 if shape[1] % 2 else True
 
 
 def test_frames_lie_eight_in_a_row() -> None:

@@ -11,32 +11,37 @@ from diskreplay.cli import console, text
 from diskreplay.cli.episode_leaves import chosen_leaves, find_episode, step_leaves
 from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice
 from diskreplay.format.schema import Schema
-from diskreplay.pictures import as_images, gif, is_image, png, strip
+from diskreplay.pictures import as_images, gif, is_image, mp4, png, strip
 
+MOST_FPS_OF_GIF = 50  # what browsers do not slow down
 MOST_FRAMES = 64  # of a strip, where no steps are named
 
 
 def frames(
     path: console.StorePath,
     episode: EpisodeNumber,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to save: .png (a strip) or .gif.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to save: .png (a strip), .gif or .mp4.")],
     field: Annotated[
         str | None, typer.Option("--field", metavar="FIELD", help="Which images; if not given the first ones.")
     ] = None,
     steps: Steps = None,
     is_id: IsId = False,
-    fps: Annotated[float, typer.Option("--fps", min=0.1, max=50, help="Frames a second of a .gif.")] = 15.0,
+    fps: Annotated[
+        float, typer.Option("--fps", min=0.1, max=240, help="Frames a second; at most 50 of a .gif.")
+    ] = 15.0,
     scale: Annotated[int, typer.Option("--scale", min=1, max=32, help="Pixels a pixel is wide.")] = 1,
 ) -> None:
-    """Save the images of an episode: a PNG with the frames in rows of eight, or an animated GIF.
+    """Save the images of an episode: a PNG with the frames in rows of eight, an animated GIF, or an MP4.
 
     Images are fields of shape (height, width), with 1 or 3 channels behind or before these, or with another number of
     frames, of which the last is shown. Bytes are shown as they are, other numbers between their least and greatest. A
-    strip of a long episode has 64 frames, evenly spaced; --steps chooses others. A GIF has at most 256 colours a frame.
-    Needs pillow: pip install diskreplay[plot].
+    strip of a long episode has 64 frames, evenly spaced; --steps chooses others. A GIF has at most 256 colours a frame,
+    an MP4 is H.264, which is not exact. Needs pillow: pip install diskreplay[plot]; an MP4 PyAV: diskreplay[video].
     """
-    if out.suffix not in (".png", ".gif"):
-        raise typer.BadParameter(f"--out is a file that ends in .png or .gif, not {out}")
+    if out.suffix not in (".png", ".gif", ".mp4"):
+        raise typer.BadParameter(f"--out is a file that ends in .png, .gif or .mp4, not {out}")
+    if out.suffix == ".gif" and fps > MOST_FPS_OF_GIF:
+        raise typer.BadParameter(f"a GIF has at most {MOST_FPS_OF_GIF} frames a second, not --fps {fps:g}; take .mp4")
     part = slice(None) if steps is None else as_slice(steps)
     with dr.open(path) as store:
         found = store.episodes[find_episode(store.episodes, episode, is_id=is_id)]
@@ -47,7 +52,11 @@ def frames(
         images = as_images(rows).repeat(scale, 1).repeat(scale, 2)
     if not len(images):
         raise typer.BadParameter(f"--steps {steps} names no step of the {text.plural(len(found), 'step')}")
-    out.write_bytes(png(strip(images)) if out.suffix == ".png" else gif(images, fps))
+    if out.suffix == ".png":
+        picture = png(strip(images))
+    else:
+        picture = (gif if out.suffix == ".gif" else mp4)(images, fps)
+    out.write_bytes(picture)
     console.emit(f"saved {text.plural(len(images), 'frame')} of {text.clean(leaf)}  {text.clean(out)}")
 
 

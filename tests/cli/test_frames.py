@@ -46,6 +46,18 @@ def test_a_gif_has_a_frame_a_step(run: Callable, small: Path, tmp_path: Path) ->
     np.testing.assert_array_equal(found, small_episode(0)["obs"]["image"])
 
 
+def test_an_mp4_has_a_frame_a_step(run: Callable, small: Path, tmp_path: Path) -> None:
+    av = pytest.importorskip("av", reason="needs PyAV")
+    out = tmp_path / "episode.mp4"
+    assert run("frames", small, 0, "--fps", 60, "--scale", 4, "--out", out).out == (
+        f"saved 4 frames of obs/image  {out}\n"
+    )
+    with av.open(str(out)) as film:
+        found = [frame.to_ndarray(format="gray").astype(int) for frame in film.decode(video=0)]
+    expected = small_episode(0)["obs"]["image"].repeat(4, 1).repeat(4, 2)
+    assert np.abs(np.stack(found) - expected).mean() < 20  # noise is what it keeps least of
+
+
 def test_a_strip_of_a_long_episode_has_64_frames(run: Callable, tmp_store: Path, tmp_path: Path) -> None:
     schema = dr.Schema(dr.Field((6, 5, 3), "uint8"), dr.Field((), "int64"))
     frames = np.random.default_rng(0).integers(0, 256, (1001, 6, 5, 3)).astype("u1")
@@ -65,12 +77,14 @@ def test_a_strip_of_a_long_episode_has_64_frames(run: Callable, tmp_store: Path,
         ([0, "--field", "action"], "action has no images; these have: obs/image"),
         ([9], "no episode 9: the store has 6 episodes"),
         ([0, "--steps", "90:"], "--steps 90: names no step of the 3 steps"),
+        ([0, "--out", "a.gif", "--fps", 60], "a GIF has at most 50 frames a second, not --fps 60; take .mp4"),
+        ([0, "--out", "a.avi"], "--out is a file that ends in .png, .gif or .mp4, not a.avi"),
     ],
 )
 def test_what_has_no_frames_takes_one_line(
     run: Callable, small: Path, tmp_path: Path, arguments: list[object], message: str
 ) -> None:
-    done = run("frames", small, *arguments, "--out", tmp_path / "strip.png")
+    done = run("frames", small, "--out", tmp_path / "strip.png", *arguments)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert done.err.count("\n") == 1

@@ -76,7 +76,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
         (["plot", "a", "dreams"], "Invalid value for 'WHAT'"),
         (["plot", "a", "returns", "--out", "x.jpeg"], "--out is a file that ends in .png or .svg, not x.jpeg"),
         (["frames", "a", "0"], "Missing option '--out'"),
-        (["frames", "a", "0", "--out", "x.mp4"], "--out is a file that ends in .png or .gif, not x.mp4"),
+        (["frames", "a", "0", "--out", "x.avi"], "--out is a file that ends in .png, .gif or .mp4, not x.avi"),
         (["evict", "a"], "Missing option '--where'"),
         (["copy", "a"], "Missing argument 'TO'"),
         (["merge", "a", "b"], "merge takes two stores or more"),
