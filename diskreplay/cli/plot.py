@@ -15,13 +15,16 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.chart import Chart, Series, draw, save
 from diskreplay.cli.episode_leaves import chosen_leaves, in_order, short, step_leaves
+from diskreplay.cli.priorities import read_priorities
 from diskreplay.cli.where import Where, compile_where, matching
 from diskreplay.errors import SegmentGone
 from diskreplay.store.reading.episodes import Episode
 
 BINS = 40
 LARGEST = 1e300  # of values in bins
+WIDE = 100.0  # between the largest priority and the least: then their magnitudes are drawn
 MOST_SERIES = 6  # elements of a vector that are drawn
+Ints = NDArray[np.int64]
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
@@ -32,15 +35,22 @@ class What(StrEnum):
     lengths = "lengths"
     rewards = "rewards"
     actions = "actions"
+    priorities = "priorities"
     ages = "ages"
 
 
 def plot(
     path: console.StorePath,
-    what: Annotated[What, typer.Argument(metavar="WHAT", help="returns, lengths, rewards, actions or ages.")],
+    what: Annotated[
+        What, typer.Argument(metavar="WHAT", help="returns, lengths, rewards, actions, priorities or ages.")
+    ],
     where: Where = None,
     field: Annotated[
         str | None, typer.Option("--field", metavar="FIELD", help="Which of several actions, or any other field.")
+    ] = None,
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option("--sampler", metavar="NAME", help="Priorities: only of what was saved as this; again for more."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Save a picture, .png or .svg, and draw nothing here.")
@@ -49,16 +59,23 @@ def plot(
     """Plot what a store's episodes are like.
 
     Returns and lengths: of each ended episode in the order in which they began, with a running mean. Rewards and
-    actions: how often each value is there, of all steps. Ages: how long ago steps were published. Drawn in the terminal
-    by plotext, or saved by matplotlib: pip install diskreplay[plot].
+    actions: how often each value is there, of all steps. Priorities: those that samplers have saved, |td| + eps, and
+    their logarithm where they differ a hundredfold. Ages: how long ago steps were published. Drawn in the terminal by
+    plotext, or saved by matplotlib: pip install diskreplay[plot].
     """
     if out is not None and out.suffix not in (".png", ".svg"):
         raise typer.BadParameter(f"--out is a file that ends in .png or .svg, not {out}")
+    if sampler and what is not What.priorities:
+        raise typer.BadParameter(f"--sampler is for priorities, not {what.value}")
     with dr.open(path) as store, console.bar("Reading episodes") as progress:
         found: list[Episode] = list(store.episodes)
         if where is not None:
             found = list(compress(found, matching(found, compile_where(where, store.schema))))
-        chart = chart_of(what, in_order(found), store, field, progress)
+        if what is What.priorities:
+            ids = None if where is None else np.concatenate([np.zeros(0, np.int64), *(e.ids for e in found)])
+            chart = priorities_chart(store, sampler or (), ids)
+        else:
+            chart = chart_of(what, in_order(found), store, field, progress)
     if out is None:
         console.emit(draw(chart))
     else:
@@ -110,13 +127,38 @@ def over_episodes(name: str, values: NDArray[Any]) -> Chart:
     return Chart(f"{name} of {text.plural(len(values), 'episode')}", "episode, oldest first", name, series, bars=False)
 
 
+def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | None) -> Chart:
+    """Return the chart of the priorities that samplers saved, all or those named; ``steps``: only of these ids.
+
+    Raises BadParameter where there are none, StoreNotFound where nothing is saved under a name.
+    """
+    saved = read_priorities(store, samplers)
+    columns = {name: values[_among(ids, steps)] for name, (ids, values) in saved.items()}
+    columns = {name: values for name, values in columns.items() if len(values)}
+    if not columns:
+        which = f"sampler {', '.join(map(text.clean, samplers))}" if samplers else "any sampler of this store"
+        raise typer.BadParameter(f"there are no priorities of such steps, as saved by {which} (Sampler.save)")
+    every = np.concatenate([*columns.values()])
+    title, label = f"priorities of {text.plural(len(every), 'id')}", "|td| + eps"
+    if every.min() > 0 and every.max() / every.min() >= WIDE:
+        columns, label = {name: np.log10(values) for name, values in columns.items()}, f"log10 of {label}"
+    if len(columns) == 1:
+        ((name, values),) = columns.items()
+        return distributions(f"{title}, {name}", {"": values}, label, "ids")
+    return distributions(title, columns, label, "ids")
+
+
+def _among(ids: Ints, steps: Ints | None) -> NDArray[np.bool_]:
+    return np.ones(len(ids), np.bool_) if steps is None else np.isin(ids, steps)
+
+
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
     """Return the chart of how often values are there: each of a few whole numbers, else in equal bins."""
     return distributions(title, {"": values}, label)
 
 
-def distributions(title: str, columns: dict[str, NDArray[Any]], label: str) -> Chart:
-    """Return the chart of how often values of several columns are there, in the same bins."""
+def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:
+    """Return the chart of how often values of several columns are there, in the same bins; ``of`` what they are."""
     every = _finite(np.concatenate([*columns.values()]))
     if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
         series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]
@@ -125,7 +167,7 @@ def distributions(title: str, columns: dict[str, NDArray[Any]], label: str) -> C
         centres = (edges[1:] + edges[:-1]) / 2
         histograms = ((name, np.histogram(numbers(_finite(v)), edges)[0]) for name, v in columns.items())
         series = [Series(name, centres, counts) for name, counts in histograms]
-    return Chart(title, label, "steps", series, bars=True)
+    return Chart(title, label, of, series, bars=True)
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -153,7 +195,7 @@ def _finite(values: NDArray[Any]) -> NDArray[Any]:
 
 def _some(values: Sequence[Any]) -> Sequence[Any]:
     if not values:
-        raise typer.BadParameter("there is no such episode to plot")
+        raise typer.BadParameter("there is no episode to plot")
     return values
 
 

@@ -23,7 +23,7 @@ from diskreplay.kernels.offer import CHANGED, NEW
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.population import InitialErrors, Mark, Population, Share
-from diskreplay.sampling.saved_state import state_of
+from diskreplay.sampling.saved_state import bits, state_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -219,7 +219,7 @@ class PriorityTable:
         pages = pages[self._pages[pages, columns.FIRST].argsort()]
         for at in range(0, len(pages), _PAGES_AT_ONCE):
             lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
-            page, row = np.nonzero(_bits(lines[:, columns.ENTERED].copy()))
+            page, row = np.nonzero(bits(lines[:, columns.ENTERED].copy()))
             ids = lines[page, columns.FIRST] + row * lines[page, columns.STRIDE]
             raw = np.empty(len(ids) + 1)
             raw[0], raw[1:] = self.largest, read(population.snapshot, ids, eta) + eps
@@ -345,7 +345,7 @@ class PriorityTable:
             "first": first,
             "stride": stride,
             "known": known,
-            "values": self._raw.reshape(-1, columns.PAGE)[number][_bits(known)],
+            "values": self._raw.reshape(-1, columns.PAGE)[number][bits(known)],
             "pages": len(self._pages),
             "largest": self.largest,
         }
@@ -358,16 +358,11 @@ class PriorityTable:
         table._resize(count)
         for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):
             table._pages[number, column] = of_pages
-        page, row = np.nonzero(_bits(known))
+        page, row = np.nonzero(bits(known))
         table._raw[number[page] * columns.PAGE + row] = values
         table._largest[0] = largest
         table._list_pages()
         return table
-
-
-def _bits(masks: Ints) -> NDArray[np.bool_]:
-    """Return the bits of each mask, the lowest first: (n, 64)."""
-    return np.unpackbits(masks.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little").astype(np.bool_)
 
 
 def _checked(state: Mapping[str, Any]) -> tuple[Ints, Ints, Ints, Ints, Floats, int, float]:
@@ -381,7 +376,7 @@ def _checked(state: Mapping[str, Any]) -> tuple[Ints, Ints, Ints, Ints, Floats, 
     good = good and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
     good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
     good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
-    good = good and values.shape == (np.count_nonzero(_bits(known)),)
+    good = good and values.shape == (np.count_nonzero(bits(known)),)
     if not good or not (values > 0).all() or not np.isfinite(values).all() or not 0 < largest < np.inf:
         raise ValueError("this saved table of priorities contradicts itself: it is damaged")
     return number, first, stride, known, values, count, largest

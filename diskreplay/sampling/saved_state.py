@@ -28,3 +28,26 @@ def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.i
     if not found or any(column.ndim != 1 or column.shape != found[0].shape for column in found):
         raise ValueError("columns must have one axis and one length")
     return found
+
+
+def bits(masks: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return the bits of each mask, the lowest first: (n, 64)."""
+    return np.unpackbits(masks.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little").astype(np.bool_)
+
+
+def is_priority_table(state: Mapping[str, Any]) -> bool:
+    """Tell whether this is the state of a table of priorities; see `PriorityTable.state_dict`."""
+    return {"page", "first", "stride", "known", "values"} <= state.keys()
+
+
+def saved_priorities(table: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the ids of the state of a table of priorities, and the |td| + eps of each, (n,) both.
+
+    One of `INVALID` where it is no such state.
+    """
+    first, stride, known = columns(table, ("first", "stride", "known"))
+    page, row = np.nonzero(bits(known))
+    values = np.array(table["values"], np.float64)
+    if values.shape != page.shape:
+        raise ValueError(f"{len(page)} ids have {len(values)} priorities")
+    return first[page] + row * stride[page], values

@@ -7,7 +7,8 @@ import pytest
 import diskreplay as dr
 from diskreplay.cli.chart import Chart, Series, draw, save
 from diskreplay.cli.episode_leaves import began
-from diskreplay.cli.plot import What, chart_of, distribution, distributions, over_episodes
+from diskreplay.cli.plot import What, chart_of, distribution, distributions, over_episodes, priorities_chart
+from diskreplay.cli.priorities import read_priorities
 from tests.cli.conftest import EPISODES, RETURNS, small_episode
 
 
@@ -56,6 +57,70 @@ def test_ages_are_before_the_newest_step(store: dr.Store) -> None:
     assert counts.x.min() >= 0
 
 
+@pytest.fixture
+def learned(small: Path) -> Path:
+    """The store with priorities that two samplers saved: step i of the transitions has i + 1, windows have 7."""
+    with dr.open(small, "a") as store:
+        with dr.Sampler(store, dr.Transitions(), dr.Prioritized(eps=0.5), seed=0) as sampler:
+            ids = sampler.ids()
+            sampler.update_priorities(ids, np.arange(len(ids)) + 0.5)
+            sampler.save("one")
+            sampler.view = dr.Episodes()
+            sampler.update_priorities(sampler.ids(), np.full(sampler.sampleable, 6.5))
+            sampler.save("both")
+        with dr.Sampler(store, dr.Transitions(), seed=0) as uniform:
+            uniform.save("uniform")
+    return small
+
+
+def test_priorities_are_those_that_samplers_saved(learned: Path) -> None:
+    with dr.open(learned) as store:
+        saved = read_priorities(store, [])
+        assert list(saved) == ["both: transitions", "both: episodes", "one"]
+        for name in ("both: transitions", "one"):
+            ids, values = saved[name]
+            assert values[np.argsort(ids)].tolist() == [*range(1, 80)]  # one episode has no last transition
+        ids, values = saved["both: episodes"]
+        assert sorted(ids.tolist()) == sorted(int(e.ids[0]) for e in store.episodes)
+        assert values.tolist() == [7.0] * 6
+        one = priorities_chart(store, ["one"], None)
+        assert (one.title, one.x_label, one.y_label) == ("priorities of 79 ids, one", "|td| + eps", "ids")
+        (bars,) = one.series
+        np.testing.assert_array_equal(bars.y, np.histogram(np.arange(1, 80), 40)[0])
+        every = priorities_chart(store, [], None)
+        assert [series.name for series in every.series] == list(saved)
+        some = priorities_chart(store, ["one"], store.episodes[1].ids)
+        assert some.title == "priorities of 60 ids, one"
+
+
+def test_priorities_that_differ_a_hundredfold_are_drawn_by_their_magnitude(small: Path) -> None:
+    with dr.open(small, "a") as store:
+        with dr.Sampler(store, dr.Transitions(), dr.Prioritized(eps=1e-9), seed=0) as sampler:
+            sampler.update_priorities(sampler.ids(), np.repeat([0.001, 1000.0], [40, 39]))
+            sampler.save("wide")
+        chart = priorities_chart(store, [], None)
+    assert chart.x_label == "log10 of |td| + eps"
+    assert (chart.series[0].y[0], chart.series[0].y[-1]) == (40, 39)
+    assert (round(chart.series[0].x[0]), round(chart.series[0].x[-1])) == (-3, 3)
+
+
+def test_priorities_are_drawn_and_saved(run: Callable, learned: Path) -> None:
+    done = run("plot", learned, "priorities", "--where", "length > 50")
+    assert (done.code, done.err) == (0, "")
+    assert "priorities of 121 ids" in done.out.splitlines()[0]
+    done = run("plot", learned, "priorities", "--sampler", "one")
+    assert "priorities of 79 ids, one" in done.out.splitlines()[0]
+    for arguments, message in (
+        (["priorities", "--sampler", "nobody"], "has no sampler state named 'nobody'; it has both, one, uniform"),
+        (["priorities", "--sampler", "uniform"], "there are no priorities of such steps, as saved by sampler uniform"),
+        (["priorities", "--where", "length > 100"], "there are no priorities of such steps, as saved by any sampler"),
+        (["returns", "--sampler", "one"], "--sampler is for priorities, not returns"),
+    ):
+        done = run("plot", learned, *arguments)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert message in done.err
+
+
 def test_whole_numbers_are_counted_one_by_one_where_they_are_few() -> None:
     (few,) = distribution("actions", np.array([3, 0, 3, -1]), "value").series
     assert (few.x.tolist(), few.y.tolist()) == ([-1, 0, 3], [1, 1, 2])
@@ -81,7 +146,7 @@ def test_a_running_mean_is_over_a_twentieth_of_the_episodes() -> None:
     np.testing.assert_array_equal(points.y, values)
 
 
-@pytest.mark.parametrize("what", [*What])
+@pytest.mark.parametrize("what", sorted({*What} - {What.priorities}))
 def test_it_is_drawn_in_a_terminal_or_a_pipe(run: Callable, small: Path, what: What) -> None:
     done = run("plot", small, what.value)
     assert (done.code, done.err) == (0, "")
@@ -103,7 +168,7 @@ def test_drawing_again_draws_nothing_of_before() -> None:
 
 @pytest.mark.slow
 @pytest.mark.leaks("matplotlib keeps the files of its fonts open")
-@pytest.mark.parametrize("what", [*What])
+@pytest.mark.parametrize("what", sorted({*What} - {What.priorities}))
 def test_it_is_saved_as_a_picture(run: Callable, small: Path, tmp_path: Path, what: What) -> None:
     png, svg = tmp_path / "plot.png", tmp_path / "plot.svg"
     assert run("plot", small, what.value, "--out", png) == (0, f"saved {png}\n", "")
@@ -131,8 +196,8 @@ def test_several_series_are_named_in_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["returns", "--where", "length > 100"], "there is no such episode to plot"),
-        (["rewards", "--where", "length > 100"], "there is no such episode to plot"),
+        (["returns", "--where", "length > 100"], "there is no episode to plot"),
+        (["rewards", "--where", "length > 100"], "there is no episode to plot"),
         (["actions", "--field", "colour"], "no field 'colour' in this store"),
     ],
 )
