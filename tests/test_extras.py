@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ from packaging.requirements import Requirement
 
 import diskreplay as dr
 from tests.test_architecture import MODULES, imports_of
+from tools.environments import CORE, TRIED, closure
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -263,6 +265,26 @@ def test_all_installs_every_extra_for_users_but_the_one_that_limits_other_librar
     (own,) = map(Requirement, EXTRAS["all"])
     assert own.name == "diskreplay"
     assert own.extras == USER_EXTRAS - {"tianshou"}
+
+
+def test_every_extra_for_another_library_is_tried_in_an_environment_of_its_own() -> None:
+    assert TRIED.keys() - {CORE} <= {*USER_EXTRAS, "all"}
+    assert {"torch", "gym", "sb3", "torchrl", "tianshou", "all"} <= TRIED.keys()
+    assert all((ROOT / path).exists() for _, *tests in TRIED.values() for path in tests)
+    nightly = (ROOT / ".github/workflows/nightly.yml").read_text()
+    assert f"tools/extras {' '.join(TRIED)} --every-python" in nightly
+
+
+def test_what_is_linked_for_an_extra_is_what_it_requires(tmp_path: Path) -> None:
+    wheel = tmp_path / "diskreplay-1-py3-none-any.whl"
+    lines = ["Metadata-Version: 2.1", "Name: diskreplay", "Version: 1", "Requires-Dist: numpy", "Requires-Dist: zarr"]
+    lines += ['Requires-Dist: gymnasium>=1; extra == "gym"', 'Requires-Dist: pandas<1; extra == "gym"']
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("diskreplay-1.dist-info/METADATA", "\n".join(lines))
+    named = [{each.name for each in closure([f"diskreplay{extra}"], wheel)} for extra in ("", "[gym]")]
+    assert {"numpy", "zarr", "numcodecs"} <= named[0]
+    assert "gymnasium" in named[1] - named[0]
+    assert not {"pandas", "torch", "pytest"} & named[1]  # the version of pandas here does not fit
 
 
 def test_numba_has_the_minor_version_after_the_one_that_is_tested_as_its_bound() -> None:
