@@ -155,6 +155,7 @@ print(json.dumps([message(call) for call in calls]))
     [
         ("sb3", "stable_baselines3", "a buffer of Stable-Baselines3"),
         ("tianshou", "tianshou", "a replay buffer of Tianshou"),
+        ("torch", "torch", "a data set for a DataLoader"),
         ("minari", "minari", "a data set of Minari"),
         ("parquet", "pyarrow", "a data set of Parquet"),
         ("lerobot", "pyarrow", "a data set of LeRobot"),

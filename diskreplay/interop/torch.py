@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import distributed as dist
-from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import diskreplay as dr
+
+with dr.MissingExtra.raised_for("a data set for a DataLoader", "torch"):
+    from torch import distributed as dist
+    from torch.utils import _pytree as pytree
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 PathLike = str | os.PathLike[str]
 

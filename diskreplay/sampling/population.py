@@ -334,7 +334,7 @@ class Population:
         """Fill the empty block in a given order; return what the order does not know."""
         # What is hidden moves a run's start, never its end. One that is hidden whole since is not found, and leaves
         # later: until then it counts, as it does in the population that the order is of.
-        there, known = _last_ids(found), [_last_ids(runs) for runs in order]
+        there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
             for runs, last in zip(order, known, strict=True)
@@ -432,7 +432,7 @@ class Population:
     def _count_share(self) -> "_Counted":
         """Count the ids of the share in each run, where a run of as many ids up to the same was not counted before."""
         runs, known = self.runs(), self._counted
-        last = _last_ids(runs)
+        last = last_ids(runs)
         at = np.searchsorted(known.last[:-1], last)
         mine = np.where((known.last[at] == last) & (known.count[at] == runs.count), known.mine[at], -1)
         new = keep(runs, mine < 0)
@@ -640,5 +640,6 @@ def _is_large(second: int, first: int) -> bool:
     return second > max(SMALL, first // 4)
 
 
-def _last_ids(runs: IdRuns | TimedRuns) -> Ints:
+def last_ids(runs: IdRuns | TimedRuns) -> Ints:
+    """Return the last id of each run."""
     return np.asarray(runs.first + (runs.count - 1) * runs.stride, np.int64)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.kernels.runs import lane_keys
+from diskreplay.kernels.runs import IdRuns, lane_keys
 from diskreplay.sampling.base import Draw, Owned
-from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.population import Mark, Population, last_ids
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -159,8 +159,8 @@ class _Groups:
             groups_left = self._groups_of(population, left)
         else:
             self._hide(changes.reached)
-            groups_left = np.array([self._partly[last] for last in _last_ids(left)], np.int64)
-        self._partly = dict(zip(_last_ids(left), groups_left.tolist(), strict=True))
+            groups_left = np.array([self._partly[last] for last in last_ids(IdRuns(*left)).tolist()], np.int64)
+        self._partly = dict(zip(last_ids(IdRuns(*left)).tolist(), groups_left.tolist(), strict=True))
         self._add(came, group)
         self._left = _Runs(left, groups_left, len(self._numbers))
         self._count()
@@ -190,7 +190,7 @@ class _Groups:
                 self._came.popleft()
             count -= len(parts[-1])
         group = np.concatenate(parts)
-        self._partly.update(zip(_last_ids(reached), group.tolist(), strict=True))
+        self._partly.update(zip(last_ids(IdRuns(*reached)).tolist(), group.tolist(), strict=True))
         some = group >= 0
         np.add.at(self._hidden, group[some], reached[2, some])
 
@@ -287,8 +287,3 @@ class _Runs:
         number, between = np.divmod(ids - first, stride)
         found = (between == 0) & (number >= 0) & (number < count)
         group[found] = self.group[run[found]]
-
-
-def _last_ids(runs: Ints) -> list[int]:
-    found: list[int] = (runs[0] + (runs[2] - 1) * runs[1]).tolist()
-    return found
