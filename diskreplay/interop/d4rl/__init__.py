@@ -13,9 +13,9 @@ from pathlib import Path
 from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.d4rl.names import NAME, array_of, schema_of
 from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, Json, is_part
-from diskreplay.interop.exchange.exporting import METADATA, Exported, Format, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import ENDS, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
     from diskreplay.interop.d4rl.reading import Reader

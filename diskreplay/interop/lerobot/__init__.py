@@ -13,9 +13,9 @@ from pathlib import Path
 
 from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.episode_data import PRIORITY, REWARD, Json
-from diskreplay.interop.exchange.exporting import METADATA, Exported, Format, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.side_folder import FINAL_OBS, METADATA, NOTES, SCHEMA, find_side
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
     DONE,
