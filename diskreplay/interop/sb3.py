@@ -197,7 +197,9 @@ class DiskReplayBuffer(ReplayBuffer):
         return writer
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._store})"
+        # Not that of the store, which shows what it had when a batch was last drawn.
+        path = None if self._path is None else str(self._path)
+        return f"{type(self).__name__}({path!r}, size={self.size()}, n_envs={self.n_envs})"
 
     @property
     def store(self) -> dr.Store | None:

@@ -620,6 +620,14 @@ def test_what_is_at_a_position_is_an_array(made):
     np.testing.assert_array_equal(ours.rewards, theirs.rewards)
 
 
+def test_a_buffer_shows_where_its_steps_are_and_how_many_there_are(made, tmp_path):
+    buffer = made(DiskReplayBuffer, 90, *SPACES_OF_BOX, n_envs=2)
+    stream = Stream(*SPACES_OF_BOX, 2)
+    for _ in range(3):
+        buffer.add(*stream.step())
+    assert repr(buffer) == f"DiskReplayBuffer({str(tmp_path / 'store')!r}, size=3, n_envs=2)"
+
+
 def test_reset_forgets_every_step(made):
     ours, theirs = made(DiskReplayBuffer, 50, *SPACES_OF_BOX), ReplayBuffer(50, *SPACES_OF_BOX, "cpu")
     stream = Stream(*SPACES_OF_BOX, 1)

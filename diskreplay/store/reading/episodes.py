@@ -212,7 +212,10 @@ class EpisodeList(Sequence[Episode]):
             )
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
-            raise IndexError(f"there is no episode {index}: the snapshot has {len(self)}, numbered from 0")
+            raise IndexError(
+                f"there is no episode {index}: the snapshot has {len(self)}, numbered from 0; store.refresh() shows "
+                "what was appended since"
+            )
         return Episode(self._snapshot, at)
 
     def __iter__(self) -> Iterator[Episode]:
