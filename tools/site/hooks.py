@@ -48,6 +48,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = _sources.get(page.file.src_uri)
     if source is None:
         return markdown
+    if page.file.src_uri.startswith("repository/"):
+        page.meta["search"] = {"exclude": True}  # results and sources are found by the pages that link to them
 
     def replace(link: re.Match[str]) -> str:
         target = target_of(source, link["path"])
