@@ -71,14 +71,30 @@ def test_named_files_exist(document):
     assert missing == []
 
 
+def test_each_page_is_in_the_navigation():
+    navigation = (REPOSITORY / "mkdocs.yml").read_text()
+    pages = [page.relative_to(REPOSITORY / "docs").as_posix() for page in (REPOSITORY / "docs").rglob("*.md")]
+    assert [page for page in pages if f"- {page}\n" not in navigation] == []
+
+
 def test_each_public_name_is_on_one_page_of_the_api():
     pages = [page.read_text() for page in (REPOSITORY / "docs/api").glob("*.md")]
     shown = sorted(name for page in pages for name in re.findall(r"(?m)^::: diskreplay\.(\w+)$", page))
     assert shown == sorted(set(diskreplay.__all__) - {"__version__"})
 
 
-def test_each_class_of_an_adapter_is_on_the_page_of_adapters():
-    page = (REPOSITORY / "docs/api/libraries.md").read_text()
+def test_each_format_of_data_sets_is_on_the_page_of_formats():
+    top = REPOSITORY / "diskreplay/interop"
+    paths = [path for path in top.rglob("*.py") if "\ndef import_dataset(" in path.read_text()]
+    names = {(path.parent if path.stem == "__init__" else path.with_suffix("")).relative_to(top) for path in paths}
+    page = (REPOSITORY / "docs/api/formats.md").read_text()
+    shown = re.findall(r"(?m)^::: diskreplay\.interop\.([\w.]+)$", page)
+    assert len(shown) > 5
+    assert sorted(shown) == sorted(".".join(name.parts) for name in names)
+
+
+def test_each_class_of_an_adapter_is_on_a_page_of_the_api():
+    page = "".join((REPOSITORY / "docs/api" / name).read_text() for name in ("libraries.md", "formats.md"))
     named = set(re.findall(r"diskreplay\.interop\.\w+ import (.+)", "\n".join(map(Path.read_text, DOCUMENTS))))
     named = {name.split(" as ")[0].strip() for names in named for name in names.split(",")}
     assert len(named) > 5
