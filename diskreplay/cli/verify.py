@@ -20,7 +20,7 @@ def verify(
     with --deep also the checksums of all that is sealed. Prints a line for each finding: kind, where, what. Nothing is
     written, and a store that is being written can be verified. Exit code 1 if there is any finding.
     """
-    with console.bar("Verifying segments") as progress:
+    with console.bar("Verifying segments", in_bytes=deep) as progress:
         problems = find_problems(path, deep=deep, progress=progress)
     if json:
         console.emit(text.to_json([{"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems]))

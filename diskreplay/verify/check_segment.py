@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -28,17 +29,24 @@ _PAUSE_S = 0.02
 
 
 def verify_segment(
-    root: str, number: int, plan: Plan, *, deep: bool, hidden: list[tuple[int, int]], where: str = ""
+    root: str,
+    number: int,
+    plan: Plan,
+    *,
+    deep: bool,
+    hidden: list[tuple[int, int]],
+    where: str = "",
+    on_read: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[Problem], bool]:
     """Return what is wrong with a segment, and whether it is sealed. An evicted one has no problems.
 
     ``hidden`` are its entries in the store's list: position and steps of episodes evicted by hand. ``where`` is its
-    folder if that is not its place.
+    folder if that is not its place; ``on_read`` as for `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
     for attempt in range(_ATTEMPTS):
-        files = Files(root)
+        files = Files(root, on_read)
         sealed = _verify_once(files, where, plan, deep, hidden)
         problems = files.problems
         if not problems or not os.path.lexists(os.path.join(root, where)):

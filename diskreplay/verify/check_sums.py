@@ -169,6 +169,9 @@ def _is_behind_link(segment: Segment, folder: str, known: dict[str, bool]) -> bo
 def _check_sum(segment: Segment, name: str, expected: int, blocks: Blocks) -> None:
     where = segment.inside(name)
     with segment.files.opened(where) as fd:
-        if fd is not None and checksum(fd) != expected:
+        if fd is None:
+            return
+        if checksum(fd) != expected:
             which = blocks.damage(name, fd) if name in blocks.sums else ""
             segment.files.report("checksum", where, f"does not fit the checksum that it was sealed with{which}")
+        segment.files.on_read(os.fstat(fd).st_blocks * 512)

@@ -7,7 +7,7 @@ diskreplay, and none of the code that reads or writes stores.
 import errno
 import os
 import stat
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -42,11 +42,12 @@ class Problem:
 class Files:
     """Reads files below a folder and collects what is wrong with them.
 
-    Names are relative to the folder and made of parts that the caller knows to be safe. Not thread-safe.
+    Names are relative to the folder and made of parts that the caller knows to be safe. ``on_read`` is told the bytes
+    on disk of each file whose checksum was checked. Not thread-safe.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, on_read: Callable[[int], None] = lambda nbytes: None) -> None:
+        self.root, self.on_read = root, on_read
         self.problems: list[Problem] = []
 
     def report(self, kind: str, where: str, detail: str) -> None:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from diskreplay.errors import StoreNotFound
@@ -42,10 +43,10 @@ def verify(
     mode "a" seals it.
 
     Where the folder of the store is moved meanwhile, on its file system, it is followed. ``deep``: read every sealed
-    chunk and every saved state of a sampler too, and check their checksums. ``progress`` is called with the number of
-    segments that were verified, and of all of them. The problems are in the order of the store, what it has beside its
-    segments first. Raises StoreNotFound where there is no store at ``path`` or it was deleted meanwhile, FormatError
-    where it is of a version that this release does not know.
+    chunk and every saved state of a sampler too, and check their checksums. ``progress`` is called with how much was
+    verified, and with how much there is: bytes on disk with ``deep``, else segments. The problems are in the order of
+    the store, what it has beside its segments first. Raises StoreNotFound where there is no store at ``path`` or it was
+    deleted meanwhile, FormatError where it is of a version that this release does not know.
     """
     try:
         home = OpenFolder.of(path)  # a link to the store is followed
@@ -63,16 +64,54 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     if plan is None:
         return files.problems
     problems, numbers, words, hidden = check_beside(root, plan, deep)
-    for done, number in enumerate(numbers):
-        if progress is not None:
-            progress(done, len(numbers))
-        found, is_sealed = verify_segment(root, number, plan, deep=deep, hidden=hidden.get(number, []))
+    meter = _Meter(progress, [_bytes_on_disk(files, number) if progress and deep else 1 for number in numbers])
+    for number in numbers:
+        found, is_sealed = verify_segment(
+            root, number, plan, deep=deep, hidden=hidden.get(number, []), on_read=meter.add if deep else _ignore
+        )
         problems += found
+        meter.next()
         if words is not None and not found and (problem := _misplaced(number, words, is_sealed)):
             problems.append(problem)
-    if progress is not None:
-        progress(len(numbers), len(numbers))
     return problems
+
+
+class _Meter:
+    """Tells how much of segments of these sizes was verified: inside of one by what was read, and never too much."""
+
+    def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
+        self._progress, self._total = progress, sum(sizes)
+        self._sizes, self._done, self._inside = iter(sizes), 0, 0
+        self._size = 0
+        self.next()
+
+    def next(self) -> None:
+        """Begin with the next segment."""
+        self._done, self._inside, self._size = self._done + self._size, 0, next(self._sizes, 0)
+        self._tell()
+
+    def add(self, nbytes: int) -> None:
+        """Note what was read of a segment, which may be read again."""
+        self._inside = min(self._inside + nbytes, self._size)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._done + self._inside, self._total)
+
+
+def _ignore(nbytes: int) -> None:
+    pass
+
+
+def _bytes_on_disk(files: Files, number: int) -> int:
+    """Return the bytes that a segment takes on disk; 0 where it is gone."""
+    total = 0
+    for folder, _, names in os.walk(files.path(layout.segment_folder(number))):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total
 
 
 class Beside(NamedTuple):

@@ -690,3 +690,20 @@ def test_the_table_finds_the_first_wrong_row_that_counts(lanes):
     assert first_wrong(flags, before, np.full(lanes, 6)) == (lanes - 1, 3)
     assert first_wrong(flags, before, np.full(lanes, 3)) is None
     assert first_wrong(flags[:, 1:], before, np.full(lanes, 1)) == (0, 0)
+
+
+def test_progress_is_in_bytes_where_all_is_read_and_in_segments_else(tmp_store: Path) -> None:
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=64, segment_steps=20) as store, store.writer() as writer:
+        for first in range(0, 60, 5):
+            append_numbered(writer, range(first, first + 5))
+    told: list[tuple[int, int]] = []
+    assert verify(tmp_store, deep=True, progress=lambda *of: told.append(of)) == []
+    done, totals = zip(*told, strict=True)
+    on_disk = sum(path.lstat().st_blocks * 512 for path in (tmp_store / "segments").rglob("*") if path.is_file())
+    assert set(totals) == {on_disk - (tmp_store / "segments/zarr.json").lstat().st_blocks * 512}
+    assert (done[0], done[-1]) == (0, totals[0])
+    assert list(done) == sorted(done)
+    assert len(set(done)) > 10
+    told.clear()
+    assert verify(tmp_store, progress=lambda *of: told.append(of)) == []
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]

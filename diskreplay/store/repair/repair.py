@@ -71,7 +71,7 @@ def repair(
     a few times. Readers follow with their next refresh.
 
     The arguments are those of `Store.repair`. Other processes may use the store meanwhile; where its folder is moved,
-    on its file system, it is followed. ``progress`` is called with the number of segments that were looked at, and of
+    on its file system, it is followed. ``progress`` is called with the bytes that were read of segments, and of
     all of them. Raises what `Store.repair` does, but never ReadOnlyError; ValueError where ``max_lost_steps`` is no
     number of steps, FormatError where the store is of a version that this release does not know.
     """
@@ -388,11 +388,12 @@ class _Repair:
         if not self._may_lose(where, detail, losses.steps):
             return True
         now: str | None = f"{QUARANTINE}/{where}"
+        goes = "would go to" if self._dry_run else "is now"
         if not self._dry_run:
             self._keep_hidden()
             now = self._replace(losses, detail)
         if now is not None:
-            self._note("rebuilt", where, f"{detail}; the damaged one is now {now}", losses.steps)
+            self._note("rebuilt", where, f"{detail}; the damaged one {goes} {now}", losses.steps)
         return now is not None
 
     def _replace(self, losses: Losses, reason: str) -> str | None:
