@@ -17,7 +17,7 @@ def demo(
     path: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Make the store here and keep it; otherwise it is removed.")
     ] = None,
-    max_seconds: Annotated[float, typer.Option(min=0, help="Give up after so many seconds.")] = 300.0,
+    max_seconds: Annotated[float, typer.Option(min=0, help="Give up after so many seconds of learning.")] = 300.0,
 ) -> None:
     """See a store at work: learn CartPole-v1 while four processes fill the store.
 

@@ -78,11 +78,14 @@ def _learn(
         # Here and not above: torch takes seconds to load, in which the collectors start.
         from diskreplay.cli.demo_learner import Progress, learn
 
-        progress = Progress()
+        progress, learning_since = Progress(), None
         for progress in learn(store, collectors.policy_file, seed, COLLECTORS):
             check_signals()
             display.show(progress)
-            if is_enough(progress) or time.monotonic() - started > max_seconds:
+            if learning_since is None and progress.updates:  # torch is loaded, and kernels are compiled
+                learning_since = time.monotonic()
+            is_late = learning_since is not None and time.monotonic() - learning_since >= max_seconds
+            if is_enough(progress) or is_late:
                 break
             collectors.check()
     return progress

@@ -164,6 +164,30 @@ def test_the_learner_waits_for_the_first_steps_and_then_gives_back_the_errors_of
     assert float(batches[-1][1].weight.min()) < 1.0
 
 
+def test_the_time_to_give_up_counts_from_the_first_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(demo_run.time, "monotonic", lambda: now[0])
+
+    def learn(*_: object) -> Iterator[demo_learner.Progress]:
+        for seconds, updates in ((1000, 0), (1000, 25), (3, 50), (3, 75), (3, 100)):
+            now[0] += seconds
+            yield demo_learner.Progress(updates=updates)
+
+    class Nobody:
+        policy_file = tmp_path / "policy"
+
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> "Nobody":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def check(self) -> None: ...
+
+    monkeypatch.setattr(demo_learner, "learn", learn)
+    monkeypatch.setattr(demo_run, "Collectors", Nobody)
+    assert demo_run._learn(tmp_path / "store", tmp_path, 0, 0.0, 6.0, lambda: None).updates == 75
+
+
 def test_a_path_at_which_something_is_advises_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["demo", "--path", str(tmp_path)]) == 2
@@ -387,7 +411,7 @@ def nothing_is_left(folder: Path, leader: int) -> bool:
 @pytest.mark.slow
 def test_it_gives_up_in_one_line_and_leaves_the_store_that_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with started_demo(tmp_path, "--max-seconds", 1, "--path", path) as process:
+    with started_demo(tmp_path, "--max-seconds", 0, "--path", path) as process:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, out) == (1, "")
         last = err.splitlines()[-1]
