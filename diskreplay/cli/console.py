@@ -2,19 +2,20 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from diskreplay import markup
-from diskreplay.cli.text import count
+from diskreplay.cli.text import aligned, count
 from diskreplay.markup import Html
 
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
@@ -52,6 +53,16 @@ def _write(write: Callable[[], None]) -> None:
         raise typer.Exit(BROKEN_PIPE) from None
 
 
+def columns(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> str:
+    """Set rows in columns as `text.aligned` does; each as a paragraph where a terminal is too narrow for that."""
+    lines = aligned(headers, rows, left)
+    console = Console(file=sys.stdout)
+    if not console.is_terminal or len(lines.partition("\n")[0]) <= console.width:
+        return lines
+    named = ("  ".join(f"{name} {cell}" for name, cell in zip(headers, row, strict=True) if cell) for row in rows)
+    return "\n".join(fill(row, console.width, break_long_words=False, break_on_hyphens=False) for row in named)
+
+
 def complain(message: str) -> None:
     """Print one line to stderr."""
     try:
@@ -69,13 +80,14 @@ def ask(question: str) -> bool:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Report]:
+def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
     """Show a bar on a terminal while the block works; the block reports with `progress(done, total)`."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
         return
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn(title), BarColumn(), amount, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

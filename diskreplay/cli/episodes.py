@@ -217,7 +217,7 @@ def table(columns: Columns, shown: NDArray[np.intp]) -> str:
         )
         for at, row in zip(shown.tolist(), records(columns, shown), strict=True)
     ]
-    return text.aligned((*headers, *(text.clean(short(path)) for path in fields)), rows, left=("ended",))
+    return console.columns((*headers, *(text.clean(short(path)) for path in fields)), rows, left=("ended",))
 
 
 def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:

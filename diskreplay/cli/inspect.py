@@ -28,7 +28,7 @@ def inspect(
 
     Its schema, steps, episodes and how they ended, statistics of returns and lengths, its segments, its writers alive
     and dead, and the bytes it takes on disk. Nothing is written, and a store that is being written can be inspected.
-    Exit code 1 if steps are in quarantine, or are not shown as no mark proves them.
+    Exit code 1 if a segment is damaged, or steps are in quarantine or not shown as no mark proves them.
     """
     with dr.open(path, mode="r") as store, console.bar("Reading segments") as progress:
         info, has_aside = store.info(progress=progress), bool(aside(store.quarantine))
@@ -36,7 +36,7 @@ def inspect(
         console.emit(text.to_json(info))
     else:
         console.show(report(info, all_rows=all_rows))
-    if info["steps_unproven"] or has_aside:
+    if info["steps_unproven"] or has_aside or has_damage(info):
         raise typer.Exit(console.PROBLEMS)
 
 
@@ -47,7 +47,8 @@ def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
     parts.append(schema_table(info["schema"]))
     if info["returns"] or info["lengths"]:
         parts.append(statistics_table(info))
-    parts += [segments_table(info["segments"], limit), writers_table(info["writers"], limit)]
+    if info["segments"]:
+        parts += [segments_table(info["segments"], limit), writers_table(info["writers"], limit)]
     if info["quarantine"]["entries"]:
         parts.append(quarantine_table(info["quarantine"]["entries"], limit))
     return Group(*(line for part in parts for line in (part, Text())))
@@ -77,12 +78,17 @@ def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     if info["quarantine"]["entries"]:
         yield "quarantine", quarantine_line(info["quarantine"], info["capacity_bytes"])
-    if any(row["state"] == "damaged" for row in info["segments"]) or info["steps_unproven"]:
+    if has_damage(info) or info["steps_unproven"]:
         path = text.clean(info["path"])
         helps = f"`diskreplay verify {path}` says what is wrong, `diskreplay repair {path} --dry-run` what can be done"
         yield "damage", f"{helps}; --salvage takes unproven steps" if info["steps_unproven"] else helps
     if limits := ", ".join(limits_of(info)):
         yield "limits", limits
+
+
+def has_damage(info: Mapping[str, Any]) -> bool:
+    """Tell whether a segment cannot be read."""
+    return any(row["state"] == "damaged" for row in info["segments"])
 
 
 def quarantine_line(quarantine: Mapping[str, Any], capacity_bytes: int | None) -> str:

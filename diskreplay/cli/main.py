@@ -6,6 +6,7 @@ with 128 and the number of the signal that ended it.
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -86,6 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # paths and names need not fit the terminal's encoding
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _run(arguments)
+
+
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """Print a warning as one line, without the line of Python that it is of."""
+    console.complain(f"warning: {text.clean(' '.join(str(message).split()))}")
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         return int(app(arguments, prog_name="diskreplay", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):

@@ -61,7 +61,7 @@ def repair(
         return
 
     def run(limit: int | None) -> Repaired:
-        with console.bar("Verifying segments") as progress:
+        with console.bar("Verifying segments", in_bytes=True) as progress:
             return repair_store(
                 path,
                 dry_run=dry_run,
@@ -130,7 +130,11 @@ def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> N
     what = "would be deleted"
     if not dry_run:
         if not yes and not console.ask(f"Delete {entry_line(entry)} for good?"):
-            console.emit(f"not deleted  {entry_line(entry)}\nto delete it say --yes")
+            if json:
+                _tell_json([], Repaired(), dry_run)
+                console.complain("not deleted; to delete it say --yes")
+            else:
+                console.emit(f"not deleted  {entry_line(entry)}\nto delete it say --yes")
             raise typer.Exit(console.PROBLEMS)
         entry, what = drop_segment(path, number), "deleted"
     if json:

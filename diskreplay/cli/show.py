@@ -111,7 +111,7 @@ def lines(record: Mapping[str, Any], total: int, length: int, paths: Sequence[st
     rows = [[str(step["step"]), str(step["id"]), *(cell(step[path]) for path in paths)] for step in steps]
     if final is not None:
         rows.append(["final", "", *(cell(final[path]) if path in final else "" for path in paths)])
-    shown = [first, *([", ".join(values)] if values else []), "", text.aligned(headers, rows)]
+    shown = [first, *([", ".join(values)] if values else []), "", console.columns(headers, rows)]
     if len(steps) < length:
         shown += ["", f"{text.plural(len(steps), 'step')} of {text.count(length)} shown (--steps : for all)"]
     return shown

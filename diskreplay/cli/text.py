@@ -77,6 +77,11 @@ def moment(value: object) -> str:
             return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         except (OverflowError, ValueError, OSError):
             return clean(value)
+    if isinstance(value, str):
+        try:
+            return moment(datetime.fromisoformat(value).astimezone(UTC).timestamp())
+        except (OverflowError, ValueError):
+            return clean(value)
     return NOTHING if value is None else clean(value)
 
 

@@ -392,3 +392,30 @@ def test_what_is_no_store_takes_one_line_and_exit_code_2(
     assert done.err.count("\n") == 1
     assert str(tmp_store) in done.err
     assert "unexpected" not in done.err
+
+
+def test_tables_become_paragraphs_on_a_narrow_terminal(
+    run: Callable, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    wide = json.loads(run("episodes", small, "--json").out)
+    rows = run("episodes", small).out.split("\n\n")[0]
+    assert max(map(len, rows.splitlines())) <= 40
+    words = rows.split()
+    assert words.count("index") == len(wide)
+    for row in wide:  # no word is split
+        assert str(row["id"]) in words
+    rows = run("show", small, 0).out.split("\n\n")[1]
+    assert max(map(len, rows.splitlines())) <= 40
+    assert rows.split().count("step") == 4  # with the final observation
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("episodes", small).out.split().count("index") == 1
+
+
+def test_an_empty_store_has_no_empty_tables(run: Callable, tmp_store: Path) -> None:
+    dr.create(tmp_store, SCHEMA).close()
+    done = run("inspect", tmp_store)
+    assert (done.code, done.err) == (0, "")
+    assert "segments" not in done.out.splitlines()
+    assert not any(line.startswith("writers") and "0" not in line for line in done.out.splitlines())

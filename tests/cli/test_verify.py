@@ -6,6 +6,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,9 @@ def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(
 ) -> None:
     place = with_one_aside / "counters/quarantine/segments/00000000"
     assert run("repair", with_one_aside, "--drop", 0, "--dry-run").out.startswith("would be deleted  segment 0  ")
+    refused = run("repair", with_one_aside, "--drop", 0, "--json")
+    assert (refused.code, json.loads(refused.out)["actions"]) == (1, [])
+    assert refused.err == "diskreplay: not deleted; to delete it say --yes\n"
     refused = run("repair", with_one_aside, "--drop", 0)  # without a terminal nobody is asked
     assert (refused.code, refused.err) == (1, "")
     assert refused.out.startswith("not deleted  segment 0  ")
@@ -171,9 +175,12 @@ def test_inspect_counts_what_is_aside_apart(run: Callable, with_one_aside: Path)
 
 def test_inspect_names_a_damaged_segment(run: Callable, filled: Path) -> None:
     flip(filled / "segments/00000000/zarr.json")
-    with pytest.warns(dr.DamagedSegmentWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
         shown = run("inspect", filled)
-    assert shown.code == 0
+    assert shown.code == 1
+    assert shown.err.startswith(f"diskreplay: warning: segment 0 of {filled} is damaged, and its steps are left out")
+    assert shown.err.count("\n") == 1  # and no line of Python
     assert "1 (1 damaged)" in shown.out
     assert f"`diskreplay repair {filled} --dry-run`" in " ".join(shown.out.split())
 
