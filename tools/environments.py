@@ -33,6 +33,8 @@ TRIED = {
     "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
+# Its upper bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
+WITHOUT_PINS = ("tianshou",)
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging")
 # A collector's day, without any extra.
 COLLECT = """
@@ -111,7 +113,8 @@ class Environment:
     def install(self, extra: str) -> None:
         """Install the wheel, with an extra or with none."""
         what = str(self._wheel) + (f"[{extra}]" if extra != CORE else "")
-        self._pip("install", "--quiet", "-c", CONSTRAINTS, what)
+        pins = () if extra in WITHOUT_PINS else ("-c", CONSTRAINTS)
+        self._pip("install", "--quiet", *pins, what)
 
     def uninstall(self) -> list[Path]:
         """Uninstall the package; return what is left of it."""

@@ -1,6 +1,7 @@
 """Buffers of Stable-Baselines3 in a store: its own buffer's batches and networks, and what outlives a process."""
 
 import copy
+import os
 import pickle
 import re
 import signal
@@ -14,6 +15,7 @@ import torch
 from gymnasium import spaces
 
 import diskreplay as dr
+from diskreplay.kernels.cache import COMPILING
 from tests.testing.support import REPOSITORY
 
 pytest.importorskip("stable_baselines3", reason="needs stable-baselines3")
@@ -491,6 +493,28 @@ def test_a_store_that_other_environments_wrote_fills_the_buffer(made, n_envs):
         buffer.add(*stream.step())
         assert drawn(buffer, 0, 200)[0].rewards.isfinite().all()
     assert buffer.full
+
+
+FIRST = """
+import numpy as np
+from gymnasium import spaces
+from diskreplay.interop.sb3 import DiskReplayBuffer
+
+buffer = DiskReplayBuffer(50, spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(2), "cpu")
+obs, one = np.zeros((1, 1), np.float32), np.zeros(1)
+buffer.add(obs, obs, one.astype(int), one, one, [{}])
+buffer.sample(4)
+buffer.sample(4)
+buffer.close()
+"""
+
+
+@pytest.mark.slow
+def test_the_first_batch_on_a_machine_says_in_one_line_what_takes_it_so_long(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error", "-c", FIRST]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == f"{COMPILING}\n"
 
 
 TRAIN = """
