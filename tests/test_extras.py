@@ -273,7 +273,7 @@ def test_every_extra_for_another_library_is_tried_in_an_environment_of_its_own()
     assert {"torch", "gym", "sb3", "torchrl", "tianshou", "all"} <= TRIED.keys()
     assert all((ROOT / path).exists() for _, *tests in TRIED.values() for path in tests)
     nightly = (ROOT / ".github/workflows/nightly.yml").read_text()
-    assert f"tools/extras {' '.join(TRIED)} --every-python" in nightly
+    assert f"tools/extras {' '.join(TRIED)} --whole" in nightly
 
 
 def test_what_is_linked_for_an_extra_is_what_it_requires(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
@@ -35,6 +35,7 @@ TRIED = {
 }
 # Its upper bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
 WITHOUT_PINS = ("tianshou",)
+NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging")
 # A collector's day, without any extra.
 COLLECT = """
@@ -67,14 +68,14 @@ with dr.create(sys.argv[1], dr.Schema.from_env(env)) as store:
 PROGRAMS = {"gym": RECORD}  # of the others, COLLECT
 
 
-def run(*command: Any, cwd: Path = ROOT, path: str = "") -> None:
-    """Run a command without the imports that this process has; what it prints is shown where it fails."""
+def run(*command: Any, cwd: Path = ROOT, path: str = "", fine: Sequence[int] = (0,)) -> None:
+    """Run a command without the imports that this process has; what it prints is shown where its code is not `fine`."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env | ({"PYTHONPATH": path} if path else {}),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
+    if done.returncode not in fine:
         sys.exit(f"{done.stdout}\ntools/extras: {' '.join(map(str, command))} failed ({done.returncode})")
 
 
@@ -165,8 +166,8 @@ def interpreters() -> Iterator[str]:
             break
 
 
-def attempt(extra: str, interpreter: str, wheel: Path, sdist: Path, scratch: Path) -> None:
-    """Install an extra, run its tests, and uninstall."""
+def attempt(extra: str, interpreter: str, wheel: Path, sdist: Path, scratch: Path, whole: bool) -> None:
+    """Install an extra, run its tests, the slow ones only if all are wanted, and uninstall."""
     started = perf_counter()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         environment = Environment(Path(folder) / "env", interpreter, wheel)
@@ -180,7 +181,9 @@ def attempt(extra: str, interpreter: str, wheel: Path, sdist: Path, scratch: Pat
         program = PROGRAMS.get(extra, COLLECT)
         run(environment.python, "-W", "error", "-c", program, Path(folder) / "store", cwd=sdist)
         if tests:
-            run(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests, cwd=sdist)
+            chosen = () if whole else ("-m", "not slow")
+            command = (environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *tests)
+            run(*command, cwd=sdist, fine=(0,) if whole else (0, NO_TESTS))
         if left := environment.uninstall():
             sys.exit(f"tools/extras: an uninstall leaves {', '.join(map(str, left))}")
     seconds = perf_counter() - started
@@ -192,14 +195,13 @@ def main() -> None:
     """Try what the command line names."""
     parser = argparse.ArgumentParser(prog="tools/extras", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="+", choices=TRIED, metavar="name", help=", ".join(TRIED))
-    parser.add_argument("--every-python", action="store_true", help="core also on the other versions installed here")
+    parser.add_argument("--whole", action="store_true", help="the slow tests, too, and core on every Python there is")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="diskreplay-extras-") as folder:
         wheel, sdist = build(Path(folder))
         for extra in arguments.names:
-            chosen = interpreters() if arguments.every_python and extra == CORE else [sys.executable]
-            for interpreter in chosen:
-                attempt(extra, interpreter, wheel, sdist, Path(folder))
+            for interpreter in interpreters() if arguments.whole and extra == CORE else [sys.executable]:
+                attempt(extra, interpreter, wheel, sdist, Path(folder), arguments.whole)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,18 @@ def test_actions_of_every_space_are_those_of_its_own_buffer(made, action):
     assert follow(ours, theirs, Stream(*arguments[1:], 2), 80) > 1500
 
 
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_observations_of_float64_are_kept_as_the_space_says(made, n_envs):
+    """As CleanRL's scripts of continuous control have it, which set the dtype of the space of MuJoCo's environments."""
+    space, action = spaces.Box(-9, 9, (2, 2), np.float64), spaces.Box(-1, 1, (2,), np.float32)
+    stream = Stream(copy.deepcopy(space), action, n_envs)
+    space.dtype = np.float32
+    kwargs = {"n_envs": n_envs, "handle_timeout_termination": False}
+    ours = made(DiskReplayBuffer, 60, space, action, **kwargs)
+    assert follow(ours, ReplayBuffer(60, space, action, device="cpu", **kwargs), stream, 80) > 1500
+    assert ours.store.schema.obs.dtype == np.float32
+
+
 @pytest.mark.parametrize("timeouts", [True, False])
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("n_steps", [2, 5])
