@@ -77,7 +77,7 @@ LIBRARIES = {
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},
-    "PIL": {"pictures", "interop.minari_episodes", "interop.lerobot.images"},
+    "PIL": {"pictures", "interop.minari.reading", "interop.lerobot.images"},
     "pyarrow": {"interop"},
     "h5py": {"interop"},
     "av": {"interop.lerobot.video", "pictures"},

@@ -14,7 +14,9 @@ where there is none; and ``notes``, text in JSON.
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +76,14 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
+    return import_into(path, open_source(source), progress)
+
+
+def open_source(source: str | PathLike[str]) -> Source:
+    """Return a folder of Parquet files as what `import_dataset` reads, which raises what this raises."""
     folder = Path(source).absolute()
     found = Description.read(folder, NAME)
-    made = Source(
+    return Source(
         NAME,
         str(folder),
         found.schema,
@@ -85,7 +92,6 @@ def import_dataset(
         lambda first: _read(folder, found.schema, first),
         found.metadata,
     )
-    return import_into(path, made, progress)
 
 
 def export_dataset(
@@ -142,7 +148,7 @@ class _Folder:
         self._bytes = 0
         self.episodes = 0
         for file in _files(plan.path):
-            self.episodes += int(parquet.read_metadata(file).num_rows)
+            self.episodes += _rows(file)
 
     def add(self, episode: EpisodeData) -> None:
         self._waiting.append(episode)
@@ -228,18 +234,31 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, schema: Schema, first: int) -> Iterator[EpisodeData]:
-    for file in _files(folder):
-        start = int(file.stem)
-        count = int(_opened(parquet.read_metadata, file).num_rows)
-        if start + count > first:
-            yield from _of_file(folder, file.name, schema, max(first - start, 0))
+    """Yield episodes file by file; a thread reads the next one meanwhile."""
+    files = [file for file in _files(folder) if int(file.stem) + _rows(file) > first]
+    if not files:
+        return
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(_tables, folder, files[0].name)
+        for file, following in zip_longest(files, files[1:]):
+            steps, ends = ahead.result()
+            if following is not None:
+                ahead = reader.submit(_tables, folder, following.name)
+            yield from _episodes(folder / _STEPS / file.name, steps, ends, schema, max(first - int(file.stem), 0))
 
 
-def _of_file(folder: Path, name: str, schema: Schema, skipped: int) -> Iterator[EpisodeData]:
-    steps, ends = (_opened(parquet.read_table, folder / table / name) for table in (_STEPS, _EPISODES))
-    lacking = [path for path in schema.step_leaves if path not in steps.column_names]
+def _rows(file: Path) -> int:
+    return int(_opened(parquet.read_metadata, file).num_rows)
+
+
+def _tables(folder: Path, name: str) -> tuple["Table", "Table"]:
+    return _opened(parquet.read_table, folder / _STEPS / name), _opened(parquet.read_table, folder / _EPISODES / name)
+
+
+def _episodes(path: Path, steps: "Table", ends: "Table", schema: Schema, skipped: int) -> Iterator[EpisodeData]:
+    lacking = [leaf for leaf in schema.step_leaves if leaf not in steps.column_names]
     if lacking:
-        raise FormatError(f"{folder / _STEPS / name} has no column {lacking[0]}")
+        raise FormatError(f"{path} has no column {lacking[0]}")
     rows = {path: _array(steps.column(path), path, leaf) for path, leaf in schema.step_leaves.items()}
     priority = from_arrow(steps.column(PRIORITY), PRIORITY) if PRIORITY in steps.column_names else None
     beside = {

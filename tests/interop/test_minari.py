@@ -14,9 +14,12 @@ minari = pytest.importorskip("minari", reason="needs minari")
 from gymnasium import spaces  # noqa: E402
 from minari.data_collector import EpisodeBuffer  # noqa: E402
 
-from diskreplay.interop import minari as adapter  # noqa: E402
 from diskreplay.interop.exchange.importing import import_notes  # noqa: E402
-from diskreplay.interop.minari import export_dataset, import_dataset  # noqa: E402
+from diskreplay.interop.minari import (  # noqa: E402
+    export_dataset,
+    import_dataset,
+    writing as adapter,
+)
 from tests.interop.round_trips import CASES, EPISODES, PLAIN, check_round_trip, content, make_store  # noqa: E402
 
 SPACES = {
@@ -175,6 +178,26 @@ def test_spaces_and_plain_episodes_need_no_side_folder(tmp_path: Path, case: str
     assert (exported.not_held, exported.side_folder) == ([], None)
 
 
+def test_data_in_another_dtype_than_its_space_keep_it_in_all_files(home: Path, tmp_path: Path) -> None:
+    space, actions = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    rows = np.random.default_rng(0).uniform(-1, 1, (4, 2))
+    ends = np.array([False, False, True])
+    episode = EpisodeBuffer(
+        observations=rows, actions=np.zeros(3, int), rewards=np.ones(3), terminations=ends, truncations=~ends & False
+    )
+    (home / "own-v0").mkdir(parents=True)
+    storage = adapter.MinariStorage.new(home / "own-v0/data", space, actions, jpeg_encoding=False)
+    storage.update_metadata({"dataset_id": "own-v0", "minari_version": minari.__version__})
+    storage.update_episodes([episode])
+    import_dataset("own-v0", tmp_path / "store")
+    for data_format in ("hdf5", "arrow"):
+        export_dataset(tmp_path / "store", tmp_path / data_format, data_format=data_format)  # type: ignore[arg-type]
+        import_dataset(tmp_path / data_format, tmp_path / f"{data_format}-back")
+        assert content(tmp_path / f"{data_format}-back") == content(tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        np.testing.assert_array_equal(store.episodes[0].obs, rows)
+
+
 def test_images_of_a_data_set_with_jpeg_are_those_that_minari_shows(home: Path, tmp_path: Path) -> None:
     space, actions = spaces.Box(0, 255, (32, 32, 3), np.uint8), spaces.Discrete(2)
     for data_format in ("hdf5", "arrow"):
@@ -256,7 +279,7 @@ def test_an_export_that_was_killed_in_the_middle_of_a_write_begins_anew(tmp_path
 
 
 def test_what_cannot_be_imported_is_said(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(dr.StoreNotFound, match=r"at .*minari/x-v0 and .*x-v0; `minari download x-v0` gets one"):
+    with pytest.raises(dr.StoreNotFound, match=r"at .*minari/x-v0 and .*x-v0; `minari download x-v0` gets one of"):
         import_dataset("x-v0", tmp_path / "store")
     make_data_set("own-v0", "box", "hdf5")
     path = home / "own-v0/data/metadata.json"

@@ -30,6 +30,7 @@ BENCHES = {
     "device": "device",
     "retention": "retention",
     "sb3": "sb3",
+    "exchange": "exchange",
 }
 
 

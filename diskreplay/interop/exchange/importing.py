@@ -1,9 +1,8 @@
 """Import: a new store of the episodes of a data set, or the rest of one that was begun."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
 
 from diskreplay import Episode, FormatError, Schema, Store, StoreExists, Writer, create
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
@@ -190,8 +189,3 @@ def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
         if name.startswith(f"{NOTE}-"):
             of_episodes |= {int(first): note for first, note in store.read_note(name).items()}
     return store.read_note(NOTE) or {}, of_episodes
-
-
-def as_json(result: Any) -> dict[str, Json]:
-    """Return a result record as JSON."""
-    return asdict(result)

@@ -1,107 +1,25 @@
-"""Episodes of Minari: how they are read from HDF5, Arrow and Parquet, and how they become episodes of a store."""
+"""What becomes of the values of Minari's episodes in a store, and of a store's in Minari."""
 
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError
+from diskreplay import Field, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
-from diskreplay.interop.minari_spaces import AnySpace, without_texts
-from diskreplay.interop.minari_values import flat, from_json, nest, to_json
+from diskreplay.interop.minari.reading import ENDS, INFOS, METADATA, Raw
+from diskreplay.interop.minari.spaces import AnySpace, without_texts
+from diskreplay.interop.minari.values import flat, from_json, nest, to_json
 
-with MissingExtra.raised_for("a data set of Minari", "minari"):
-    import pyarrow as pa
-    import pyarrow.dataset as arrow_dataset
-    from gymnasium import spaces
-    from PIL import Image
-
-    from diskreplay.interop.arrow_arrays import from_arrow
-
-if TYPE_CHECKING:
-    from minari.dataset.minari_storage import MinariStorage
-
-__all__ = ["Layout", "derive", "read_episodes"]
+__all__ = ["Layout", "derive"]
 
 NOTE = "minari"
-INFOS, RESET_INFOS, SEED = "infos", "reset_infos", "seed"
-"""Names of an extra field, what each step returned beside its observation; of what reset returned; and of the seed."""
+RESET_INFOS, SEED = "reset_infos", "seed"
+"""Names of episode fields. An extra field is called `INFOS`: what each step returned beside its observation."""
 
-_ABSENT, _NO_SEED, _METADATA, _TEXTS = "absent", "no_seed", "metadata", "observations"
-_ENDS = "terminations", "truncations"
-
-Raw = dict[str, Any]  # an episode as Minari has it, and its "metadata"
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def read_episodes(storage: "MinariStorage", first: int) -> Iterator[Raw]:
-    """Yield the episodes of a data set from number ``first`` on, each with its "metadata"."""
-    numbers = range(first, storage.total_episodes)
-    if storage.FORMAT == "hdf5":
-        found: Iterator[Raw] = iter(storage.get_episodes(numbers))
-    else:
-        # Minari's own reader gives an episode of more than 131072 steps in parts.
-        found = (_read_arrow(storage, number) for number in numbers)
-    for raw, metadata in zip(found, storage.get_episode_metadata(numbers), strict=True):
-        yield {**raw, INFOS: raw[INFOS] or {}, _METADATA: metadata}
-
-
-def _read_arrow(storage: "MinariStorage", number: int) -> Raw:
-    folder = storage.data_path / str(number)
-    try:
-        files = sorted(folder.glob(f"*.{storage.FORMAT}"))
-        table = arrow_dataset.dataset([str(file) for file in files], format=storage.FORMAT).to_table()
-    except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{folder} cannot be read: {error}") from error
-    column = {name: _whole(table.column(name)) for name in table.column_names}
-    is_jpeg = storage.jpeg_encoding
-    return {
-        "observations": _decode(storage.observation_space, column["observations"], is_jpeg),
-        "actions": _decode(storage.action_space, column["actions"][:-1], is_jpeg),
-        **{name: from_arrow(column[name][:-1], name) for name in ("rewards", *_ENDS)},
-        INFOS: _decode_infos(column[INFOS]) if INFOS in column else {},
-    }
-
-
-def _whole(column: Any) -> Any:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _decode(space: AnySpace, column: Any, is_jpeg: bool) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _decode(inner, column.field(key), is_jpeg) for key, inner in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_decode(inner, column.field(str(i)), is_jpeg) for i, inner in enumerate(space.spaces))
-    if isinstance(space, spaces.Text):
-        return column.to_pylist()
-    if is_jpeg and pa.types.is_binary(column.type):
-        return np.stack([np.asarray(Image.open(io.BytesIO(frame))) for frame in column.to_pylist()])
-    rows = from_arrow(column, "of observations or actions")
-    return rows.reshape(len(rows), *(space.shape or ()))
-
-
-def _decode_infos(column: Any) -> Raw:
-    found: Raw = {}
-    for at, field in enumerate(column.type):
-        values = column.field(at)
-        if pa.types.is_struct(field.type):
-            found[field.name] = _decode_infos(values)
-        elif values.null_count or pa.types.is_string(field.type) or pa.types.is_list(field.type):
-            found[field.name] = values.to_pylist()
-        else:
-            rows = from_arrow(values, field.name)
-            shape = (field.metadata or {}).get(b"shape")
-            sizes = [] if not shape else [int(size) for size in shape.split(b",")]
-            found[field.name] = rows if shape is None else rows.reshape(len(rows), *sizes)
-    return found
-
-
-# --- as episodes of a store ------------------------------------------------------------------------------------------
+_ABSENT, _NO_SEED, _TEXTS = "absent", "no_seed", "observations"
 
 
 @dataclass(frozen=True)
@@ -140,14 +58,14 @@ class Layout:
         fields, notes = self._infos(raw[INFOS], count, steps)
         if texts:
             notes[_TEXTS] = texts
-        metadata = {key: value for key, value in raw[_METADATA].items() if key not in ("id", "total_steps")}
+        metadata = {key: value for key, value in raw[METADATA].items() if key not in ("id", "total_steps")}
         self._seed(metadata, fields, notes)
         if metadata:
-            notes[_METADATA] = to_json(metadata, _METADATA)
-        for name in _ENDS:
+            notes[METADATA] = to_json(metadata, METADATA)
+        for name in ENDS:
             if (inner := np.flatnonzero(raw[name][:-1])).size:
                 notes[name] = inner.tolist()
-        terminated, truncated = (bool(count and raw[name][-1]) for name in _ENDS)
+        terminated, truncated = (bool(count and raw[name][-1]) for name in ENDS)
         return EpisodeData(steps, terminated, truncated, fields, notes={NOTE: notes} if notes else None)
 
     def _texts(self, observations: Any) -> tuple[Any, dict[str, Json]]:
@@ -210,7 +128,7 @@ class Layout:
         observations = episode.tree(schema, OBS)
         if texts := notes.get(_TEXTS):
             observations = nest(flat(observations) | {path: from_json(value) for path, value in texts.items()})
-        metadata = from_json(notes.get(_METADATA, {}))
+        metadata = from_json(notes.get(METADATA, {}))
         if not notes.get(_NO_SEED) and (seed := episode.fields.get(f"{FIELDS}/{SEED}")) is not None:
             metadata[SEED] = int(seed)
         return {
@@ -221,7 +139,7 @@ class Layout:
             INFOS: nest(infos) or None,
             SEED: metadata.pop(SEED, None),
             "options": metadata.pop("options", None),
-            _METADATA: metadata,
+            METADATA: metadata,
         }
 
 
@@ -232,8 +150,8 @@ def _own(notes: Json) -> dict[str, Json]:
 def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[str, NDArray[np.bool_]]:
     """Return the two arrays of flags; Minari has an episode that was cut as truncated."""
     found = {}
-    lasts = episode.terminated, episode.truncated or (episode.cut and not any(name in notes for name in _ENDS))
-    for name, last in zip(_ENDS, lasts, strict=True):
+    lasts = episode.terminated, episode.truncated or (episode.cut and not any(name in notes for name in ENDS))
+    for name, last in zip(ENDS, lasts, strict=True):
         flags = np.zeros(count, np.bool_)
         flags[notes.get(name, [])] = True
         flags[-1] = last
@@ -275,12 +193,12 @@ def derive(observation_space: AnySpace, action_space: AnySpace, raw: Raw) -> Lay
     kept, texts = without_texts(observation_space, OBS)
     plain = Schema.from_spaces(kept, action_space)
     layout = Layout(plain, {}, texts)
-    arrays = layout.episode({**raw, INFOS: {}, _METADATA: {}}).steps
+    arrays = layout.episode({**raw, INFOS: {}, METADATA: {}}).steps
     obs, action = (_with_dtypes(getattr(plain, part), part, arrays) for part in (OBS, ACTION))
     reward = Field((), arrays[REWARD].dtype)
     infos, resets = _info_fields(raw)
     extra = {INFOS: nest(infos)} if infos else {}
-    episode: dict[str, Any] = {SEED: Field((), "int64")} if SEED in raw[_METADATA] else {}
+    episode: dict[str, Any] = {SEED: Field((), "int64")} if SEED in raw[METADATA] else {}
     episode |= {RESET_INFOS: nest(resets)} if resets else {}
     return Layout.of(Schema(obs, action, reward, extra, episode), texts)
 

@@ -8,28 +8,24 @@ the data set says of itself: the environment's spec, the authors, ...
 """
 
 import os
-import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from diskreplay import FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import find_side, replace_file
+from diskreplay.interop.exchange.side_folder import find_side
 from diskreplay.interop.exchange.spaces import space_of
-from diskreplay.interop.minari_episodes import INFOS, RESET_INFOS, SEED, Layout, derive, read_episodes
-from diskreplay.interop.minari_spaces import AnySpace, without_texts
-from diskreplay.interop.minari_values import flat
+from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, Layout, derive
+from diskreplay.interop.minari.reading import INFOS, read_episodes
+from diskreplay.interop.minari.spaces import AnySpace, without_texts
+from diskreplay.interop.minari.writing import DATA_SET_ID, NAME, DataFormat, DataSet
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
-    import h5py
-    import minari
-    from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
     from minari.serialization import deserialize_space, serialize_space
 
@@ -37,22 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["export_dataset", "import_dataset"]
-
-NAME = "minari"
-DataFormat = Literal["hdf5", "arrow", "parquet"]
-
-# What a name in the folder of Minari is like; a path begins with a dot or a slash, or is not like this.
-_ID = re.compile(r"[-\w][-\w/]*-v\d+")
-# What Minari makes itself.
-_COMPUTED = {
-    *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
-    *("observation_space", "action_space", "dataset_id", "minari_version"),
-}
-_SETS = "author", "author_email"
-# In the draft: how many episodes and steps are whole.
-_WRITTEN = "written"
-# Episodes are written when they take so many bytes, or are so many.
-_WAITING_BYTES, _WAITING_EPISODES = 64 << 20, 512
 
 
 def import_dataset(
@@ -81,6 +61,11 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
+    return import_into(path, open_source(source), progress)
+
+
+def open_source(source: str | PathLike[str]) -> Source:
+    """Return a data set of Minari as what `import_dataset` reads, which raises what this raises."""
     folder = _found(source)
     with _errors(folder):
         storage = MinariStorage.read(folder)
@@ -101,8 +86,8 @@ def import_dataset(
             for raw in read_episodes(storage, first):
                 yield layout.episode(raw)
 
-    made = Source(NAME, str(folder), layout.schema, storage.total_episodes, storage.total_steps, read, metadata, side)
-    return import_into(path, made, progress)
+    counts = storage.total_episodes, storage.total_steps
+    return Source(NAME, str(folder), layout.schema, *counts, read, metadata, side)
 
 
 def export_dataset(
@@ -143,12 +128,12 @@ def export_dataset(
     """
     if data_format not in ("hdf5", "arrow", "parquet"):
         raise ValueError(f'data_format is "hdf5", "arrow" or "parquet", not {data_format!r}')
-    name = path if isinstance(path, str) and _ID.fullmatch(path) else None
+    name = path if isinstance(path, str) and DATA_SET_ID.fullmatch(path) else None
     target = _home() / name if name else Path(path)
 
     @contextmanager
-    def open_data_set(plan: Plan) -> Iterator[_DataSet]:
-        yield _DataSet(plan, data_format, name)
+    def open_data_set(plan: Plan) -> Iterator[DataSet]:
+        yield DataSet(plan, data_format, name)
 
     def make_format(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
         return Format(NAME, True, _not_held(schema, data_format, noted), open_data_set)
@@ -163,14 +148,15 @@ def _home() -> Path:
 def _found(source: str | PathLike[str]) -> Path:
     """Return the folder of a data set's files: its metadata.json is in it."""
     places = [Path(source).absolute()]
-    if isinstance(source, str) and _ID.fullmatch(source):
+    if isinstance(source, str) and DATA_SET_ID.fullmatch(source):
         places.insert(0, _home() / source)
     for place in places:
         for folder in (place / "data", place):
             if (folder / "metadata.json").is_file():
                 return folder
     looked = " and ".join(map(str, places))
-    raise StoreNotFound(f"there is no data set of Minari at {looked}; `minari download {source}` gets one by its name")
+    advice = f"; `minari download {source}` gets one of this name" if len(places) > 1 else ""
+    raise StoreNotFound(f"there is no data set of Minari at {looked}{advice}")
 
 
 @contextmanager
@@ -233,97 +219,3 @@ def _is_derived(schema: Schema, data_format: str) -> bool:
         and schema.episode.get(RESET_INFOS, schema.extra.get(INFOS)) == schema.extra.get(INFOS)
         and (data_format == "hdf5" or not schema.extra or RESET_INFOS in schema.episode)
     )
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
-class _DataSet:
-    """Writes episodes to a hidden folder, some at a time, which becomes the data set's when all are there."""
-
-    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
-        self._plan, self._name, self._in_arrow = plan, name, data_format != "hdf5"
-        self._noted: dict[str, Json] = dict(plan.metadata)
-        is_own = self._noted.get("format") == NAME
-        self._metadata: dict[str, Json] = self._noted.get("metadata", {}) if is_own else {}
-        observation_space, action_space = self._spaces()
-        self._layout = Layout.of(plan.schema, without_texts(observation_space, "obs")[1])
-        self._draft = plan.path / ".data"
-        plan.path.mkdir(parents=True, exist_ok=True)
-        self._storage = _begun(self._draft, data_format) or MinariStorage.new(
-            self._draft, observation_space, action_space, data_format=data_format, jpeg_encoding=False
-        )
-        self.episodes: int = self._storage.total_episodes
-        self._waiting: list[EpisodeBuffer] = []
-        self._beyond: list[dict[str, Any]] = []
-        self._bytes = 0
-
-    def _spaces(self) -> tuple[AnySpace, AnySpace]:
-        """Return the spaces that the data set was imported with, if they are those of the schema, else made of it."""
-        schema = self._plan.schema
-        noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
-        if all(isinstance(text, str) for text in noted):
-            observation_space, action_space = map(deserialize_space, noted)
-            plain = Schema.from_spaces(without_texts(observation_space, "obs")[0], action_space)
-            if {path: leaf.shape for path, leaf in plain.leaves.items()} == {
-                path: leaf.shape for path, leaf in schema.leaves.items() if path in plain.leaves
-            }:
-                return observation_space, action_space
-        return space_of(schema.obs), space_of(schema.action)
-
-    def add(self, episode: EpisodeData) -> None:
-        raw = self._layout.raw(episode, in_arrow=self._in_arrow)
-        self._beyond.append(raw.pop("metadata"))
-        self._waiting.append(EpisodeBuffer(**raw))
-        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
-        self.episodes += 1
-        if self._bytes > _WAITING_BYTES or len(self._waiting) == _WAITING_EPISODES:
-            self._write()
-
-    def _write(self) -> None:
-        first = self.episodes - len(self._waiting)
-        self._storage.update_episodes(self._waiting)
-        for number, beyond in enumerate(self._beyond, first):
-            if beyond:
-                known = flat(beyond) if self._storage.FORMAT == "hdf5" else beyond
-                self._storage.update_episode_metadata([known], [number])
-        replace_file(self._draft / _WRITTEN, f"{self.episodes} {self._storage.total_steps}".encode())
-        self._waiting, self._beyond, self._bytes = [], [], 0
-
-    def finish(self) -> None:
-        if self._waiting:
-            self._write()
-        kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
-        kept |= {key: set(kept[key]) for key in _SETS if key in kept}
-        if self._noted and not self._metadata:
-            kept["diskreplay"] = self._noted
-        kept |= {"dataset_id": self._id(), "minari_version": minari.__version__}
-        (self._draft / _WRITTEN).unlink(missing_ok=True)
-        self._storage.update_metadata(kept)
-        os.rename(self._draft, self._plan.path / "data")
-
-    def _id(self) -> str:
-        if self._name is not None:
-            return self._name
-        known, folder = self._metadata.get("dataset_id"), self._plan.path.name
-        if _ID.fullmatch(folder):
-            return folder
-        return known if isinstance(known, str) else re.sub(r"[^-\w]", "-", folder) + "-v0"
-
-
-def _begun(draft: Path, data_format: str) -> "MinariStorage | None":
-    """Return the storage that an interrupted export has left, with its whole episodes; None where there is none."""
-    try:
-        episodes, steps = map(int, (draft / _WRITTEN).read_text().split())
-        storage = MinariStorage.read(draft)
-        if data_format == storage.FORMAT:
-            storage.update_metadata({"total_episodes": episodes, "total_steps": steps})
-            if data_format == "hdf5":
-                with h5py.File(draft / "main_data.hdf5", "a") as file:
-                    for name in set(file) - {f"episode_{number}" for number in range(episodes)}:
-                        del file[name]
-            return storage
-    except (OSError, ValueError, KeyError):
-        pass  # there is none, or it was killed in the middle of a write
-    shutil.rmtree(draft, ignore_errors=True)
-    return None

@@ -1,0 +1,137 @@
+"""Writing episodes to a data set of Minari, some at a time, so that an interrupted export goes on."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from diskreplay import MissingExtra, Schema
+from diskreplay.interop.exchange.episode_data import ACTION, OBS, EpisodeData, Json
+from diskreplay.interop.exchange.exporting import Plan
+from diskreplay.interop.exchange.side_folder import replace_file
+from diskreplay.interop.exchange.spaces import space_of
+from diskreplay.interop.minari.episodes import Layout
+from diskreplay.interop.minari.spaces import AnySpace, without_texts
+from diskreplay.interop.minari.values import flat
+
+with MissingExtra.raised_for("a data set of Minari", "minari"):
+    import h5py
+    import minari
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+    from minari.serialization import deserialize_space
+
+__all__ = ["DATA_SET_ID", "NAME", "DataFormat", "DataSet"]
+
+NAME = "minari"
+DataFormat = Literal["hdf5", "arrow", "parquet"]
+
+# What a name in the folder of Minari is like; a path begins with a dot or a slash, or is not like this.
+DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")
+# What Minari makes itself.
+_COMPUTED = {
+    *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
+    *("observation_space", "action_space", "dataset_id", "minari_version"),
+}
+_SETS = "author", "author_email"
+# In the draft: how many episodes and steps are whole.
+_WRITTEN = "written"
+# Episodes are written when they take so many bytes, or are so many.
+_WAITING_BYTES, _WAITING_EPISODES = 64 << 20, 512
+
+
+class DataSet:
+    """Writes episodes to a hidden folder, some at a time, which becomes the data set's when all are there."""
+
+    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
+        self._plan, self._name, self._in_arrow = plan, name, data_format != "hdf5"
+        self._noted: dict[str, Json] = dict(plan.metadata)
+        is_own = self._noted.get("format") == NAME
+        self._metadata: dict[str, Json] = self._noted.get("metadata", {}) if is_own else {}
+        observation_space, action_space = self._spaces()
+        self._layout = Layout.of(plan.schema, without_texts(observation_space, "obs")[1])
+        self._draft = plan.path / ".data"
+        plan.path.mkdir(parents=True, exist_ok=True)
+        self._storage = _begun(self._draft, data_format) or MinariStorage.new(
+            self._draft, observation_space, action_space, data_format=data_format, jpeg_encoding=False
+        )
+        self.episodes: int = self._storage.total_episodes
+        self._waiting: list[EpisodeBuffer] = []
+        self._beyond: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def _spaces(self) -> tuple[AnySpace, AnySpace]:
+        """Return the spaces that the data set was imported with, if they are those of the schema, else made of it."""
+        schema = self._plan.schema
+        noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
+        if all(isinstance(text, str) for text in noted):
+            observation_space, action_space = map(deserialize_space, noted)
+            plain = Schema.from_spaces(without_texts(observation_space, "obs")[0], action_space)
+            if self._columns(plain) == self._columns(schema):
+                return observation_space, action_space
+        return space_of(schema.obs), space_of(schema.action)
+
+    def _columns(self, schema: Schema) -> dict[str, Any]:
+        """Return what spaces must agree in; Arrow has values in the dtypes of the spaces."""
+        leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
+        return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
+
+    def add(self, episode: EpisodeData) -> None:
+        """Append an episode."""
+        raw = self._layout.raw(episode, in_arrow=self._in_arrow)
+        self._beyond.append(raw.pop("metadata"))
+        self._waiting.append(EpisodeBuffer(**raw))
+        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
+        self.episodes += 1
+        if self._bytes > _WAITING_BYTES or len(self._waiting) == _WAITING_EPISODES:
+            self._write()
+
+    def _write(self) -> None:
+        first = self.episodes - len(self._waiting)
+        self._storage.update_episodes(self._waiting)
+        for number, beyond in enumerate(self._beyond, first):
+            if beyond:
+                known = flat(beyond) if self._storage.FORMAT == "hdf5" else beyond
+                self._storage.update_episode_metadata([known], [number])
+        replace_file(self._draft / _WRITTEN, f"{self.episodes} {self._storage.total_steps}".encode())
+        self._waiting, self._beyond, self._bytes = [], [], 0
+
+    def finish(self) -> None:
+        """Complete the data set, and give it its place."""
+        if self._waiting:
+            self._write()
+        kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
+        kept |= {key: set(kept[key]) for key in _SETS if key in kept}
+        if self._noted and not self._metadata:
+            kept["diskreplay"] = self._noted
+        kept |= {"dataset_id": self._name_of(), "minari_version": minari.__version__}
+        (self._draft / _WRITTEN).unlink(missing_ok=True)
+        self._storage.update_metadata(kept)
+        os.rename(self._draft, self._plan.path / "data")
+
+    def _name_of(self) -> str:
+        if self._name is not None:
+            return self._name
+        known, folder = self._metadata.get("dataset_id"), self._plan.path.name
+        if DATA_SET_ID.fullmatch(folder):
+            return folder
+        return known if isinstance(known, str) else re.sub(r"[^-\w]", "-", folder) + "-v0"
+
+
+def _begun(draft: Path, data_format: str) -> "MinariStorage | None":
+    """Return the storage that an interrupted export has left, with its whole episodes; None where there is none."""
+    try:
+        episodes, steps = map(int, (draft / _WRITTEN).read_text().split())
+        storage = MinariStorage.read(draft)
+        if data_format == storage.FORMAT:
+            storage.update_metadata({"total_episodes": episodes, "total_steps": steps})
+            if data_format == "hdf5":
+                with h5py.File(draft / "main_data.hdf5", "a") as file:
+                    for name in set(file) - {f"episode_{number}" for number in range(episodes)}:
+                        del file[name]
+            return storage
+    except (OSError, ValueError, KeyError):
+        pass  # there is none, or it was killed in the middle of a write
+    shutil.rmtree(draft, ignore_errors=True)
+    return None
