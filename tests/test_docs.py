@@ -71,6 +71,15 @@ def test_named_files_exist(document):
     assert missing == []
 
 
+def test_the_page_of_benchmarks_names_each_result_and_tells_of_each_missed_target():
+    page = (REPOSITORY / "docs/benchmarks.md").read_text()
+    before, _, after = page.partition("## Where it is slower, or missed its target")
+    results = {path.name: path.read_text() for path in (REPOSITORY / "tools/bench/results").glob("*.md")}
+    assert [name for name in results if f"results/{name})" not in before] == []
+    missed = [name for name, text in results.items() if "**no**" in text]
+    assert [name for name in missed if f"results/{name})" not in after] == []
+
+
 def test_each_page_is_in_the_navigation():
     navigation = (REPOSITORY / "mkdocs.yml").read_text()
     pages = [page.relative_to(REPOSITORY / "docs").as_posix() for page in (REPOSITORY / "docs").rglob("*.md")]

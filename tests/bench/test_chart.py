@@ -8,7 +8,7 @@ from tools.bench import chart
 
 
 def texts(path):
-    return [text for text in re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))]
+    return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.leaks("matplotlib keeps the files of its fonts open")
