@@ -267,7 +267,14 @@ def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
 
 def _not_found(path: Path) -> StoreNotFound:
     what = "is not a store: it has no readable zarr.json" if path.exists() else "does not exist"
-    return StoreNotFound(f"{path} {what}; diskreplay.create makes a store")
+    return StoreNotFound(f"{path} {what}; {_advice(path)}")
+
+
+def _advice(path: Path) -> str:
+    """Say what helps where there is no store: one that has lost its document has a copy."""
+    if (path / layout.ROOT_COPY).is_file():
+        return f"it has a copy of a store's: `diskreplay repair {path} --dry-run` tells what can be restored"
+    return "diskreplay.create makes a store"
 
 
 @shown_paths()
@@ -288,7 +295,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     document = metadata.parse_document(data, document_path)
     attributes = document.get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
-        raise StoreNotFound(f"{path} is a zarr group but not a diskreplay store; diskreplay.create makes a store")
+        raise StoreNotFound(f"{path} is a zarr group but not a diskreplay store; {_advice(path)}")
     version = attributes.get("format_version")
     if version != layout.FORMAT_VERSION:
         raise FormatError(

@@ -308,3 +308,17 @@ def test_a_segment_without_steps_in_quarantine_is_no_problem(run: Callable, fill
     assert run("verify", filled, "--deep") == (0, "no problems\n", "")
     assert run("repair", filled).code == 0
     assert run("inspect", filled).code == 0
+
+
+@pytest.mark.parametrize("damage", [b"{}", None])
+def test_a_store_without_its_document_names_the_command_that_helps(
+    run: Callable, filled: Path, damage: bytes | None
+) -> None:
+    document = filled / "zarr.json"
+    before = document.read_bytes()
+    document.unlink() if damage is None else document.write_bytes(damage)
+    done = run("inspect", filled)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"`diskreplay repair {filled} --dry-run` tells what can be restored" in done.err
+    assert run("repair", filled).code == 0
+    assert document.read_bytes() == before
