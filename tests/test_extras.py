@@ -207,6 +207,7 @@ def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
         ("plotext", ["plot", "returns"], "a plot in the terminal"),
         ("matplotlib", ["plot", "rewards", "--out", "x.png"], "a picture of a plot"),
         ("PIL", ["frames", "0", "--out", "x.png"], "a picture of frames"),
+        ("av", ["frames", "0", "--out", "x.mp4"], "a film of frames"),
         ("PIL", ["report", "--out", "x.html"], "a picture of frames"),
     ],
 )
@@ -226,7 +227,7 @@ assert code == 2, code
 """
     said = run_without([library], STORE + code, tmp_path / "store")
     assert said.startswith(f"diskreplay: {what} needs a library that cannot be imported (No module named '{library}")
-    assert said.endswith("): pip install diskreplay[plot]")
+    assert said.endswith(f"): pip install diskreplay[{'video' if library == 'av' else 'plot'}]")
 
 
 def test_an_import_error_that_has_another_cause_is_shown() -> None:

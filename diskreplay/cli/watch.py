@@ -17,7 +17,7 @@ from rich.live import Live
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.watch_view import line, view
+from diskreplay.cli.watch_view import log_line, view
 from diskreplay.store.activity.activity import Activity, Look
 
 
@@ -86,7 +86,7 @@ def _print(activity: Activity, interval: float, looks: int | None, *, once: bool
         elif once:
             console.show(view(look))
         else:
-            console.emit(line(look))
+            console.emit(log_line(look))
         done += 1
 
 

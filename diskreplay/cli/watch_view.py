@@ -159,7 +159,7 @@ def samplers_table(samplers: Sequence[SavedSampler]) -> Table:
     return console.table("saved samplers", headers, rows)
 
 
-def line(look: Look) -> str:
+def log_line(look: Look) -> str:
     """Give a look in one line, for a log."""
     writing = sum(one.state == "writing" for one in look.writers)
     parts = [

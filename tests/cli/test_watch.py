@@ -21,7 +21,7 @@ from rich.console import Console
 
 import diskreplay as dr
 from diskreplay.cli import text
-from diskreplay.cli.watch_view import line, view
+from diskreplay.cli.watch_view import log_line, view
 from diskreplay.store.activity.activity import Disk, Look, RetentionActivity
 from diskreplay.store.activity.samplers import LimiterCounts, SavedSampler
 from diskreplay.store.activity.writers import WriterActivity
@@ -122,10 +122,10 @@ def test_a_small_terminal_leaves_rows_out_and_says_how_many() -> None:
 
 
 def test_a_line_tells_the_most_important() -> None:
-    got = line(LOOK)
+    got = log_line(LOOK)
     assert re.match(r"\d\d:\d\d:\d\d  steps 1,234,567  1,235/s  writing 1  episodes 5,000  return 31.25", got)
     assert got.endswith("on disk 12.3 GB  free 99.0 GB  leaving 12.5/s  held writers (default)  problems 1")
-    assert line(AT_FIRST).endswith("return -  on disk 0 B  free 10 B")
+    assert log_line(AT_FIRST).endswith("return -  on disk 0 B  free 10 B")
 
 
 def test_nothing_in_a_store_is_obeyed_by_the_terminal() -> None:
@@ -135,7 +135,7 @@ def test_nothing_in_a_store_is_obeyed_by_the_terminal() -> None:
         problems=["\x1b]0;x\a"],
         samplers=[replace(LOOK.samplers[0], view="\x1b[1m", name="a")],
     )
-    assert "\x1b" not in shown(evil, 200) + line(evil)
+    assert "\x1b" not in shown(evil, 200) + log_line(evil)
 
 
 @pytest.fixture
