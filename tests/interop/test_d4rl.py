@@ -72,7 +72,7 @@ def assert_equal(found: Arrays, expected: Arrays) -> None:
 def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
     store = make_store(tmp_path / "store", case, priorities=case == "nested")
     exported = check_round_trip(store, tmp_path / "set.hdf5", export_dataset, import_dataset)
-    named = {"schema", "ends", "no_final_obs"}
+    named = {"schema", "cut", "no_final_obs"}
     if case == "nested":
         named |= {"priority", "episode/seed", "episode/goal", "episode/task/level"}
     assert {name for name, _ in exported.not_held} == named

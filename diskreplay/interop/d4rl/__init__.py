@@ -7,6 +7,7 @@ array of N rows, such as those in ``infos``, is an extra field of the step; ``me
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from diskreplay.interop.d4rl.names import NAME, array_of, schema_of
 from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, Json, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
     from diskreplay.interop.d4rl.reading import Reader
@@ -23,9 +24,10 @@ with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
 
 __all__ = ["export_dataset", "import_dataset"]
 
+_COMPRESSIONS = "gzip", "lzf", None
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and episode fields",
-    ENDS: "an episode that was cut has the flag of a timeout",
+    CUT: "an episode that was cut has the flag of a timeout",
     NO_FINAL_OBS: "every step has a next observation; the last one of such an episode is repeated",
     PRIORITY: "there is no array of initial priorities",
     NOTES: "there is no place for what the import of an episode noted",
@@ -69,17 +71,23 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
+    return import_into(path, open_source(source, max_episode_steps), progress)
+
+
+def open_source(source: str | PathLike[str], max_episode_steps: int | None = None) -> Source:
+    """Return a file of D4RL as what `import_dataset` reads, which raises what this raises."""
     file = Path(source).absolute()
     side = find_side(file)
-    with Reader(file, max_episode_steps, None if side is None else side.schema) as reader:
-        found = Source(NAME, str(file), reader.schema, reader.episodes, reader.steps, reader.read)
-        return import_into(path, replace(found, metadata=reader.metadata, side=side), progress)
+    reader = Reader(file, max_episode_steps, None if side is None else side.schema)
+    found = Source(NAME, str(file), reader.schema, reader.episodes, reader.steps, reader.read)
+    return replace(found, metadata=reader.metadata, side=side)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
+    compression: str | None = "gzip",
     where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
@@ -94,6 +102,8 @@ def export_dataset(
         The store.
     path : path
         The HDF5 file; nothing, or what an interrupted export of these episodes has left.
+    compression : str or None
+        Of its arrays: "gzip", as that of D4RL's own files, "lzf", or None, with which an export is many times faster.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -105,11 +115,16 @@ def export_dataset(
     ------
     StoreExists
         Something else is at ``path``.
+    ValueError
+        There is no such compression.
     """
-    return export_from(store_or_path, path, _format, where=where, progress=progress, dry_run=dry_run)
+    if compression not in _COMPRESSIONS:
+        raise ValueError(f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}, and not {compression!r}")
+    made = partial(_format, compression)
+    return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
 
 
-def _format(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
+def _format(compression: str | None, schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
     has_next = any(map(_has_final_obs, episodes))
     is_own = noted.get("format") == NAME
     not_held = {path: reason for path in schema.leaves if (reason := _reason(path)) is not None}
@@ -119,9 +134,9 @@ def _format(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Jso
     if not has_next:
         del not_held[NO_FINAL_OBS]
     if not any(episode.cut for episode in episodes[:-1]):
-        del not_held[ENDS]
+        del not_held[CUT]
     metadata = noted["metadata"] if is_own else {}
-    return Format(NAME, False, not_held, lambda plan: open_target(plan, has_next, metadata))
+    return Format(NAME, False, not_held, lambda plan: open_target(plan, has_next, metadata, compression))
 
 
 def _reason(path: str) -> str | None:

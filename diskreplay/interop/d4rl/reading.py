@@ -1,10 +1,11 @@
 """Episodes of a D4RL file."""
 
 import base64
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -35,7 +36,7 @@ _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
 
 
 class Reader:
-    """An open file of D4RL; a context manager.
+    """A file of D4RL.
 
     Parameters
     ----------
@@ -61,49 +62,48 @@ class Reader:
 
     def __init__(self, path: Path, max_episode_steps: int | None = None, schema: Schema | None = None) -> None:
         self._path = path
-        self._file = _opened(path)
-        try:
-            self._arrays = _arrays(self._file)
+        with _opened(path) as file:
+            self._arrays = _arrays(file)
             self._check(max_episode_steps)
-            self.steps = len(self._arrays[REWARDS])
-            self.metadata = self._read_metadata()
+            self.steps = self._arrays[REWARDS].shape[0]
+            self.metadata = self._read_metadata(file)
             self.schema = self._own_schema() if schema is None else schema
             self._columns = self._find_columns()
             self._kept: dict[str, Array] = {}
-            self._terminated, self._truncated = self._ends(max_episode_steps)
-            ends = self._terminated | self._truncated | self._broken()
-            ends[-1:] = True
-            self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
-            self.episodes = len(self._bounds) - 1
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
+            self._terminated, self._truncated = self._ends(file, max_episode_steps)
+            ends = self._terminated | self._truncated
+            if schema is None:  # else it is an export of a store, where one step follows the other
+                ends |= self._broken(file)
+        ends[-1:] = True
+        self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
+        self.episodes = len(self._bounds) - 1
 
     def read(self, first: int) -> Iterator[EpisodeData]:
         """Yield the episodes in order, from number ``first`` on."""
-        row_bytes = sum(self._row_bytes(array) for array in self._columns.values()) or 1
+        row_bytes = sum(self._arrays[array].row_bytes for array in self._columns.values()) or 1
         rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
-        while first < self.episodes:
-            begin = int(self._bounds[first])
-            stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
-            end = int(self._bounds[stop])
-            block = {path: self._rows(array, begin, end) for path, array in self._columns.items()}
-            block[REWARD] = block[REWARD].reshape(end - begin)
-            following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
-            bounds = self._bounds[first : stop + 1] - begin
-            for start, last in pairwise(bounds.tolist()):
-                steps = {path: values[start:last] for path, values in block.items()}
-                at = begin + last - 1
-                for path, array in following.items():
-                    steps[path] = np.concatenate([steps[path], self._rows(array, at, at + 1)])
-                yield EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at]))
-            first = stop
+        with _opened(self._path) as file:
+            while first < self.episodes:
+                begin = self._bounds[first]
+                stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
+                yield from self._read_block(file, self._bounds[first : stop + 1])
+                first = stop
+
+    def _read_block(self, file: h5py.File, bounds: Array) -> Iterator[EpisodeData]:
+        begin, end = int(bounds[0]), int(bounds[-1])
+        block = {path: self._rows(file, array, begin, end) for path, array in self._columns.items()}
+        block[REWARD] = block[REWARD].reshape(end - begin)
+        following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
+        # One row of a chunk takes as long as all of them.
+        chunked = [array for array in following.values() if self._arrays[array].chunks]
+        behind = {array: self._rows(file, array, begin, end) for array in chunked}
+        for start, last in pairwise((bounds - begin).tolist()):
+            steps = {path: values[start:last] for path, values in block.items()}
+            at = begin + last - 1
+            for path, array in following.items():
+                final = behind[array][last - 1 : last] if array in behind else self._rows(file, array, at, at + 1)
+                steps[path] = np.concatenate([steps[path], final])
+            yield EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at]))
 
     def _check(self, max_episode_steps: int | None) -> None:
         for name in _NEEDED:
@@ -113,13 +113,13 @@ class Reader:
             raise ValueError(f"max_episode_steps is 1 or more, and not {max_episode_steps}")
         if max_episode_steps is not None and TIMEOUTS in self._arrays:
             raise ValueError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
-        rewards = self._arrays[REWARDS]
-        if rewards.shape not in ((len(rewards),), (len(rewards), 1)):
-            raise FormatError(f"{self._path}: {REWARDS!r} is one number a step, and not of shape {rewards.shape}")
+        shape = self._arrays[REWARDS].shape
+        if not shape or shape not in (shape[:1], (shape[0], 1)):
+            raise FormatError(f"{self._path}: {REWARDS!r} is one number a step, and not of shape {shape}")
         for name, array in self._arrays.items():
-            if self._is_step(name) and (not array.shape or array.shape[0] != len(rewards)):
+            if self._is_step(name) and (not array.shape or array.shape[0] != shape[0]):
                 raise FormatError(
-                    f"{self._path}: {name!r} has the shape {array.shape}, and {REWARDS!r} has {len(rewards)} rows"
+                    f"{self._path}: {name!r} has the shape {array.shape}, and {REWARDS!r} has {shape[0]} rows"
                 )
 
     def _is_step(self, name: str) -> bool:
@@ -128,7 +128,7 @@ class Reader:
         if first in RESERVED or first == "infos":
             return first not in (METADATA_GROUP, CHUNKS_GROUP)
         shape = self._arrays[name].shape
-        return bool(shape) and shape[0] == len(self._arrays[REWARDS])
+        return bool(shape) and shape[0] == self._arrays[REWARDS].shape[0]
 
     def _own_schema(self) -> Schema:
         flags = (TERMINALS, TIMEOUTS)
@@ -161,10 +161,10 @@ class Reader:
                 )
         return columns
 
-    def _ends(self, max_episode_steps: int | None) -> tuple[Bools, Bools]:
-        terminated = self._flags(TERMINALS)
+    def _ends(self, file: h5py.File, max_episode_steps: int | None) -> tuple[Bools, Bools]:
+        terminated = self._flags(file, TERMINALS)
         if TIMEOUTS in self._arrays:
-            return terminated, self._flags(TIMEOUTS)
+            return terminated, self._flags(file, TIMEOUTS)
         if max_episode_steps is None:
             return terminated, np.zeros_like(terminated)
         rows = np.arange(self.steps)
@@ -172,8 +172,8 @@ class Reader:
         step = rows - np.maximum.accumulate(np.where(after, rows, 0))
         return terminated, step % max_episode_steps == max_episode_steps - 1
 
-    def _flags(self, name: str) -> Bools:
-        values = self._arrays[name][()]
+    def _flags(self, file: h5py.File, name: str) -> Bools:
+        values = file[name][()]
         if values.size != self.steps or values.dtype.kind not in "biuf" or not ((values == 0) | (values == 1)).all():
             raise FormatError(
                 f"{self._path}: {name!r} is one flag a step, 0 or 1, and not {values.dtype} of shape {values.shape}"
@@ -181,38 +181,34 @@ class Reader:
         flags: Bools = values.reshape(self.steps) != 0
         return flags
 
-    def _broken(self) -> Bools:
+    def _broken(self, file: h5py.File) -> Bools:
         """Return after which rows something else follows than `next_observations` says: another episode."""
         broken = np.zeros(self.steps, np.bool_)
         pairs = {self._columns[path]: next_of(path) for path in filter(is_obs, self._columns)}
         pairs = {array: following for array, following in pairs.items() if following in self._arrays}
-        if 2 * sum(map(self._row_bytes, pairs)) * self.steps <= _KEPT_BYTES:
-            self._kept = {name: self._arrays[name][()] for pair in pairs.items() for name in pair}
+        if 2 * sum(self._arrays[array].row_bytes for array in pairs) * self.steps <= _KEPT_BYTES:
+            self._kept = {name: file[name][()] for pair in pairs.items() for name in pair}
         for array, following in pairs.items():
-            rows = max(1, _BLOCK_BYTES // self._row_bytes(array), self._chunk_rows())
+            rows = max(1, _BLOCK_BYTES // self._arrays[array].row_bytes, self._chunk_rows())
             for begin in range(0, self.steps - 1, rows):
                 end = min(begin + rows, self.steps - 1)
-                said, came = self._rows(following, begin, end), self._rows(array, begin + 1, end + 1)
-                differ = (said != came) & ~((said != said) & (came != came))  # a NaN is not equal to itself
-                broken[begin:end] |= differ.reshape(end - begin, -1).any(1)
+                said = self._rows(file, following, begin, end)
+                came = self._rows(file, array, begin + 1, end + 1)
+                broken[begin:end] |= _as_bytes(said) != _as_bytes(came)
         return broken
 
-    def _rows(self, name: str, begin: int, end: int) -> Array:
+    def _rows(self, file: h5py.File, name: str, begin: int, end: int) -> Array:
         kept = self._kept.get(name)
         if kept is not None:
             return kept[begin:end]
-        rows: Array = self._arrays[name][begin:end]
+        rows: Array = file[name][begin:end]
         return rows
-
-    def _row_bytes(self, name: str) -> int:
-        array = self._arrays[name]
-        return int(array.dtype.itemsize * np.prod(array.shape[1:], dtype=np.int64))
 
     def _chunk_rows(self) -> int:
         """Return how many rows the largest chunk has: a part of one takes as long as all of it."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
-    def _read_metadata(self) -> dict[str, Json]:
+    def _read_metadata(self, file: h5py.File) -> dict[str, Json]:
         others = {name: array for name, array in self._arrays.items() if not self._is_step(name)}
         others = {name: array for name, array in others.items() if not is_part(name, CHUNKS_GROUP)}
         if (nbytes := sum(array.nbytes for array in others.values())) > _METADATA_BYTES:
@@ -220,7 +216,7 @@ class Reader:
                 f"{self._path} has {nbytes} bytes of metadata, and a store's notes take {_METADATA_BYTES}; delete some "
                 f"in a copy of the file: {', '.join(others)}"
             )
-        return {name: self._as_json(name, array) for name, array in others.items()}
+        return {name: self._as_json(name, file[name]) for name in others}
 
     def _as_json(self, name: str, array: h5py.Dataset) -> Json:
         value = np.asarray(array[()])
@@ -244,15 +240,37 @@ def _opened(path: Path) -> h5py.File:
         raise FormatError(f"{path} is not an HDF5 file: {error}") from None
 
 
-def _arrays(file: h5py.File) -> dict[str, h5py.Dataset]:
-    found: dict[str, h5py.Dataset] = {}
+class _Layout(NamedTuple):
+    """How an array lies in a file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...] | None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def _arrays(file: h5py.File) -> dict[str, _Layout]:
+    found: dict[str, _Layout] = {}
 
     def see(name: str, item: h5py.Dataset | h5py.Group) -> None:
         if isinstance(item, h5py.Dataset) and item.shape is not None:
-            found[name] = item
+            found[name] = _Layout(item.shape, item.dtype, item.chunks)
 
     file.visititems(see)
     return found
+
+
+def _as_bytes(rows: Array) -> Array:
+    """Return each row as one value, its bytes: a NaN is equal to itself there."""
+    flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
+    return flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize)))[:, 0]
 
 
 def _as_texts(value: Any) -> Json:

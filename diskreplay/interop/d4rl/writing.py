@@ -15,7 +15,7 @@ from diskreplay.interop.d4rl.names import TERMINALS, TIMEOUTS, array_of, next_of
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Plan
 
-_WAITING_BYTES = 16 << 20
+_BUFFER_BYTES = 1 << 20  # of each array
 # How many episodes and rows a draft has, written when HDF5 closes it: without this one it may be torn.
 _DONE = "diskreplay_done"
 
@@ -37,28 +37,26 @@ class Target:
         self._has_next = {path: next_of(path) for path in self._columns if is_obs(path) and next_of(path) in layout}
         self.episodes, self._rows = (int(number) for number in file.attrs.pop(_DONE, (0, 0)))
         file.flush()
-        self._waiting: dict[str, list[NDArray[Any]]] = {}
-        self._waiting_rows = self._waiting_bytes = 0
+        self._arrays = {name: _Array(file[name], self._rows) for name in layout}
 
     def add(self, episode: EpisodeData) -> None:
         """Append an episode; one that was cut has the flag of a timeout, but for the last one of the file."""
         steps, is_last = len(episode), self.episodes == self._plan.episodes - 1
         for path, array in self._columns.items():
             rows = episode.steps[path]
-            self._wait(array, rows[:steps])
+            self._arrays[array].add(rows[:steps])
             if path in self._has_next:
-                self._wait(self._has_next[path], rows[1 : steps + 1])
+                following = self._arrays[self._has_next[path]]
+                following.add(rows[1 : steps + 1])
                 if len(rows) == steps:
-                    self._wait(self._has_next[path], rows[-1:])
+                    following.add(rows[-1:])
         timeout = episode.truncated or (episode.cut and not is_last)
         for name, flag in ((TERMINALS, episode.terminated), (TIMEOUTS, timeout)):
             flags = np.zeros(steps, np.bool_)
             flags[-1] = flag
-            self._wait(name, flags)
+            self._arrays[name].add(flags)
         self.episodes += 1
-        self._waiting_rows += steps
-        if self._waiting_bytes >= _WAITING_BYTES:
-            self._flush()
+        self._rows += steps
 
     def finish(self) -> None:
         """Write what waits."""
@@ -70,23 +68,45 @@ class Target:
         self._flush()
         self._file.attrs[_DONE] = self.episodes, self._rows
 
-    def _wait(self, array: str, rows: NDArray[Any]) -> None:
-        self._waiting.setdefault(array, []).append(rows)
-        self._waiting_bytes += rows.nbytes
-
     def _flush(self) -> None:
-        end = self._rows + self._waiting_rows
-        for array, parts in self._waiting.items():
-            self._file[array][self._rows : end] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        self._rows, self._waiting, self._waiting_rows, self._waiting_bytes = end, {}, 0, 0
+        for array in self._arrays.values():
+            array.flush()
+
+
+class _Array:
+    """An array of the file, written by many rows at once."""
+
+    def __init__(self, array: h5py.Dataset, rows: int) -> None:
+        self._array, self._written, self._waiting = array, rows, 0
+        row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        self._buffer = np.empty((max(1, _BUFFER_BYTES // row_bytes), *array.shape[1:]), array.dtype)
+
+    def add(self, rows: NDArray[Any]) -> None:
+        if len(rows) > len(self._buffer):
+            self.flush()
+            self._write(rows)
+            return
+        if self._waiting + len(rows) > len(self._buffer):
+            self.flush()
+        self._buffer[self._waiting : self._waiting + len(rows)] = rows
+        self._waiting += len(rows)
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._write(self._buffer[: self._waiting])
+            self._waiting = 0
+
+    def _write(self, rows: NDArray[Any]) -> None:
+        self._array[self._written : self._written + len(rows)] = rows
+        self._written += len(rows)
 
 
 @contextmanager
-def open_target(plan: Plan, has_next: bool, metadata: Mapping[str, Json]) -> Iterator[Target]:
+def open_target(plan: Plan, has_next: bool, metadata: Mapping[str, Json], compression: str | None) -> Iterator[Target]:
     """Open a file for a plan, with `next_observations` or without; an interrupted one where its draft is whole."""
     draft = plan.path.with_name(f".{plan.path.name}.part")
     layout = _layout(plan, has_next)
-    with _begun(draft, layout) or _new(draft, layout, metadata) as file:
+    with _begun(draft, layout) or _new(draft, layout, metadata, compression) as file:
         target = Target(file, plan, layout)
         try:
             yield target
@@ -123,10 +143,15 @@ def _begun(draft: Path, layout: Mapping[str, tuple[tuple[int, ...], Any]]) -> h5
     return None
 
 
-def _new(draft: Path, layout: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, Json]) -> h5py.File:
+def _new(
+    draft: Path,
+    layout: Mapping[str, tuple[tuple[int, ...], Any]],
+    metadata: Mapping[str, Json],
+    compression: str | None,
+) -> h5py.File:
     file = h5py.File(draft, "w")
     for name, (shape, dtype) in layout.items():
-        file.create_dataset(name, shape, dtype)
+        file.create_dataset(name, shape, dtype, compression=compression if shape[0] else None)
     for name, value in metadata.items():
         file[name] = _value(value)
     return file

@@ -70,12 +70,17 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
+    return import_into(path, open_source(source), progress)
+
+
+def open_source(source: str | PathLike[str]) -> Source:
+    """Return a data set of LeRobot as what `import_dataset` reads, which raises what this raises."""
     root = Path(source).absolute()
     side = find_side(root)
     noted = _own(side.metadata) if side is not None else {}
     reader = Reader(root, None if side is None else side.schema, noted)
     found = Source(NAME, str(root), reader.schema, reader.episodes, reader.steps, reader.read)
-    return import_into(path, replace(found, metadata=reader.metadata, side=side), progress)
+    return replace(found, metadata=reader.metadata, side=side)
 
 
 def export_dataset(

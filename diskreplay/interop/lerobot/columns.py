@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from diskreplay import FormatError
+from diskreplay.interop import arrow_arrays
 from diskreplay.interop.exchange.episode_data import Json
 from diskreplay.interop.lerobot import images
 from diskreplay.interop.lerobot.features import Column, sides_of
@@ -58,14 +59,18 @@ def to_arrow(column: Column, rows: Array, texts: Texts) -> pa.Array:
         )
     if column.kind == "text":
         return pa.array(np.asarray(texts[column.key], object)[rows], pa.string())
-    values, shape = pa.array(np.ascontiguousarray(rows).reshape(-1)), column.shape
-    if shape == (1,):
-        return values
-    if len(shape) == 1:
-        return pa.FixedSizeListArray.from_arrays(values, shape[0])
-    for axis in range(len(shape) - 1, -1, -1):
-        count = len(rows) * int(np.prod(shape[:axis], dtype=np.int64))
-        values = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * shape[axis], values)
+    rows = rows.reshape(len(rows), *column.shape)
+    if len(column.shape) > 1:
+        return nested_lists(rows)
+    return arrow_arrays.to_arrow(rows[:, 0] if column.shape == (1,) else rows)
+
+
+def nested_lists(rows: Array) -> pa.Array:
+    """Return rows ``(T, *shape)`` as lists of any length, nested: what `datasets` has for arrays."""
+    values = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    for axis in range(rows.ndim - 1, 0, -1):
+        count = int(np.prod(rows.shape[:axis], dtype=np.int64))
+        values = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * rows.shape[axis], values)
     return values
 
 

@@ -1,6 +1,6 @@
 """Statistics of features, as LeRobot keeps them of each episode and of the whole data set."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,19 +52,31 @@ def of_column(column: Column, rows: NDArray[Any]) -> Statistics:
     return of_rows(rows.reshape(len(rows), *column.shape))
 
 
-def merged(one: Statistics, other: Mapping[str, Numbers]) -> Statistics:
-    """Return the statistics of both."""
-    count = one["count"] + other["count"]
-    share = other["count"] / count
-    apart = other["mean"] - one["mean"]
-    variance = one["std"] ** 2 * (1 - share) + other["std"] ** 2 * share + apart**2 * share * (1 - share)
+def of_counter(first: float, last: float, count: int) -> Statistics:
+    """Return the statistics of numbers that rise evenly from the first to the last of them."""
+    spread = (last - first) * np.sqrt((count + 1) / (12 * (count - 1))) if count > 1 else 0.0
+    found = {"min": first, "max": last, "mean": (first + last) / 2, "std": spread, "count": count}
+    return {name: np.array([value], np.float64) for name, value in found.items()}
+
+
+def merged(parts: Mapping[str, Numbers]) -> Statistics:
+    """Return the statistics of all rows of those of some, ``(parts, *shape)`` each."""
+    counts = parts["count"].reshape(-1, *[1] * (parts["mean"].ndim - 1))
+    shares = counts / counts.sum()
+    mean = (parts["mean"] * shares).sum(0)
+    variance = ((parts["std"] ** 2 + (parts["mean"] - mean) ** 2) * shares).sum(0)
     return {
-        "min": np.minimum(one["min"], other["min"]),
-        "max": np.maximum(one["max"], other["max"]),
-        "mean": one["mean"] + apart * share,
+        "min": parts["min"].min(0),
+        "max": parts["max"].max(0),
+        "mean": mean,
         "std": np.sqrt(variance),
-        "count": count,
+        "count": parts["count"].sum(0),
     }
+
+
+def stacked(parts: Sequence[Statistics]) -> Statistics:
+    """Return statistics of several, one behind the other: ``(parts, *shape)``."""
+    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
 
 def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:

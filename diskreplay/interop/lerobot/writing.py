@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -22,7 +23,7 @@ from diskreplay.interop.exchange.episode_data import EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.side_folder import replace_file
 from diskreplay.interop.lerobot import images, statistics, video
-from diskreplay.interop.lerobot.columns import arrow_type, library_type, to_arrow
+from diskreplay.interop.lerobot.columns import arrow_type, library_type, nested_lists, to_arrow
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
     DONE,
@@ -114,6 +115,10 @@ class Target:
     def __init__(self, plan: Plan, contents: Contents) -> None:
         self._root, self._plan, self._contents = plan.path, plan, contents
         self._stored, self._videos = contents.stored, contents.videos
+        made = COUNTERS.keys() - {column.key for column in contents.columns}
+        self._counted = [
+            each for each in (*self._stored, *self._videos) if each.kind != "text" and each.key not in made
+        ]
         self._schema = _arrow_schema(self._stored)
         self._tasks = contents.tasks
         self.episodes = self._rows = self._number = 0
@@ -131,18 +136,19 @@ class Target:
         self._is_torn = True
         length = len(episode)
         rows = {column.key: episode.steps[column.path][:length] for column in self._contents.columns}
-        rows |= self._flags(episode) | self._counters(rows, length)
+        rows |= self._flags(episode)
+        counters = {name: values for name, values in self._counters(length).items() if name not in rows}
+        counted = {name: statistics.of_counter(each[0], each[-1], length) for name, each in counters.items()}
+        rows |= counters
         tasks = self._texts_of(rows[TASK])
-        found = {column.key: statistics.of_column(column, rows[column.key]) for column in self._columns_with_numbers()}
+        found = {each.key: statistics.of_column(each, rows[each.key]) for each in self._counted} | counted
         arrays = [to_arrow(column, rows[column.key], self._contents.texts) for column in self._stored]
         line: dict[str, Any] = {EPISODE: self.episodes, "tasks": tasks, "length": length}
         line |= {"dataset_from_index": self._rows, "dataset_to_index": self._rows + length}
         line |= {name: _as_list(episode.fields.get(path)) for path, name in self._contents.fields.items()}
         line |= self._file.add(pa.Table.from_arrays(arrays, schema=self._schema), rows)
-        for key, each in statistics.as_json(found).items():
-            line |= {f"{_STATS}{key}/{name}": value for name, value in each.items()}
         self._file.lines.append(line)
-        self._merge(found)
+        self._file.statistics.append(found)
         self.episodes, self._rows, self._is_torn = self.episodes + 1, self._rows + length, False
         if self._file.is_full:
             self._close_file()
@@ -168,16 +174,13 @@ class Target:
 
     def _close_file(self) -> None:
         if self._file is not None:
-            self._file.close(self._fields())
+            self._merge(self._file.close(self._fields()))
             self._file = None
             self._number += 1
 
     def _fields(self) -> dict[str, pa.DataType]:
         leaves = self._plan.schema.leaves
         return {name: arrow_type(Column(name, path, leaves[path])) for path, name in self._contents.fields.items()}
-
-    def _columns_with_numbers(self) -> list[Column]:
-        return [column for column in (*self._stored, *self._videos) if column.kind != "text"]
 
     def _flags(self, episode: EpisodeData) -> dict[str, Array]:
         ends = {
@@ -190,36 +193,35 @@ class Target:
             flags[-1] = ends[name]
         return rows
 
-    def _counters(self, rows: Mapping[str, Array], length: int) -> dict[str, Array]:
+    def _counters(self, length: int) -> dict[str, Array]:
         frames = np.arange(length)
-        made: dict[str, Array] = {
+        return {
             TIMESTAMP: (frames / self._contents.fps).astype(np.float32),
             FRAME: frames,
             EPISODE: np.full(length, self.episodes),
             INDEX: frames + self._rows,
             TASK: np.zeros(length, np.int64),
         }
-        return {name: values for name, values in made.items() if name not in rows}
 
     def _texts_of(self, numbers: Array) -> list[str]:
         unique = dict.fromkeys(numbers.tolist())
         return [self._tasks.setdefault(number, str(number)) for number in unique]
 
     def _merge(self, found: Mapping[str, statistics.Statistics]) -> None:
+        """Add the statistics of the episodes of a file, those of a feature behind one another."""
         for key, each in found.items():
-            known = self._statistics.get(key)
-            self._statistics[key] = each if known is None else statistics.merged(known, each)
+            parts = [statistics.merged(each)] + ([self._statistics[key]] if key in self._statistics else [])
+            self._statistics[key] = statistics.merged(statistics.stacked(parts))
 
     def _count(self, table: pa.Table) -> None:
         """Count the episodes of a file that an interrupted export has left."""
-        for line in table.to_pylist():
-            found: dict[str, statistics.Statistics] = {}
-            for name, value in line.items():
-                if name.startswith(_STATS):
-                    key, _, statistic = name.removeprefix(_STATS).rpartition("/")
-                    found.setdefault(key, {})[statistic] = np.asarray(value, np.float64)
-            self._merge(found)
-            self.episodes, self._rows = self.episodes + 1, self._rows + line["length"]
+        found: dict[str, statistics.Statistics] = {}
+        for name in table.column_names:
+            if name.startswith(_STATS):
+                key, _, statistic = name.removeprefix(_STATS).rpartition("/")
+                found.setdefault(key, {})[statistic] = np.array(table[name].to_pylist(), np.float64)
+        self._merge(found)
+        self.episodes, self._rows = self.episodes + len(table), self._rows + pc.sum(table["length"]).as_py()
 
     def _info(self) -> dict[str, Json]:
         noted, fps = self._contents.noted.get("info", {}), self._contents.fps
@@ -253,11 +255,14 @@ class _File:
     ----------
     lines : list of dict
         What the table of episodes says of those that are in it.
+    statistics : list of dict
+        Those of the features of each of them.
     """
 
     def __init__(self, root: Path, number: int, schema: pa.Schema, videos: Sequence[Column], fps: float) -> None:
         self._root, self._number, self._fps = root, number, fps
         self.lines: list[dict[str, Any]] = []
+        self.statistics: list[dict[str, statistics.Statistics]] = []
         path = root / "data" / _file_name(number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._sink = pa.OSFile(str(path), "wb")
@@ -289,19 +294,25 @@ class _File:
             where[f"videos/{key}/to_timestamp"] = writer.count / self._fps
         return where
 
-    def close(self, fields: Mapping[str, pa.DataType]) -> None:
-        """Complete the files, that of the table of episodes at last."""
+    def close(self, fields: Mapping[str, pa.DataType]) -> dict[str, statistics.Statistics]:
+        """Complete the files, that of the table of episodes at last; return the statistics of each feature."""
         self._writer.close()
         self._sink.close()
         for _, writer in self._videos.values():
             writer.close()
         names = list(self.lines[0])
         columns = {name: pa.array([line[name] for line in self.lines], fields.get(name)) for name in names}
+        found = {key: statistics.stacked([each[key] for each in self.statistics]) for key in self.statistics[0]}
+        for key, each in found.items():
+            for name, values in each.items():
+                numbers = values.astype(np.int64) if name == "count" else values
+                columns[f"{_STATS}{key}/{name}"] = nested_lists(numbers)
         path = self._root / EPISODES / _file_name(self._number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.new")
         pq.write_table(pa.table(columns), draft)
         os.replace(draft, path)
+        return found
 
     def abandon(self) -> None:
         """Close the files as they are; the next export begins them anew."""
