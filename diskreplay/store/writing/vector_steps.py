@@ -70,7 +70,7 @@ class LaneArrays:
             differ = words != np.frombuffer(value, words.dtype)
             if np.count_nonzero(differ):
                 found = np.zeros(len(self.open), np.bool_) if found is None else found
-                found |= differ.reshape(len(found), -1).any(1)
+                found[np.flatnonzero(differ) // (len(words) // len(found))] = True
         if found is None:
             return None
         found &= self.known
