@@ -109,10 +109,12 @@ def run_without(names: Iterable[str], code: str, *args: Any) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_collector_writes_reads_inspects_verifies_and_repairs_without_any_extra(tmp_path: Path) -> None:
     assert run_without(NOT_CORE, STORE + WORK, tmp_path / "store") == "all done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch", "numba"])
 def test_sampling_says_which_extra_has_the_library(tmp_path: Path, library: str) -> None:
     code = """
@@ -150,6 +152,7 @@ print(json.dumps([message(call) for call in calls]))
     assert said == [f"recording an environment {why}"] * 2 + [f"a schema of gymnasium spaces {why}"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "library", "what"),
     [
@@ -193,6 +196,7 @@ def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path)
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch", "numba", "gymnasium"])
 def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
     code = "import contextlib\nfrom diskreplay.cli.main import main\n"
@@ -201,6 +205,7 @@ def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
     assert said.endswith(f"(No module named '{library}'): pip install diskreplay[torch,gym]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "arguments", "what"),
     [

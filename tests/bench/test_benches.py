@@ -34,6 +34,7 @@ def module_of(name):
     return importlib.import_module(f"tools.bench.{command.BENCHES[name]}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY_SECONDS)) for name in command.BENCHES]
 )

@@ -45,6 +45,7 @@ def test_every_command_explains_itself(run: Callable, command: str, flag: str) -
     assert "[default: None]" not in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_and_options(shell: str) -> None:
     typed = "diskreplay episodes --w"

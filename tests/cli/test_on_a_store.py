@@ -368,6 +368,7 @@ def a_link_to_itself(path: Path) -> None:
     os.symlink(path, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "episodes", "du", "report", *ARGUMENTS])
 @pytest.mark.parametrize(
     "make",

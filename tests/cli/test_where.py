@@ -17,6 +17,7 @@ def store(small: Path) -> Iterator[dr.Store]:
         yield store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [

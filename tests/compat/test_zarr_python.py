@@ -88,6 +88,7 @@ def check_same(arrays, store):
             assert (real[name] is None) is not any(leaf.startswith(f"episode/{name}") for leaf in other.values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_steps", [None, 40, "episode"], ids=["one segment", "several", "episodes"])
 @pytest.mark.parametrize(("schema", "plan"), [(serial_schema(), PLAN), (NESTED, LANES)], ids=["plain", "nested lanes"])
 @pytest.mark.parametrize("sealed", [False, True], ids=["being written", "sealed"])

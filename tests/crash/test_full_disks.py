@@ -134,6 +134,7 @@ def check_on(path: Path, lanes: int, count: int) -> None:
         assert store.verify(deep=True) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize(("kind", "options", "snapshot"), DISKS)
 def test_a_file_system_that_is_full_refuses_steps_and_loses_none(

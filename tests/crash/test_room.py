@@ -267,6 +267,7 @@ def write_with_few_descriptors(path: Path, kind: str, tell: Any) -> None:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_with_too_few_descriptors_can_write_when_it_has_more(tmp_path: Path, kind: str) -> None:
     workloads.create(tmp_path / "store", capacity=None).close()

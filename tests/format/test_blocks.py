@@ -89,6 +89,7 @@ def test_what_lies_in_a_hole_is_not_read(tmp_path, monkeypatch):
     assert len(set(sums.tolist())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [None, 3])
 @pytest.mark.parametrize("segment_steps", [None, 100, "episode"])
 def test_a_sealed_segment_has_the_checksum_of_every_block(tmp_store, lanes, segment_steps):

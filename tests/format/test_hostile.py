@@ -173,6 +173,7 @@ def use_mutated(folder, original, planned, refused):
     assert kept is None or outside.read_bytes() == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", BYTES)
 @pytest.mark.parametrize("name", ["zarr.json", "segments/00000001/zarr.json", "counters/c.0"])
 def test_files_of_something_else_are_found_and_refused(original, tmp_store, name, data):
@@ -188,6 +189,7 @@ FOLDERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_no_folder_is_followed_out_of_the_store(original, tmp_store, tmp_path, name):
     shutil.copytree(original, tmp_store)
@@ -229,6 +231,7 @@ def check_replaced(original, path, name, how):
         said(lambda use=use: use(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "replaced"])
 @pytest.mark.parametrize("name", ["segments", "counters", "hidden", "hidden/zarr.json", "hidden/c.0.0"])
 def test_what_is_missing_or_of_another_kind_is_refused_in_one_line(original, tmp_store, name, how):

@@ -149,6 +149,7 @@ def test_marks_from_before_the_first_priority_prove_as_much_as_those_behind_it(t
                 np.testing.assert_array_equal(episode["priority"], [np.nan] * 6 + [2.0] * (rows - 6))
 
 
+@pytest.mark.slow
 def test_a_damaged_or_torn_log_proves_what_its_whole_marks_do(tmp_store, tmp_path):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
         writer = store.writer(durability="none")
@@ -297,6 +298,7 @@ def no_patience(monkeypatch):
     monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_patience")
 @pytest.mark.parametrize(
     "seed", [12, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(24) if seed != 12)]

@@ -367,6 +367,7 @@ BAD_NODES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", BAD_NODES, ids=lambda node: repr(node)[:40])
 @pytest.mark.parametrize("part", ["obs", "action", "reward", "extra", "episode"])
 def test_malformed_json_is_a_format_error_and_nothing_else(part, node):
@@ -398,6 +399,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(part=st.sampled_from(["obs", "action", "reward", "extra", "episode"]), node=JSON)
 @settings(max_examples=200, deadline=None)
 def test_any_json_is_read_or_refused_with_a_format_error(part, node):

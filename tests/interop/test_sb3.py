@@ -132,6 +132,7 @@ def follow(ours, theirs, stream, steps, every=7, **kwargs):
     return compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeouts", [True, False])
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("space", SPACES)
@@ -165,6 +166,7 @@ def test_observations_of_float64_are_kept_as_the_space_says(made, n_envs):
     assert ours.store.schema.obs.dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeouts", [True, False])
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("n_steps", [2, 5])

@@ -31,6 +31,13 @@ def every_id(store):
     return np.sort(np.concatenate([episode.ids for episode in store.episodes]))
 
 
+def loader(dataset, workers):
+    # Some libraries, TorchRL among them, have processes spawned from the moment they are imported.
+    return DataLoader(
+        dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+
+
 def test_reprs_say_what_is_drawn_from_where(tmp_store):
     with filled(tmp_store, 50) as store:
         batches, items = StoreDataset(store, dr.Transitions()), MapDataset(store, dr.Transitions(n_step=2))
@@ -40,7 +47,7 @@ def test_reprs_say_what_is_drawn_from_where(tmp_store):
 
 def test_a_sampler_in_a_worker_names_the_data_set_to_use(tmp_store):
     with filled(tmp_store, 50) as store, dr.Sampler(store, dr.Transitions()) as sampler:
-        batches = iter(DataLoader(sampler, batch_size=None, num_workers=1))
+        batches = iter(loader(sampler, 1))
         with pytest.raises(dr.ReplayError, match=r"or give a DataLoader with workers a .*\.StoreDataset"):
             next(batches)
 
@@ -50,7 +57,7 @@ def test_a_sweep_gives_every_id_once_over_all_workers(tmp_store, workers):
     with filled(tmp_store) as store:
         dataset = StoreDataset(store, dr.Transitions(), dr.Sweep(), batch_size=64, seed=0)
         for _ in range(2):  # each iteration begins anew
-            batches = list(DataLoader(dataset, batch_size=None, num_workers=workers))
+            batches = list(loader(dataset, workers))
             assert all(type(batch) is dr.Batch for batch in batches)
             ids = np.concatenate([batch.index.numpy() for batch in batches])
             np.testing.assert_array_equal(np.sort(ids), every_id(store))
@@ -58,11 +65,12 @@ def test_a_sweep_gives_every_id_once_over_all_workers(tmp_store, workers):
             np.testing.assert_array_equal(np.sort(serial), np.arange(STEPS))
 
 
+@pytest.mark.slow
 def test_workers_have_even_shares_that_do_not_overlap_while_the_store_grows(tmp_store):
     with filled(tmp_store, 1000) as store, store.writer() as writer:
         dataset = StoreDataset(tmp_store, dr.Transitions(), batch_size=256, seed=0)
         # A worker's batches come in turn.
-        batches = iter(DataLoader(dataset, batch_size=None, num_workers=2))
+        batches = iter(loader(dataset, 2))
         seen = [set(), set()]
         for number in range(60):
             seen[number % 2] |= set(next(batches).index.tolist())
@@ -74,12 +82,13 @@ def test_workers_have_even_shares_that_do_not_overlap_while_the_store_grows(tmp_
         assert abs(len(seen[0]) - len(seen[1])) < 5 * np.sqrt(len(store)) / 2
 
 
+@pytest.mark.slow
 def test_a_seed_makes_the_batches(tmp_store):
     with filled(tmp_store) as store:
 
         def drawn(seed):
             dataset = StoreDataset(store, dr.Transitions(), dr.Prioritized(), batch_size=32, seed=seed)
-            batches = iter(DataLoader(dataset, batch_size=None, num_workers=2))
+            batches = iter(loader(dataset, 2))
             return [next(batches).index.tolist() for _ in range(6)]
 
         first = drawn(3)
@@ -97,7 +106,7 @@ def test_transforms_run_in_the_workers(tmp_store, workers):
         transform = [dr.Normalize(), doubled]
         dataset = StoreDataset(store, dr.Transitions(), dr.Sweep(), batch_size=64, seed=0, transform=transform)
         for _ in range(2):
-            batches = list(DataLoader(dataset, batch_size=None, num_workers=workers))
+            batches = list(loader(dataset, workers))
             serial = np.concatenate([batch.serial.numpy() for batch in batches])
             np.testing.assert_array_equal(np.sort(serial), 2 * np.arange(500))
             # Observations are their numbers: normalised, they are the same in all workers.
@@ -106,11 +115,12 @@ def test_transforms_run_in_the_workers(tmp_store, workers):
             np.testing.assert_allclose(obs, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_spawned_opens_the_store_itself(tmp_store):
     with filled(tmp_store, 200) as store:
         dataset = StoreDataset(store, dr.Sequences(10, 5), dr.Sweep(), batch_size=16)
-        loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-        ids = np.concatenate([batch.index.numpy() for batch in loader])
+        batches = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+        ids = np.concatenate([batch.index.numpy() for batch in batches])
         with dr.Sampler(store, dr.Sequences(10, 5)) as sampler:
             np.testing.assert_array_equal(np.sort(ids), np.sort(sampler.ids()))
 

@@ -172,6 +172,7 @@ def test_a_process_that_holds_the_lock_for_too_long_is_not_waited_for(tmp_path, 
     assert cache._locked(str(tmp_path / "lock")) is None  # in no folder
 
 
+@pytest.mark.slow
 def test_kernels_are_kept_in_the_users_cache_and_nothing_beside_the_package(tmp_path):
     package = tmp_path / "site-packages"
     shutil.copytree(REPOSITORY / "diskreplay", package / "diskreplay", ignore=shutil.ignore_patterns("__pycache__"))

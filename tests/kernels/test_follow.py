@@ -72,6 +72,7 @@ def untouched(lanes: int) -> np.ndarray:
     return np.array([[0] * lanes, [0] * lanes, [-1] * lanes, [OPEN] * lanes, [0] * lanes], np.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(300))
 def test_the_kernel_and_its_twin_follow_alike(case: int) -> None:
     rng = np.random.default_rng(case)

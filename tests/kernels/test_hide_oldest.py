@@ -98,6 +98,7 @@ class Hiding:
             self.bases[chunk] = of.addresses[chunk]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(100))
 def test_what_is_left_is_what_a_sort_by_time_leaves(case: int) -> None:
     rng = np.random.default_rng(case)

@@ -177,6 +177,7 @@ def gather_both(
     return found
 
 
+@pytest.mark.slow
 @given(st.sampled_from((1.0, 0.8)), snapshots(), st.booleans(), seeds)
 def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -146,6 +146,7 @@ assert arrays["reward"].unsafe_buffer_pointer() == batch.reward.data_ptr()
 """
 
 
+@pytest.mark.slow
 def test_jax_takes_its_tensors_without_a_copy() -> None:
     if find_spec("jax") is None:
         pytest.skip("jax is not installed")

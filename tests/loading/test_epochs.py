@@ -44,6 +44,7 @@ def store(tmp_store: Path) -> Iterator[Any]:
         yield store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("order", ["random", "time"])
 def test_one_pass_gives_every_id_once_and_its_len_counts_down(store: Any, order: str, prefetch: int) -> None:
@@ -62,6 +63,7 @@ def test_one_pass_gives_every_id_once_and_its_len_counts_down(store: Any, order:
     assert (np.diff(published) >= 0).all() == (order == "time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", [dr.Transitions(3), dr.Sequences(5, 2, pad=False), dr.Episodes()], ids=str)
 def test_items_of_any_view_come_oldest_first_and_ranks_keep_to_their_share(store: Any, view: Any) -> None:
     every: list[int] = []

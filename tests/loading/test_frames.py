@@ -181,6 +181,7 @@ def test_the_device_that_a_batch_is_on_does_not_matter(store: dr.Store) -> None:
         assert batch.obs["grey"].dtype is torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("view", VIEWS[:3], ids=str)
 def test_to_float_scales_all_of_uint8(store: dr.Store, view: Any, dtype: torch.dtype) -> None:

@@ -94,6 +94,7 @@ DISTRIBUTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("view", [dr.Transitions(2), dr.Sequences(length=5, overlap=2), ACROSS], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda make: repr(make()))
@@ -217,6 +218,7 @@ def test_memory_of_small_batches_is_used_again_when_they_are_gone(store: Any) ->
         assert len(sampler._destination.pool) <= 3 + 2 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @pytest.mark.parametrize(("processors", "helps"), [(2, True), (1, False)])
 def test_a_second_thread_copies_where_there_is_a_processor_for_it(

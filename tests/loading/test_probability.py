@@ -49,6 +49,7 @@ def sampler_of(store: Store, view: Any, distribution: Distribution, **kwargs: An
     return dr.Sampler(store, view, distribution, **{"batch_size": 50, "seed": 0, "fields": FIELDS, **kwargs})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @pytest.mark.parametrize("make", DISTRIBUTIONS, ids=lambda make: repr(make()))
 @pytest.mark.parametrize("rank", RANKS, ids=["alone", "a rank"])

@@ -308,6 +308,7 @@ def test_a_fresh_process_goes_on_too(tmp_store: Path) -> None:
 # --- a sweep that ends -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("saved_after", [0, 5, 14, 99])
 def test_the_rest_of_a_sweep_is_given_once_and_then_its_end(tmp_store: Path, prefetch: int, saved_after: int) -> None:

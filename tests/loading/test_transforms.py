@@ -142,6 +142,7 @@ VIEWS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READY)
 @pytest.mark.parametrize("view", VIEWS)
 def test_threads_make_what_the_caller_would_have_made(

@@ -92,6 +92,7 @@ def test_the_ids_offered_are_the_windows_of_the_reference(snapshot: Snapshot, vi
     assert Counter(offered(view, snapshot)) == Counter(windows_of(view, snapshot).keys())
 
 
+@pytest.mark.slow
 @given(consistent, views(), seeds)
 def test_every_field_of_every_window_equals_the_reference(snapshot: Snapshot, view: Sequences, seed: int) -> None:
     continuing = let_some_continue(snapshot, seed)

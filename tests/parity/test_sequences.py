@@ -101,11 +101,13 @@ def compare(batch: dict[str, np.ndarray], item: int, want: dict[str, Any]) -> No
         np.testing.assert_array_equal(batch[name][item], value, err_msg=name)
 
 
+@pytest.mark.slow
 @given(snapshots(), views())
 def test_the_ids_offered_are_the_windows_of_the_reference(snapshot: Snapshot, view: Sequences) -> None:
     assert Counter(offered(view, snapshot)) == Counter(windows_of(view, snapshot).keys())
 
 
+@pytest.mark.slow
 @given(snapshots(), views(), seeds)
 def test_every_field_of_every_window_equals_the_reference(snapshot: Snapshot, view: Sequences, seed: int) -> None:
     continuing = let_some_continue(snapshot, seed)
@@ -119,6 +121,7 @@ def test_every_field_of_every_window_equals_the_reference(snapshot: Snapshot, vi
         compare(batch, item, expected(view, of, start, step_id - start * lanes in continuing))
 
 
+@pytest.mark.slow
 @given(snapshots(), views())
 def test_windows_stay_in_their_episode_and_together_hold_every_step(snapshot: Snapshot, view: Sequences) -> None:
     apart = view.stride or view.length - view.overlap
@@ -139,6 +142,7 @@ def test_windows_stay_in_their_episode_and_together_hold_every_step(snapshot: Sn
             assert step_id in seen["loss_mask"] or apart > view.length - view.burn_in
 
 
+@pytest.mark.slow
 @given(snapshots(), st.integers(1, 12) | st.none(), seeds)
 def test_every_field_of_every_episode_equals_the_reference(snapshot: Snapshot, most: Any, seed: int) -> None:
     continuing = let_some_continue(snapshot, seed)

@@ -59,6 +59,7 @@ def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str
     return {tuple(name.split("/")): value for name, value in found.items()}
 
 
+@pytest.mark.slow
 @given(
     snapshots(),
     st.integers(1, 20) | st.none(),
@@ -84,6 +85,7 @@ def test_every_field_of_every_step_equals_the_reference_loop(
             np.testing.assert_allclose(batch[path][i], value, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
 
 
+@pytest.mark.slow
 @given(snapshots(), st.integers(1, 20) | st.none(), st.sampled_from(NEXT_FIELDS))
 def test_the_runs_are_exactly_the_steps_that_can_be_gathered(snapshot: Snapshot, n: Any, next_fields: Any) -> None:
     view = Transitions(n, next_fields=next_fields)
@@ -92,6 +94,7 @@ def test_the_runs_are_exactly_the_steps_that_can_be_gathered(snapshot: Snapshot,
     assert sorted(ids) == sorted(snapshot.sampleable(n, bool(next_fields)))
 
 
+@pytest.mark.slow
 @given(snapshots(), st.integers(1, 20) | st.none(), st.booleans())
 def test_dropped_are_windows_that_bootstrap_without_next_fields(snapshot: Snapshot, n: Any, relabels: bool) -> None:
     relabel = Hindsight(reward_fn=lambda achieved, desired: 0.0) if relabels else None

@@ -17,6 +17,7 @@ from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import everything, grown, population_of
 
 
+@pytest.mark.slow
 def test_an_id_is_drawn_with_the_mixed_probability_and_weighed_by_it() -> None:
     population = population_of(grown(2, [[40], [25, 10]]))
     ids, rng = everything(population), np.random.default_rng(0)

@@ -103,6 +103,7 @@ def compare(store: FakeStore, population: Population) -> None:
     assert sorted(i for ids in population.ids() for i in ids.tolist()) == mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_frontier_that_moves_step_by_step_through_interleaved_lanes_hides_exactly_what_is_below(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -166,6 +167,7 @@ def listed(order: Order) -> list[Any]:
     return [column.tolist() for runs in order for column in runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_restored_population_has_every_id_where_it_would_be_and_goes_on_alike(seed: int, view: Any) -> None:

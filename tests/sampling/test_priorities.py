@@ -146,6 +146,7 @@ class PrioritizingWindows(Prioritizing):
     views = (Sequences(length=4, overlap=1, pad=False),) * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "view",

@@ -290,6 +290,7 @@ def test_a_store_that_is_renamed_while_it_is_verified_or_repaired_is_followed(tm
     assert not tmp_store.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_store_that_is_deleted_while_it_is_verified_or_repaired_is_not_found(tmp_store, check, is_replaced):

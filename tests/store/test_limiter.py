@@ -80,6 +80,7 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], m
         RateLimiter(**{"samples_per_insert": 4, "min_size": 10, "error_buffer": 40, **arguments})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_steps", [None, 8, "episode"])
 def test_the_steps_of_a_store_are_counted_as_they_come_and_go(tmp_store: Path, segment_steps: Any) -> None:
     rng = np.random.default_rng(0)

@@ -120,6 +120,7 @@ def test_five_thousand_chunks_under_a_limit_of_256_descriptors():
         assert run_python(READ_MANY_CHUNKS, path).strip().isdecimal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_groups_of_one_episode_take_less_than_three_times_the_bytes_of_their_rows(tmp_store, groups):
     steps = 200

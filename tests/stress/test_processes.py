@@ -184,6 +184,7 @@ time.sleep(600)
         parent.stdin.close()  # the child ends
 
 
+@pytest.mark.slow
 def test_forks_in_the_middle_of_other_threads_work_leave_children_that_can_go_on(store):
     """Locks of threads that a child has not would be held there for ever."""
     stop = threading.Event()

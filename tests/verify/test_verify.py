@@ -476,6 +476,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_found_and_named(store_path, name):
     damage, kind, where = DAMAGE[name]

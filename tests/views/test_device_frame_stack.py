@@ -46,6 +46,7 @@ def test_batches_are_those_of_the_plain_reader(
 DEPTHS = dr.Schema(obs=dr.Field((3,), "uint16"), action=dr.Field((), "int64"))
 
 
+@pytest.mark.slow
 @given(snapshots(DEPTHS))
 def test_frames_of_a_dtype_with_few_operations(snapshot: Snapshot) -> None:
     view = Transitions(n_step=1, frame_stack=2)

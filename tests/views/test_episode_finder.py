@@ -29,6 +29,7 @@ def few_at_once() -> object:
         yield
 
 
+@pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), st.data())
 def test_each_step_has_its_episode_and_its_number_in_it(snapshot: Snapshot, data: st.DataObject) -> None:
     finder, ids = EpisodeFinder(), np.array(list(snapshot.model), np.int64)

@@ -185,6 +185,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("end", "final", "hidden"), CASES)
 def test_every_goal_that_the_rule_allows_is_as_frequent_as_the_others(
@@ -541,6 +542,7 @@ def alike(one: Counter[Outcome], other: Counter[Outcome]) -> bool:
     return bool(chi2_contingency([[count[key] for key in sorted(one)] for count in (one, other)]).pvalue > 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_step_transitions_are_those_of_the_paper_in_distribution(goal_store: dr.Store, strategy: str) -> None:
     assert alike(by_the_sampler(goal_store, strategy, 20_000), by_the_rule(strategy, 20_000, np.random.default_rng(2)))

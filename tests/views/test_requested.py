@@ -125,6 +125,7 @@ def evict(collected: Collected) -> None:
     collected.refresh()
 
 
+@pytest.mark.slow
 def test_windows_across_episodes_have_them_for_each_step(collected: Collected) -> None:
     view, compared = dr.Sequences(7, stride=2, gamma=GAMMA, cross_episodes=True), 0
     with sampler_of(collected.store, view) as sampler:
@@ -163,6 +164,7 @@ def test_rollouts_have_them_for_each_step(collected: Collected) -> None:
             sampler_of(collected.store, view, fields=("...", name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", [VIEWS[1], VIEWS[3], VIEWS[5]], ids=str)
 def test_batches_that_are_drawn_ahead_tell_what_was_when_they_were_drawn(
     collected: Collected, view: Any, monkeypatch: pytest.MonkeyPatch

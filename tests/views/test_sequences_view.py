@@ -153,6 +153,7 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
             np.testing.assert_array_equal(part[path], whole[path])
 
 
+@pytest.mark.slow
 @given(snapshots(), views())
 def test_two_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
     ids = offered(view, snapshot) * 2
@@ -181,12 +182,14 @@ def check_every_id(view: Any, snapshot: Snapshot, good: set[int]) -> None:
                 reader.check(snapshot, np.array([step_id]))
 
 
+@pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), views())
 def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapshot, view: Sequences) -> None:
     view = replace(view, frame_stack=1, start_only=())
     check_every_id(view, snapshot, set(windows_of(view, snapshot)))
 
 
+@pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), st.integers(1, 9) | st.none())
 def test_every_id_at_which_no_ended_episode_starts_is_an_invalid_index(snapshot: Snapshot, most: Any) -> None:
     check_every_id(Episodes(most), snapshot, set(offered(Episodes(most), snapshot)))

@@ -33,6 +33,7 @@ def collected(tmp_store: Path) -> Iterator[tuple[Store, dict[int, float]]]:
         single.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "view",
     [

@@ -153,6 +153,7 @@ def test_two_stores_of_a_process_share_what_it_may_have(path, tmp_path, monkeypa
         assert mapping.count_mappings() < 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", [0, 1, 45])
 def test_a_system_that_refuses_mappings_is_not_what_a_user_sees(path, monkeypatch, fresh, allowed):
     wanted = expected(path, 40)
@@ -229,6 +230,7 @@ def test_a_segment_that_is_dropped_gives_its_memory_back(path, tmp_path, fresh):
         assert fresh.nbytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "short", "link"])
 def test_a_chunk_that_is_damaged_after_opening_is_named_when_it_is_read(tmp_path, damage, fresh):
     path = make(tmp_path / "store")

@@ -10,6 +10,7 @@ from diskreplay.store.reading import segment_reader
 from tests.testing.support import serial_schema
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [1, 40, 9], [0, 3, 70], [17, 0, 0]])
 @pytest.mark.parametrize("sparse", [0, 4, 1 << 40])
 def test_flags_are_the_same_by_whole_chunks_and_by_the_rows_that_count(tmp_store, monkeypatch, lengths, sparse):

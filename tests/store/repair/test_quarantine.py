@@ -288,6 +288,7 @@ def limited(path, **limits):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["hand", "repair"])
 @pytest.mark.parametrize("limits", [{"capacity": 100}, {"max_age_s": 1e6}, {"capacity_bytes": 1 << 30}])
 @pytest.mark.filterwarnings("ignore:.* do not count in the capacity_bytes")
@@ -521,6 +522,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["r", "a"])
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_store_opens_around_a_damaged_segment(store_path, mode, name):

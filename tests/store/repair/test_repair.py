@@ -84,6 +84,7 @@ def test_a_link_in_a_segments_place_is_set_aside_and_not_followed(store_path):
     assert damage_left(store_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRIORITIES))
 def test_damaged_priorities_are_repaired_or_set_aside_with_their_steps(collected, tmp_store, name):
     shutil.copytree(collected, tmp_store)
@@ -269,6 +270,7 @@ def test_a_segment_that_is_evicted_while_dead_ones_are_looked_for_is_not_told_of
     assert done.left == done.quarantine == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "what"),
     [

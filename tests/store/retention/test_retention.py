@@ -30,6 +30,7 @@ def segments_on_disk(path):
     return sorted(int(folder.name) for folder in (path / "segments").glob("0*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [1, 7, 20, 33])
 def test_exactly_the_newest_steps_are_visible_after_every_append(tmp_store, capacity):
     with (

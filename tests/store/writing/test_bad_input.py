@@ -97,6 +97,7 @@ BAD_STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "match"), BAD_STEPS.values(), ids=BAD_STEPS)
 @pytest.mark.parametrize("before", [0, 3], ids=["first step", "inside an episode"])
 def test_a_bad_step_is_refused_and_the_writer_goes_on(store, change, match, before):
@@ -125,6 +126,7 @@ BAD_LANES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "match"), BAD_LANES.values(), ids=BAD_LANES)
 def test_a_bad_vector_step_changes_no_lane(store, change, match):
     with store.writer(num_envs=2) as writer:
@@ -148,6 +150,7 @@ BAD_BLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "match"), BAD_BLOCKS.values(), ids=BAD_BLOCKS)
 def test_a_bad_episode_is_refused_and_the_open_one_stays_open(store, change, match):
     with store.writer() as writer:

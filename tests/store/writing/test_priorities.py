@@ -53,6 +53,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setattr(module, "keeps_reservations", lambda path: False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1, 39, 75])
 def test_a_step_has_the_priority_it_was_given_and_no_other_has_one(tmp_store: Path, first: int) -> None:
     """The first one may come in the middle of an episode, and of a chunk: the episode goes on in its segment."""
@@ -135,6 +136,7 @@ def test_every_episode_of_its_own_segment_has_the_array_from_the_first_priority_
         assert store.verify(deep=True) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [NAN, np.inf, -np.inf, "1", [1.0], np.ones(2), 1j, [[1.0]], {}])
 def test_what_is_no_priority_is_refused_before_anything_changes(tmp_store: Path, bad: Any) -> None:
     with create(tmp_store) as store, store.writer() as writer, store.writer(num_envs=2) as vector:

@@ -67,6 +67,7 @@ def store(tmp_store):
         yield store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [0, 3])
 @pytest.mark.parametrize("steps", [1, 10, 300])
 def test_a_killed_writer_loses_nothing_it_committed(store, lanes, steps):

@@ -26,6 +26,7 @@ INVALID = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("space", "action", "message"), INVALID)
 def test_an_action_outside_its_space_is_refused_by_name_and_one_inside_is_not(tmp_store, space, action, message):
     with made(tmp_store, space, "space") as store, store.writer() as writer, store.writer(2) as vector:

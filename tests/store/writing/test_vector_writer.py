@@ -293,6 +293,7 @@ def test_a_lane_whose_observation_does_not_continue_warns_of_the_line_that_appen
         assert [warning.filename for warning in told] == [__file__]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_steps", [None, 8, "episode"])
 @pytest.mark.parametrize("lanes", [None, 3])
 def test_the_ids_of_the_newest_steps_are_known(tmp_store, segment_steps, lanes):
