@@ -70,7 +70,7 @@ KNOWS_NO_STORE = {"closing"}
 LIBRARIES = {
     "zarr": {"format", "interop.zarr_episodes"},
     "filelock": {"kernels.cache"},
-    "fcntl": {"format.locks", "format.volume"},
+    "fcntl": {"format.cloning", "format.locks", "format.volume"},
     "crc32c": {"format", "verify", "store.repair.repair_documents"},
     "numba": {"kernels"},
     "torch": {"loading", "buffers", "cli", "interop.torch", "interop.torchrl", "interop.tianshou"},

@@ -26,6 +26,8 @@ from diskreplay.format.state_files import delete_state, read_state, write_state
 from diskreplay.kernels.table import chosen
 from diskreplay.store import tables
 from diskreplay.store.arguments import checked_limits
+from diskreplay.store.backup.account import Backup
+from diskreplay.store.backup.backup import back_up
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
@@ -260,6 +262,49 @@ class Store:
         sealed chunk. It may be written meanwhile. See docs/durability.md.
         """
         return verify(self._root.home, deep=deep, progress=progress)
+
+    @shown_paths()
+    def backup(
+        self, path: PathLike, progress: Callable[[int, int], None] | None = None, *, link: bool = True
+    ) -> Backup:
+        """Make a consistent copy of the store at a path, while others write and evict, and return what was made.
+
+        The copy is the store as it is at one moment of this call: every lane up to a step, among them all that was
+        committed before the call, with the same ids, priorities, saved states and limits. It is complete when it
+        appears at its path, and as if every writer had died at that moment: open episodes are cut ones there. Writers
+        wait while the store lock is held, for no longer than it takes to read counters and copy small files.
+
+        The checksums of sealed segments are read, of the copy. What is damaged is copied as it is, and named in
+        `problems` of the result. A call that is interrupted, or finds the disk full, leaves what it has copied in a
+        hidden folder beside the path, ``.NAME.backup``; the same call goes on from there.
+
+        Parameters
+        ----------
+        path : path
+            The folder of the new store; nothing may be there.
+        progress : callable, optional
+            ``progress(done, total)`` is called now and then, with bytes.
+        link : bool
+            Whether files of sealed segments may share their blocks with the copy, or be hard links, where the file
+            system can: that takes no time and no space, and damage of the disk is damage of both.
+
+        Raises
+        ------
+        StoreExists
+            Something is at the path, or an unfinished backup of another store beside it.
+        StorageFull
+            There is no room; the same call goes on when there is.
+        StoreLocked
+            Another process makes a backup at this path, or held the store lock for a minute.
+        ReadOnlyError
+            The system lets this process not take the store lock.
+        ValueError
+            The path is inside the store.
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
+        """
+        self._open_follower()
+        return back_up(self._root, path, link=link, progress=progress)
 
     @shown_paths()
     def evict(self, where: Callable[[Episode], bool]) -> int:

@@ -319,6 +319,7 @@ ARGUMENTS = {
     "show": [0],
     "evict": ["--where", "cut"],
     "copy": ["copy-of-nothing"],
+    "backup": ["backup-of-nothing"],
     "merge": ["b", "merged"],
     "diff": ["b"],
     "plot": ["returns"],

@@ -400,14 +400,23 @@ def _destroy(root: Root, gone: Sequence[str]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def evicted_by_removals(root: Root) -> int:
+    """Return what the counter of evicted steps has to be by the names of the segments that are being deleted.
+
+    0 where there are none. The caller holds the store lock.
+    """
+    found = (_REMOVED.fullmatch(name) for name in os.listdir(root.counters_folder))
+    return min(max((int(counted[1]) for counted in found if counted), default=0), layout.MOST_COUNTED)
+
+
 def _finish_removals(root: Root, counters: StoreCounters) -> None:
     """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
-    for name in os.listdir(root.counters_folder):
-        if name.startswith("old-"):
-            if counted := _REMOVED.fullmatch(name):
-                now = int(counters.read()[layout.STEPS_EVICTED])
-                counters.set(layout.STEPS_EVICTED, max(now, min(int(counted[1]), layout.MOST_COUNTED)))
-            shutil.rmtree(root.counters_folder / name, ignore_errors=True)
+    names = [name for name in os.listdir(root.counters_folder) if name.startswith("old-")]
+    if names:
+        now = int(counters.read()[layout.STEPS_EVICTED])
+        counters.set(layout.STEPS_EVICTED, max(now, evicted_by_removals(root)))
+    for name in names:
+        shutil.rmtree(root.counters_folder / name, ignore_errors=True)
 
 
 def _remove_dead_draft(path: str, lock_path: str) -> None:

@@ -1,0 +1,1 @@
+"""Backups: a consistent copy of a store that is being written."""

@@ -1,0 +1,224 @@
+"""One backup of one store: sealed segments without a lock, then everything as it is at one moment.
+
+A store that others write changes while it is copied. What never changes again, the files of sealed segments, is copied
+first, and takes most of the time. Then, under the store lock, nobody makes, evicts or sets aside a segment: what is
+beside the segments is copied, and what is committed to each of those that are being written is noted. That is the
+moment of the backup. Rows that were committed never change, so they are copied after the lock was released. Should a
+segment be evicted before it was copied, another moment is chosen; the last one keeps the lock until all is copied.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, ReadOnlyError, StoreLocked
+from diskreplay.folders import is_folder
+from diskreplay.format import layout
+from diskreplay.format.cloning import FileCopier, Unreadable
+from diskreplay.format.durable import check_written, storage_errors, sync_file_system, write_file
+from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.locks import held_lock
+from diskreplay.format.marks import shows_live_rows
+from diskreplay.format.metadata import Identity, identify
+from diskreplay.format.numbers import listed_numbers
+from diskreplay.format.root import Root, read_root
+from diskreplay.format.sealing import count_steps, seal_segments
+from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
+from diskreplay.store.backup.account import Account, Backup, Progress
+from diskreplay.store.backup.beside import Beside
+from diskreplay.store.backup.live_segments import LiveRows, copy_live, read_live
+from diskreplay.store.backup.sealed_segments import copy_sealed
+from diskreplay.store.backup.trees import SegmentVanished, copy_as_it_is, files_below
+from diskreplay.store.backup.unfinished import full_message, unfinished
+from diskreplay.store.reading.damaged import DAMAGE
+from diskreplay.store.retention.policy import disk_usage
+from diskreplay.store.retention.retention import evicted_by_removals
+
+# So many moments are chosen at most.
+_MOMENTS = 4
+
+
+def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progress: Progress | None = None) -> Backup:
+    """Make a consistent copy of a store, which others may write; see `Store.backup`."""
+    target = Path(to).absolute()
+    root.counters().read()  # a store without them cannot be backed up, and nothing is made
+    with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:
+        copying = _Backup(root, read_root(folder), link, progress)
+        copying.run()
+        made = copying.result(target)
+    return made
+
+
+@dataclass
+class _Moment:
+    """What a store holds at one moment, beside what was copied before."""
+
+    words: NDArray[np.int64]
+    kept: set[int] = field(default_factory=set)  # sealed segments that were copied before, and are still there
+    sealed: list[SegmentInfo] = field(default_factory=list)
+    live: list[LiveRows] = field(default_factory=list)
+    others: dict[int, str] = field(default_factory=dict)  # which prove their rows by marks, or cannot be read, and why
+
+
+class _Backup:
+    def __init__(self, root: Root, copy: Root, link: bool, progress: Progress | None) -> None:
+        self._root, self._copy = root, copy
+        self._copier = FileCopier(share=link)
+        self._account = Account(disk_usage(root.folder)[0], progress)
+        self._beside = Beside(root, copy.folder, self._copier, self._account)
+        self._done: dict[int, Identity] = {}  # the documents of the sealed segments that were copied
+
+    def run(self) -> None:
+        """Copy everything, durably."""
+        self._beside.copy_ahead()
+        for number in sorted(listed_numbers(self._root)):
+            with suppress(SegmentVanished, *DAMAGE):  # each is looked at again under the lock
+                if (info := read_segment(self._root, number)).sealed:
+                    self._copy_sealed(info)
+        for left in reversed(range(_MOMENTS)):
+            with self._locked() as lock:
+                moment = self._read_moment()
+                if left:
+                    lock.close()
+                with suppress(SegmentVanished):
+                    self._complete(moment)
+                    break
+        else:
+            raise StoreLocked(f"segments of {self._root.path} were moved while they were copied; try again")
+        sync_file_system(self._copy.folder)
+        for folder, names in files_below(self._copy.folder):
+            for name in names:
+                check_written(folder / name)
+        self._account.finish()
+
+    @contextmanager
+    def _locked(self) -> Iterator[ExitStack]:
+        """Hold the store lock for a block, which may release it before its end."""
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(held_lock(self._root.lock_path))
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                raise ReadOnlyError(
+                    f"a backup takes the lock of the store for a moment, and this user may not "
+                    f"({error.strerror}: {self._root.lock_path}); let this user write that file, or copy the folder "
+                    "with `cp -a`, which may leave out the newest seconds"
+                ) from error
+            yield lock
+
+    # --- the moment --------------------------------------------------------------------------------------------------
+
+    def _read_moment(self) -> _Moment:
+        """Copy what is beside the segments, and note what these hold. The caller holds the store lock."""
+        # Before the segments: no state of a sampler knows a step, and no limiter counts one, that the backup lacks.
+        self._beside.copy()
+        words = self._root.counters().read()
+        words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
+        moment = _Moment(words)
+        # The newest first: where a lane has rows in a segment, those that it had committed to older ones are there.
+        for number in sorted(listed_numbers(self._root), reverse=True):
+            path, where = self._root.segment_path(number), layout.segment_folder(number)
+            if number in self._done and identify(path / layout.METADATA) == self._done[number]:
+                moment.kept.add(number)
+                continue
+            self._account.begin(where)
+            try:
+                self._note_segment(moment, read_segment(self._root, number))
+            except NeverWritten:
+                moment.others[number] = ""
+            except DAMAGE as error:
+                if is_folder(path):
+                    moment.others[number] = str(error)
+                elif os.path.lexists(path):
+                    self._account.note(where, "type", "", "is no folder; left out")
+        return moment
+
+    def _note_segment(self, moment: _Moment, info: SegmentInfo) -> None:
+        if info.sealed:
+            moment.sealed.append(info)
+        elif not shows_live_rows(info):
+            moment.others[info.number] = ""
+        elif (live := read_live(info)).observed.any():
+            moment.live.append(live)
+
+    # --- copying -----------------------------------------------------------------------------------------------------
+
+    def _complete(self, moment: _Moment) -> None:
+        """Make the copy what the store was at a moment. Raises SegmentVanished where a segment is gone since."""
+        for number in listed_numbers(self._copy):
+            if number not in moment.kept:
+                self._done.pop(number, None)
+                self._account.begin(layout.segment_folder(number))
+                shutil.rmtree(self._copy.segment_path(number))
+        for info in moment.sealed:
+            self._copy_sealed(info)
+        for number, reason in moment.others.items():
+            self._copy_other(number, reason)
+        copies = [copy for live in moment.live if (copy := self._copy_live(live)) is not None]
+        words = np.concatenate([moment.words, ~moment.words]).astype("<i8")
+        write_file(f"{self._copy.counters_folder}/c.0", words.tobytes())
+        if copies:
+            seal_segments(self._copy, copies)
+
+    def _copy_sealed(self, info: SegmentInfo) -> None:
+        copy_sealed(info, self._copy.segment_path(info.number), self._copier, self._account)
+        self._done[info.number] = info.document
+
+    def _copy_live(self, live: LiveRows) -> SegmentInfo | None:
+        """Copy the rows of a segment; where that cannot be done, copy its files as they are, and return None."""
+        try:
+            return copy_live(live, self._copy, self._account)
+        except (Unreadable, *DAMAGE) as error:
+            self._copy_other(live.info.number, str(error))
+            return None
+
+    def _copy_other(self, number: int, reason: str) -> None:
+        where = layout.segment_folder(number)
+        self._account.begin(where)
+        source, target = self._root.segment_path(number), self._copy.segment_path(number)
+        copy_as_it_is(source, target, where, self._copier, self._account)
+        if reason:
+            self._account.note(where, "metadata", "", f"{reason}; copied as it is")
+
+    # --- the result --------------------------------------------------------------------------------------------------
+
+    def result(self, path: Path) -> Backup:
+        """Return what was made, which is to appear at a path."""
+        numbers = listed_numbers(self._copy)
+        nbytes = disk_usage(self._copy.folder)[0]
+        shared = min(self._copier.shared, nbytes)
+        return Backup(
+            path=path,
+            segments=len(numbers),
+            steps=sum(map(self._steps, numbers)),
+            bytes=nbytes,
+            bytes_shared=shared,
+            bytes_copied=max(0, nbytes - shared - self._account.kept),
+            problems=self._account.problems,
+        )
+
+    def _steps(self, number: int) -> int:
+        try:
+            info = read_segment(self._copy, number)
+            steps = count_steps(info) if info.steps is None else info.steps
+        except DAMAGE:
+            return 0
+        return max(0, steps - info.lost.steps - self._hidden.get(number, 0))
+
+    @cached_property
+    def _hidden(self) -> dict[int, int]:
+        """How many steps of each segment were evicted by hand."""
+        words = self._copy.counters().read()
+        try:
+            return HiddenEntries(self._copy).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
+        except FormatError:  # damaged in the original, too, which verify reports
+            return {}
