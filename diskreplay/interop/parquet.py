@@ -14,7 +14,7 @@ where there is none; and ``notes``, text in JSON.
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import zip_longest
 from os import PathLike
@@ -50,7 +50,7 @@ _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
 # A list of more numbers is written as bytes.
 _MOST_LISTED = 256
 # A file is written when its episodes take so many bytes.
-_FILE_BYTES = 64 << 20
+_FILE_BYTES = 16 << 20
 
 
 def import_dataset(
@@ -128,7 +128,8 @@ def export_dataset(
 
     @contextmanager
     def open_folder(plan: Plan) -> Iterator[_Folder]:
-        yield _Folder(plan, compression)
+        with ThreadPoolExecutor(1) as background:
+            yield _Folder(plan, compression, background)
 
     made = Format(NAME, True, {}, open_folder)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
@@ -138,10 +139,14 @@ def export_dataset(
 
 
 class _Folder:
-    """Collects episodes, and writes some at a time: first their steps, then the table that makes them count."""
+    """Collects episodes, and writes some at a time: first their steps, then the table that makes them count.
 
-    def __init__(self, plan: Plan, compression: str) -> None:
-        self._plan, self._compression = plan, compression
+    A thread writes while the next ones are collected.
+    """
+
+    def __init__(self, plan: Plan, compression: str, background: ThreadPoolExecutor) -> None:
+        self._plan, self._compression, self._background = plan, compression, background
+        self._writing: Future[None] | None = None
         for name in (_STEPS, _EPISODES):
             (plan.path / name).mkdir(parents=True, exist_ok=True)
         self._waiting: list[EpisodeData] = []
@@ -155,60 +160,68 @@ class _Folder:
         self._bytes += sum(rows.nbytes for rows in episode.steps.values())
         self.episodes += 1
         if self._bytes >= _FILE_BYTES:
-            self._write()
+            self._begin_write()
 
     def finish(self) -> None:
-        self._write()
+        self._begin_write()
+        self._wait()
         Description.write(self._plan, NAME)
 
-    def _write(self) -> None:
-        if not self._waiting:
-            return
+    def _begin_write(self) -> None:
+        self._wait()
         first = self.episodes - len(self._waiting)
-        tables = {_STEPS: self._steps(first), _EPISODES: self._ends(first)}
+        if self._waiting:
+            self._writing = self._background.submit(self._write, first, self._waiting)
+        self._waiting, self._bytes = [], 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write(self, first: int, episodes: list[EpisodeData]) -> None:
+        tables = {_STEPS: self._steps(first, episodes), _EPISODES: self._ends(first, episodes)}
         for name, table in tables.items():
             target = self._plan.path / name / f"{first:08d}.parquet"
             draft = target.with_name(f".{target.name}")
             # Most values are floats, of which few are equal.
             parquet.write_table(table, draft, compression=self._compression, use_dictionary=False)
             os.replace(draft, target)
-        self._waiting, self._bytes = [], 0
 
-    def _steps(self, first: int) -> "Table":
-        lengths = [len(episode) for episode in self._waiting]
+    def _steps(self, first: int, episodes: list[EpisodeData]) -> "Table":
+        lengths = [len(episode) for episode in episodes]
         columns: dict[str, Array] = {
             _EPISODE: pa.array(np.repeat(np.arange(first, first + len(lengths)), lengths)),
             _STEP: pa.array(np.concatenate([np.arange(length) for length in lengths])),
         }
         for path, leaf in self._plan.schema.step_leaves.items():
-            rows = [episode.steps[path][: len(episode)] for episode in self._waiting]
+            rows = [episode.steps[path][: len(episode)] for episode in episodes]
             columns[path] = _column(leaf, _joined(rows))
-        if any(episode.priority is not None for episode in self._waiting):
-            given = [np.full(len(each), np.nan) if each.priority is None else each.priority for each in self._waiting]
+        if any(episode.priority is not None for episode in episodes):
+            given = [np.full(len(each), np.nan) if each.priority is None else each.priority for each in episodes]
             columns[PRIORITY] = to_arrow(np.concatenate(given))
         about = {"diskreplay": json.dumps(self._plan.schema.to_json())}
         return pa.table(columns).replace_schema_metadata(about)
 
-    def _ends(self, first: int) -> "Table":
-        waiting = self._waiting
+    def _ends(self, first: int, episodes: list[EpisodeData]) -> "Table":
         columns: dict[str, Array] = {
-            _EPISODE: pa.array(range(first, first + len(waiting)), pa.int64()),
-            _LENGTH: pa.array([len(episode) for episode in waiting], pa.int64()),
-            _TERMINATED: pa.array([episode.terminated for episode in waiting], pa.bool_()),
-            _TRUNCATED: pa.array([episode.truncated for episode in waiting], pa.bool_()),
+            _EPISODE: pa.array(range(first, first + len(episodes)), pa.int64()),
+            _LENGTH: pa.array([len(episode) for episode in episodes], pa.int64()),
+            _TERMINATED: pa.array([episode.terminated for episode in episodes], pa.bool_()),
+            _TRUNCATED: pa.array([episode.truncated for episode in episodes], pa.bool_()),
         }
-        has_final = np.array([episode.has_final_obs for episode in waiting])
+        has_final = np.array([episode.has_final_obs for episode in episodes])
         for path, leaf in self._plan.schema.leaves.items():
             if is_obs(path):
-                values, there = [each.steps[path][-1] for each in waiting if each.has_final_obs], has_final
+                values, there = [each.steps[path][-1] for each in episodes if each.has_final_obs], has_final
             elif path not in self._plan.schema.step_leaves:
-                there = np.array([path in episode.fields for episode in waiting])
-                values = [episode.fields[path] for episode in waiting if path in episode.fields]
+                there = np.array([path in episode.fields for episode in episodes])
+                values = [episode.fields[path] for episode in episodes if path in episode.fields]
             else:
                 continue
             rows = np.array(values, leaf.dtype).reshape(len(values), *leaf.shape)
             columns[path] = with_missing(_column(leaf, rows), there)
-        notes = [None if episode.notes is None else json.dumps(episode.notes) for episode in waiting]
+        notes = [None if episode.notes is None else json.dumps(episode.notes) for episode in episodes]
         columns[_NOTES] = pa.array(notes, pa.string())
         return pa.table(columns)
 

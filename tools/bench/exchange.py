@@ -31,11 +31,12 @@ class Size(NamedTuple):
     """Episodes of each data set, and steps of each of them."""
 
     vectors: int
+    vector_steps: int
     images: int
-    steps: int
+    image_steps: int
 
 
-FULL, TINY = Size(100, 8, 1000), Size(2, 2, 5)
+FULL, TINY = Size(100, 4000, 8, 1000), Size(2, 5, 2, 5)
 
 BOX = {"type": "Box", "low": "-Infinity", "high": "Infinity"}
 SCHEMAS = {
@@ -73,7 +74,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     del peers  # without them there is nothing to compare
     tables, targets = [], []
     for kind, schema in SCHEMAS.items():
-        episodes = _episodes(schema, size.images if kind == "images" else size.vectors, size.steps)
+        counts = (size.images, size.image_steps) if kind == "images" else (size.vectors, size.vector_steps)
+        episodes = _episodes(schema, *counts)
         store = folder / f"{kind}.replay"
         with dr.create(store, schema) as made, made.writer(durability="none") as writer:
             for episode in episodes:
@@ -93,8 +95,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         tables,
         targets,
         [
-            f"Vectors: {size.vectors} episodes of {size.steps} steps, 17 float64 and 6 float32; images: {size.images} "
-            f"of {size.steps}, 64x64x3 uint8.",
+            f"Vectors: {size.vectors} episodes of {size.vector_steps} steps, 17 float64 and 6 float32; images: "
+            f"{size.images} of {size.image_steps}, 64x64x3 uint8.",
             "To read is to have the arrays of each episode in turn. An import reads, appends to a new store and seals "
             "it, with checksums; beside it the library reads, and numpy.save writes each array to a file of its own. "
             "An export reads a store; the library writes the same episodes from memory.",
