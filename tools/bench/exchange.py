@@ -8,6 +8,7 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import pyarrow as pa
 from gymnasium import Space
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet as pyarrow_parquet
 
 import diskreplay as dr
-from diskreplay.interop import minari, parquet
+from diskreplay.interop import arrow_arrays, d4rl, lerobot, minari, parquet
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.spaces import space_of
 from tools.bench.harness import Contestant, Report, Table, Target, in_turn, number, ratio_table, ratios
@@ -67,6 +68,7 @@ class Pair(NamedTuple):
     adapter: ModuleType
     options: dict[str, Any]
     peer: Peer
+    kinds: tuple[str, ...] = ("vectors", "images")
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
@@ -80,7 +82,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         with dr.create(store, schema) as made, made.writer(durability="none") as writer:
             for episode in episodes:
                 episode.append_to(writer, schema)
-        for pair in PAIRS:
+        for pair in (pair for pair in PAIRS if kind in pair.kinds):
             name, peer = f"{kind}, {pair.name}", pair.peer.name
             seconds = in_turn(_contestants(pair, store, schema, episodes, folder), rounds)
             medians = {what: float(np.median(np.concatenate(taken))) * 1e3 for what, taken in seconds.items()}
@@ -122,7 +124,7 @@ def _contestants(
     pair: Pair, store: Path, schema: dr.Schema, episodes: list[EpisodeData], folder: Path
 ) -> list[Contestant]:
     own, left, adapter, peer = folder / "own", folder / "left", pair.adapter, pair.peer
-    shutil.rmtree(own, ignore_errors=True)
+    _remove(own)
     adapter.export_dataset(store, own, **pair.options)
 
     def timed(name: str, work: Callable[[], object]) -> Contestant:
@@ -130,7 +132,7 @@ def _contestants(
             started = perf_counter()
             work()
             taken = np.array([perf_counter() - started])
-            shutil.rmtree(left, ignore_errors=True)
+            _remove(left)
             return taken
 
         return Contestant(name, once)
@@ -143,6 +145,12 @@ def _contestants(
         timed(EXPORT, lambda: adapter.export_dataset(store, left, **pair.options)),
         timed(f"{peer.name} writes", lambda: peer.write(left, schema, episodes)),
     ]
+
+
+def _remove(path: Path) -> None:
+    """Remove a data set, or a store, and the side folder of one that is a file."""
+    for each in (path, path.with_name(f"{path.name}.diskreplay")):
+        each.unlink() if each.is_file() else shutil.rmtree(each, ignore_errors=True)
 
 
 def _exhaust(items: Iterator[Any]) -> None:
@@ -228,6 +236,70 @@ def _write_parquet(folder: Path, schema: dr.Schema, episodes: list[EpisodeData])
     pyarrow_parquet.write_table(pa.table({"obs": obs}), folder / "obs.parquet", use_dictionary=False)
 
 
+# --- LeRobot: the tables alone, as the library writes them -----------------------------------------------------------
+
+
+def _read_lerobot(folder: Path) -> Arrays:
+    for file in sorted(folder.glob("data/*/*.parquet")):
+        table = pyarrow_parquet.read_table(file)
+        starts = np.flatnonzero(table.column("frame_index").to_numpy() == 0)
+        for start, stop in pairwise([*starts.tolist(), len(table)]):
+            for column in table.slice(start, stop - start).columns:
+                yield _to_numpy(column.combine_chunks())
+
+
+def _write_lerobot(folder: Path, schema: dr.Schema, episodes: list[EpisodeData]) -> None:
+    folder.mkdir()
+    writer, rows = None, 0
+    for number_, episode in enumerate(episodes):
+        steps = len(episode)
+        frames = np.arange(steps)
+        columns = {
+            "observation.state": arrow_arrays.to_arrow(episode.steps["obs"][:steps]),
+            "action": arrow_arrays.to_arrow(episode.steps["action"]),
+            "next.reward": pa.array(episode.steps["reward"]),
+            "next.done": pa.array(frames == steps - 1),
+            "timestamp": pa.array((frames / 30).astype(np.float32)),
+            "frame_index": pa.array(frames),
+            "episode_index": pa.array(np.full(steps, number_)),
+            "index": pa.array(frames + rows),
+            "task_index": pa.array(np.zeros(steps, np.int64)),
+        }
+        table = pa.table(columns)
+        if writer is None:
+            writer = pyarrow_parquet.ParquetWriter(folder / "data.parquet", table.schema)
+        writer.write_table(table)
+        rows += steps
+    if writer is not None:
+        writer.close()
+
+
+# --- D4RL ------------------------------------------------------------------------------------------------------------
+
+
+def _read_d4rl(path: Path) -> Arrays:
+    with h5py.File(path) as file:
+        arrays = {name: file[name][()] for name in file}
+    ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
+    for start, stop in pairwise([0, *ends.tolist()]):
+        for values in arrays.values():
+            yield values[start:stop]
+
+
+def _write_d4rl(path: Path, schema: dr.Schema, episodes: list[EpisodeData]) -> None:
+    arrays = {
+        "observations": np.concatenate([episode.steps["obs"][:-1] for episode in episodes]),
+        "next_observations": np.concatenate([episode.steps["obs"][1:] for episode in episodes]),
+        "actions": np.concatenate([episode.steps["action"] for episode in episodes]),
+        "rewards": np.concatenate([episode.steps["reward"] for episode in episodes]),
+    }
+    terminals = np.zeros(len(arrays["rewards"]), bool)
+    terminals[np.cumsum([len(episode) for episode in episodes]) - 1] = True
+    with h5py.File(path, "w") as file:
+        for name, values in {**arrays, "terminals": terminals, "timeouts": terminals & False}.items():
+            file.create_dataset(name, data=values, compression="gzip")
+
+
 PAIRS = [
     *(
         Pair(
@@ -239,4 +311,6 @@ PAIRS = [
         for data_format, title in (("hdf5", "HDF5"), ("arrow", "Arrow"))
     ),
     Pair("Parquet", parquet, {}, Peer("pyarrow", _read_parquet, _write_parquet)),
+    Pair("tables of LeRobot", lerobot, {}, Peer("pyarrow", _read_lerobot, _write_lerobot), ("vectors",)),
+    Pair("D4RL", d4rl, {}, Peer("h5py", _read_d4rl, _write_d4rl), ("vectors",)),
 ]
