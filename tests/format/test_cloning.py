@@ -59,6 +59,23 @@ def test_only_what_may_not_be_written_is_linked(source: Path, tmp_path: Path, mo
     assert copier.shared == source.stat().st_blocks * 512
 
 
+def test_a_clone_is_a_file_of_its_own(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def clone(copy: int, request: int, fd: int) -> int:
+        assert request == 0x40049409
+        return os.pwrite(copy, os.pread(fd, 100, 0), 0)
+
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    copier, target = FileCopier(share=True), tmp_path / "target"
+    copier.copy(str(source), str(target), may_clone=True, may_link=True)
+    assert target.read_bytes() == b"data"
+    assert (target.stat().st_mode & 0o777, target.stat().st_mtime_ns) == (0o444, 123_456_789)
+    assert target.stat().st_ino != source.stat().st_ino
+    assert copier.shared == source.stat().st_blocks * 512
+    plain = FileCopier(share=True)
+    plain.copy(str(source), str(target))
+    assert plain.shared == 0
+
+
 def refusing(code: int, calls: list) -> object:
     def refuse(*args: object, **_: object) -> None:
         calls.append(args)

@@ -55,11 +55,13 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
 def _make_folders(source: Path, target: Path) -> set[str]:
     """Make the folders of a segment, remove what does not belong in them, and return the paths of all files."""
     names: set[str] = set()
+    was_begun = is_folder(target)
     for folder, files in files_below(source):
         inside = folder.relative_to(source)
         make_folder(target / inside, folder)
         names |= {os.path.normpath(inside / name) for name in files}
-    remove_others(target, names)
+    if was_begun:
+        remove_others(target, names)
     return names
 
 

@@ -412,9 +412,8 @@ def evicted_by_removals(root: Root) -> int:
 def _finish_removals(root: Root, counters: StoreCounters) -> None:
     """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
     names = [name for name in os.listdir(root.counters_folder) if name.startswith("old-")]
-    if names:
-        now = int(counters.read()[layout.STEPS_EVICTED])
-        counters.set(layout.STEPS_EVICTED, max(now, evicted_by_removals(root)))
+    if evicted := evicted_by_removals(root):
+        counters.set(layout.STEPS_EVICTED, max(int(counters.read()[layout.STEPS_EVICTED]), evicted))
     for name in names:
         shutil.rmtree(root.counters_folder / name, ignore_errors=True)
 
