@@ -1,0 +1,464 @@
+"""Folders of memory-mapped tensors of TorchRL: what ``ReplayBuffer.dumps`` and a ``LazyMemmapStorage`` leave on disk.
+
+A tensordict is a folder: ``meta.json`` says of each tensor its shape and dtype, and ``NAME.memmap`` has its bytes; a
+tensordict inside is a folder inside. A row is a transition: what comes after the action is below "next". They are read
+and written here without TorchRL.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order
+from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side, replace_file
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME = "torchrl_memmap"
+_NEXT, _DONE, _TERMINATED, _TRUNCATED = "next", "done", "terminated", "truncated"
+_FLAGS = (_DONE, _TERMINATED, _TRUNCATED)
+_TRAJECTORY = "collector/traj_ids"
+_OBSERVATION = "observation"
+# What a storage or its sampler adds to what was collected.
+_BOOKKEEPING = ("index", "priority", "_weight", "priority_weight")
+_META, _STORAGE, _WRITER = "meta.json", "storage", "writer"
+_DTYPES = {
+    f"torch.{name}": np.dtype(name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
+}
+_TYPE = "<class 'tensordict._td.TensorDict'>"
+
+Leaves = dict[str, NDArray[Any]]  # by the keys from the root on, with slashes between them
+
+
+def import_dataset(
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    obs: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+) -> Imported:
+    """Import a folder of TorchRL into a new store, or the rest of it after an interruption.
+
+    What is both at the root and below "next" is an observation, and the rest of the root extra fields; the only
+    observation "observation" is not put into a dict. Rows with ``("collector", "traj_ids")`` are ordered by it. Without
+    it, each place along the axes after the first is a lane, and an episode goes on until a step is done or does not
+    lead to the next observation: what environments have written in turn to one axis is cut where they take turns.
+
+    Parameters
+    ----------
+    source : path
+        The folder: what ``dumps`` wrote, or its ``storage``, or any tensordict that was saved; of the last, all rows
+        are steps, in order.
+    path : path
+        The store; nothing, or what an interrupted import of this folder has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    obs : sequence of str, optional
+        The keys of observations, with slashes between those of nested ones; others at the root are extra fields then.
+    skip : sequence of str
+        Keys to leave out.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such folder.
+    FormatError
+        It is damaged, or its rows are not transitions of one agent.
+    SchemaError
+        A tensor cannot be stored.
+    StoreExists
+        Something else is at ``path``.
+    """
+    folder = Path(source).absolute()
+    data, side = _Transitions(folder, obs, skip), find_side(folder)
+    if side is not None:
+        data.use_paths(_keys(side.schema))
+    schema = side.schema if side else data.schema()
+    return import_into(
+        path,
+        Source(
+            NAME,
+            str(folder),
+            schema,
+            len(data.pieces),
+            sum(map(len, data.pieces)),
+            lambda first: map(data.episode, data.pieces[first:]),
+            side.metadata if side else {},
+            side,
+        ),
+        progress,
+    )
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    capacity: int | None = None,
+    batch_size: int = 256,
+) -> Exported:
+    """Export the ended episodes of a store to a folder that TorchRL's ``ReplayBuffer.loads`` reads.
+
+    The buffer that loads it has a storage of the same capacity, as ``LazyMemmapStorage(capacity)``, and its random
+    sampler. After an interruption the export begins anew.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The folder.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+    capacity : int, optional
+        Rows of the storage; None: as many as there are steps. Rows that are not filled take no space.
+    batch_size : int
+        How many steps ``sample()`` of the loaded buffer gives.
+
+    Raises
+    ------
+    SchemaError
+        Two leaves would have the same key, or ``capacity`` is less than the number of steps.
+    StoreExists
+        Something else is at ``path``.
+    """
+
+    def make_format(schema: Schema, episodes: Sequence[Episode], _: object) -> Format:
+        steps = sum(map(len, episodes))
+        rows = steps if capacity is None else capacity
+        if rows < max(1, steps):
+            raise SchemaError(f"a storage of {rows} rows does not hold {steps} steps; its capacity is at least 1")
+        not_held = _not_held(schema)
+
+        @contextmanager
+        def open_target(plan: Plan) -> Iterator[_Folder]:
+            yield _Folder(plan, rows, batch_size)
+
+        return Format(NAME, True, not_held, open_target)
+
+    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class _Transitions:
+    """The transitions of a folder.
+
+    Attributes
+    ----------
+    pieces : list of Piece
+        Episodes, in the order in which they began.
+    """
+
+    def __init__(self, folder: Path, obs: Sequence[str] | None, skip: Sequence[str]) -> None:
+        self._folder = folder
+        root = folder / _STORAGE if (folder / _STORAGE / _META).exists() else folder
+        shape, leaves = _tensordict(root, folder, skip)
+        if not shape:
+            raise FormatError(f"{folder} has a tensordict without rows")
+        rows, lanes = shape[0], int(np.prod(shape[1:], dtype=np.int64))
+        self._order = _order(folder, root, rows, lanes)
+        self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
+        self._flags = self._read_flags(rows, lanes)
+        self._paths = self._find_paths(obs)
+        self._split(lanes)
+
+    def _next(self, key: str) -> NDArray[Any] | None:
+        return self._leaves.get(f"{_NEXT}/{key}")
+
+    def _read_flags(self, rows: int, lanes: int) -> dict[str, NDArray[np.bool_]]:
+        found = {name: flag for name in _FLAGS if (flag := self._next(name)) is not None}
+        if self._next(REWARD) is None or not found:
+            raise FormatError(f"{self._folder} has no transitions: no reward and done below {_NEXT!r}")
+        for name in (REWARD, *found):
+            leaf = self._leaves[f"{_NEXT}/{name}"]
+            if leaf.size != rows * lanes:
+                raise FormatError(
+                    f"{self._folder}: {_NEXT!r} has {name} of shape {leaf.shape[2:]} a row, so that rows are not the "
+                    "steps of one agent; store them so that each is one step"
+                )
+        flags = {name: leaf.reshape(rows, lanes) != 0 for name, leaf in found.items()}
+        done = flags.get(_DONE, np.zeros((rows, lanes), np.bool_))
+        truncated = flags.get(_TRUNCATED, done & ~flags[_TERMINATED] if _TERMINATED in flags else done & False)
+        return {_TERMINATED: flags.get(_TERMINATED, done & ~truncated), _TRUNCATED: truncated}
+
+    def _find_paths(self, obs: Sequence[str] | None) -> dict[str, str]:
+        """Return the keys at the root, or below "next", by the paths of the leaves that they hold."""
+        left_out = {*_FLAGS, *_BOOKKEEPING}
+        keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
+        seen = [key for key in keys if self._next(key) is not None and not _is_at(key, ACTION)]
+        chosen = seen if obs is None else [key for key in keys if any(_is_at(key, name) for name in obs)]
+        if not chosen or any(key not in seen for key in chosen):
+            raise FormatError(
+                f"{self._folder} has no observations {', '.join(obs) if obs else ''} both at its root and below "
+                f"{_NEXT!r}; it has {', '.join(self._leaves)}"
+            )
+        actions = [key for key in keys if _is_at(key, ACTION)]
+        if not actions:
+            raise FormatError(f"{self._folder} has no action; it has {', '.join(self._leaves)}")
+        found = {OBS: _OBSERVATION} if chosen == [_OBSERVATION] else {f"{OBS}/{key}": key for key in chosen}
+        found |= {key: key for key in actions} | {REWARD: f"{_NEXT}/{REWARD}"}
+        after = [key for key in self._leaves if key.startswith(f"{_NEXT}/")]
+        after = [key for key in after if (name := key.removeprefix(f"{_NEXT}/")) not in keys and name not in left_out]
+        extra = [
+            *(key for key in keys if key not in (*chosen, *actions)),
+            *(key for key in after if key != found[REWARD]),
+        ]
+        return found | {f"{EXTRA}/{key.removeprefix(f'{_NEXT}/')}": key for key in extra}
+
+    def use_paths(self, paths: Mapping[str, str]) -> None:
+        """Read leaves of other paths."""
+        if missing := [key for key in paths.values() if key not in self._leaves]:
+            raise FormatError(f"{self._folder} has no {missing[0]}; it has {', '.join(self._leaves)}")
+        self._paths = dict(paths)
+
+    def _split(self, lanes: int) -> None:
+        """Find the episodes; rows that tell their trajectory become one lane, ordered by it."""
+        trajectories = self._leaves.get(_TRAJECTORY)
+        if trajectories is not None and trajectories.ndim == 2:
+            flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)
+            by_trajectory = np.argsort(trajectories.reshape(-1)[flat], kind="stable")
+            self._order = flat[by_trajectory]
+            self._leaves = {key: leaf.reshape(-1, 1, *leaf.shape[2:]) for key, leaf in self._leaves.items()}
+            self._flags = {name: flag.reshape(-1, 1) for name, flag in self._flags.items()}
+        self._flags = {name: flag[self._order] for name, flag in self._flags.items()}
+        ended = self._flags[_TERMINATED] | self._flags[_TRUNCATED]
+        before = [self._leaves[key] for path, key in self._paths.items() if is_obs(path)]
+        after = [self._leaves[f"{_NEXT}/{key}"] for path, key in self._paths.items() if is_obs(path)]
+        ended |= breaks(before, after, self._order)
+        if trajectories is None or trajectories.ndim != 2:
+            self.pieces = pieces(ended)
+            return
+        ids = trajectories.reshape(-1)[self._order]
+        ended[:-1, 0] |= ids[1:] != ids[:-1]
+        self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
+
+    def schema(self) -> Schema:
+        """Return what the steps hold."""
+        values = {path: self._leaves[key][:0, 0] for path, key in self._paths.items()}
+        values[REWARD] = values[REWARD].reshape(0)
+        try:
+            return schema_of(values)
+        except SchemaError as error:
+            raise SchemaError(f"{self._folder}: {error}; skip leaves keys out") from None
+
+    def episode(self, piece: Piece) -> EpisodeData:
+        """Return an episode."""
+        rows, lane, last = self._order[piece.start : piece.stop], piece.lane, piece.stop - 1
+        steps: Leaves = {}
+        for path, key in self._paths.items():
+            steps[path] = self._leaves[key][rows, lane]
+            if is_obs(path):
+                steps[path] = np.concatenate([steps[path], self._leaves[f"{_NEXT}/{key}"][rows[-1:], lane]])
+        steps[REWARD] = steps[REWARD].reshape(len(piece))
+        terminated, truncated = (bool(self._flags[name][last, lane]) for name in (_TERMINATED, _TRUNCATED))
+        return EpisodeData(steps, terminated, truncated)
+
+
+def _is_at(key: str, name: str) -> bool:
+    return key == name or key.startswith(f"{name}/")
+
+
+def _order(folder: Path, root: Path, rows: int, lanes: int) -> Ints:
+    """Return the rows that are filled, oldest first."""
+    stored = _read_json(root / "storage_metadata.json", missing={})
+    if stored.get("is_pytree"):
+        raise FormatError(f"{folder} has a pytree and no tensordict; dump a buffer of tensordicts")
+    written = _read_json(folder / _WRITER / "metadata.json", missing={})
+    length, cursor = stored.get("len", rows * lanes), written.get("cursor", 0)
+    if type(length) is not int or type(cursor) is not int:
+        raise FormatError(f"{folder} claims {length!r:.40} rows and to be at row {cursor!r:.40} of {rows}")
+    filled = length // max(1, lanes)
+    if not 0 <= filled <= rows or not 0 <= cursor <= rows:
+        raise FormatError(f"{folder} claims {filled} rows and to be at row {cursor} of {rows}")
+    return ring_order(rows, cursor % rows, True) if filled == rows else ring_order(rows, filled, False)
+
+
+def _by_lane(key: str, leaf: NDArray[Any], shape: tuple[int, ...], lanes: int) -> NDArray[Any]:
+    if leaf.shape[: len(shape)] != shape:
+        raise FormatError(f"{key} has the shape {leaf.shape}, and the tensordict {shape}")
+    return leaf.reshape(shape[0], lanes, *leaf.shape[len(shape) :])
+
+
+def _tensordict(folder: Path, shown: Path, skip: Sequence[str], above: str = "") -> tuple[tuple[int, ...], Leaves]:
+    """Map the tensors of a folder but those left out; return the shape of the tensordict, and the tensors by key."""
+    meta = _read_json(folder / _META)
+    leaves: Leaves = {}
+    for key, said in meta.items():
+        if not isinstance(said, Mapping):
+            continue  # what is said of the tensordict itself
+        if "/" in key or key in ("", ".", ".."):
+            raise FormatError(f"{shown}: {key!r} cannot be a key")
+        if f"{above}{key}".removeprefix(f"{_NEXT}/") in skip:
+            continue
+        if said.get("type") == "TensorDict":
+            leaves |= _tensordict(folder / key, shown, skip, f"{above}{key}/")[1]
+        elif "dtype" in said and not said.get("is_nested"):
+            leaves[f"{above}{key}"] = _tensor(folder / f"{key}.memmap", said)
+    try:
+        return tuple(int(size) for size in meta["shape"]), leaves
+    except (KeyError, TypeError, ValueError):
+        raise FormatError(f"{folder / _META} does not tell the shape of a tensordict") from None
+
+
+def _tensor(file: Path, said: Mapping[str, Any]) -> NDArray[Any]:
+    dtype = _DTYPES.get(str(said["dtype"]))
+    if dtype is None:
+        raise SchemaError(f"{file} is of {said['dtype']}, which cannot be stored")
+    try:
+        shape = tuple(int(size) for size in said["shape"])
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        mapped: NDArray[Any] = np.memmap(file, dtype, "r", shape=shape)
+        return mapped.view(np.ndarray)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise FormatError(f"{file} cannot be read: {error}") from None
+
+
+def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if missing is not None:
+            return missing
+        raise StoreNotFound(f"{file.parent} is not a folder of TorchRL: there is no {file.name}") from None
+    except (ValueError, OSError) as error:
+        raise FormatError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{file} is not a JSON object")
+    return found
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _keys(schema: Schema) -> dict[str, str]:
+    """Return the keys of leaves by their path; SchemaError where one is taken."""
+    found: dict[str, str] = {}
+    for path in schema.step_leaves:
+        part, _, name = path.partition("/")
+        if path == OBS:
+            found[path] = _OBSERVATION
+        elif path == REWARD:
+            found[path] = f"{_NEXT}/{REWARD}"
+        else:
+            found[path] = name if part in (OBS, EXTRA) else path
+    taken = {_NEXT, REWARD, "collector", ACTION, *_FLAGS, *_BOOKKEEPING}
+    for path, key in found.items():
+        is_taken = not path.startswith((ACTION, REWARD)) and key.split("/")[0] in taken
+        if is_taken or list(found.values()).count(key) > 1:
+            raise SchemaError(f"the key {key!r} of {path} is taken in a transition of TorchRL; give it another name")
+    return found
+
+
+def _not_held(schema: Schema) -> dict[str, str]:
+    _keys(schema)
+    no_place = "a transition has no place for it"
+    return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
+        PRIORITY: "samplers of TorchRL keep their own",
+        CUT: "cut episodes are truncated there",
+        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        NOTES: no_place,
+        SCHEMA: "only shapes and dtypes are kept",
+        METADATA: no_place,
+    }
+
+
+class _Folder:
+    """A folder that is being written; `episodes` stays 0, as it is written anew."""
+
+    episodes = 0
+
+    def __init__(self, plan: Plan, capacity: int, batch_size: int) -> None:
+        self._plan, self._capacity, self._batch_size = plan, capacity, batch_size
+        self._folder, self._keys = plan.path / _STORAGE, _keys(plan.schema)
+        self._maps: Leaves = {}
+        self._rows = self._trajectories = 0
+        (self._folder / _META).unlink(missing_ok=True)
+
+    def add(self, episode: EpisodeData) -> None:
+        count = len(episode)
+        last = np.arange(count) == count - 1
+        # What is cut at the end of all may go on, as in a buffer that was saved in the middle of an episode.
+        is_open = episode.cut and self._rows + count == self._plan.steps
+        truncated = last & ((episode.truncated or episode.cut) and not is_open)
+        terminated = last & episode.terminated
+        for path, key in self._keys.items():
+            rows = episode.steps[path]
+            if is_obs(path):
+                self._write(key, rows[:count])
+                after = rows[1:] if episode.has_final_obs else np.concatenate([rows[1:], rows[-1:]])
+                self._write(f"{_NEXT}/{key}", after)
+            else:
+                self._write(key, rows[:, None] if path == REWARD else rows)
+        ends = {_DONE: terminated | truncated, _TERMINATED: terminated, _TRUNCATED: truncated}
+        for name, flag in ends.items():
+            self._write(name, np.zeros((count, 1), np.bool_))
+            self._write(f"{_NEXT}/{name}", flag[:, None])
+        self._write(_TRAJECTORY, np.full(count, self._trajectories))
+        self._rows += count
+        self._trajectories += 1
+
+    def _write(self, key: str, rows: NDArray[Any]) -> None:
+        if key not in self._maps:
+            file = self._folder / f"{key}.memmap"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._maps[key] = np.memmap(file, rows.dtype, "w+", shape=(self._capacity, *rows.shape[1:]))
+        self._maps[key][self._rows : self._rows + len(rows)] = rows
+
+    def finish(self) -> None:
+        for mapped in self._maps.values():
+            assert isinstance(mapped, np.memmap)
+            mapped.flush()
+        writer = {"cursor": self._rows % self._capacity, "write_count": self._rows}
+        self._write_json("buffer_metadata.json", {"batch_size": self._batch_size, "consume_after_n_samples": None})
+        self._write_json(f"{_WRITER}/metadata.json", writer)
+        self._write_json(f"{_STORAGE}/storage_metadata.json", {"metadata": {}, "is_pytree": False, "len": self._rows})
+        for folder in {"", *(above for key in self._maps for above in _folders(key))}:
+            self._write_json(f"{_STORAGE}/{folder}{_META}", self._meta(folder))
+
+    def _meta(self, folder: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, mapped in self._maps.items():
+            if not key.startswith(folder):
+                continue
+            name, _, below = key.removeprefix(folder).partition("/")
+            dtype = f"torch.{mapped.dtype.name}"
+            tensor = {"device": "cpu", "shape": list(mapped.shape), "dtype": dtype, "is_nested": False}
+            found[name] = {"type": "TensorDict"} if below else tensor
+        return found | {"shape": [self._capacity], "device": "cpu", "_type": _TYPE}
+
+    def _write_json(self, name: str, value: Any) -> None:
+        file = self._plan.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps(value).encode())
+
+
+def _folders(key: str) -> Iterator[str]:
+    """Yield the folders above a key, ``"next/"`` and ``"next/state/"`` of ``"next/state/x"``."""
+    names = key.split("/")
+    return (f"{'/'.join(names[: i + 1])}/" for i in range(len(names) - 1))
