@@ -26,7 +26,7 @@ USER_EXTRAS = EXTRAS.keys() - {"all", "bench", "docs", "fuzz", "test"}
 LARGE = {"tianshou", "torchrl"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 # Libraries that are installed by another name.
-DISTRIBUTIONS = {"PIL": "pillow"}
+DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf"}
 # What the test environment has and an installation without extras lacks.
 NOT_CORE = *TORCH, *GYM, "matplotlib", "PIL", "plotext"
 NOT_CORE = (
@@ -41,6 +41,7 @@ NOT_CORE = (
     "minari",
     "h5py",
     "av",
+    "google",
 )
 
 HOOK = """
@@ -160,6 +161,7 @@ print(json.dumps([message(call) for call in calls]))
         ("tianshou", "tianshou", "a replay buffer of Tianshou"),
         ("torch", "torch", "a data set for a DataLoader"),
         ("minari", "minari", "a data set of Minari"),
+        ("rlds", "google", "a data set of RLDS"),  # the namespace of protobuf
         ("parquet", "pyarrow", "a data set of Parquet"),
         ("lerobot", "pyarrow", "a data set of LeRobot"),
         ("lerobot", "av", "a data set of LeRobot"),

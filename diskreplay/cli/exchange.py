@@ -30,6 +30,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "zarr_episodes": Scheme("diskreplay.interop.zarr_episodes", "zarr of diffusion_policy, a folder or .zip file"),
     "sb3_pickle": Scheme("diskreplay.interop.sb3_pickle", "a pickled replay buffer of Stable-Baselines3"),
     "torchrl_memmap": Scheme("diskreplay.interop.torchrl_memmap", "a folder of memory-mapped tensors of TorchRL"),
+    "rlds": Scheme("diskreplay.interop.rlds", "a folder of TFDS with episodes of RLDS, as TFRecord files"),
     "dreamer": Scheme("diskreplay.interop.dreamer", "a replay folder of Dreamer"),
     "lerobot": Scheme("diskreplay.interop.lerobot", "a folder of LeRobot", ("video",)),
     "d4rl": Scheme("diskreplay.interop.d4rl", "an HDF5 file of D4RL"),

@@ -1,0 +1,156 @@
+"""Data sets of RLDS as TFDS keeps them: TFRecord files with an example an episode, read and written without TensorFlow.
+
+``features.json`` says what a step holds. Row t of an episode's steps has an observation, the action that was taken in
+it and the reward of that; the last row has the final observation alone, and its action and reward mean nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from diskreplay import MissingExtra, Schema, SchemaError, Store
+from diskreplay.interop.exchange.episode_data import PRIORITY
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.rlds.names import NAME, feature_names
+
+with MissingExtra.raised_for("a data set of RLDS", "rlds"):
+    from diskreplay.interop.rlds.reading import DataSet
+    from diskreplay.interop.rlds.writing import Folder
+
+__all__ = ["export_dataset", "import_dataset"]
+
+
+def import_dataset(
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    split: str | None = None,
+    last: Literal["final", "step"] = "final",
+) -> Imported:
+    """Import a data set of RLDS into a new store, or the rest of it after an interruption.
+
+    An episode is terminated where its last row is terminal, else truncated. What a step has beside observation, action
+    and reward are extra fields, its discount as ``step_discount``. Numbers that are told of an episode are episode
+    fields. Texts of steps and episodes are kept in the notes of the store.
+
+    Parameters
+    ----------
+    source : path
+        The folder with ``features.json``, the one of a version of the data set.
+    path : path
+        The store; nothing, or what an interrupted import of this data set has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    split : str, optional
+        One split, such as "train"; None: all, in the order of `dataset_info.json`.
+    last : str
+        What the last row of an episode is: "final", the final observation alone, as RLDS has it, or "step", a step like
+        the others, as in data sets whose episodes end with an action.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such data set, or no such split.
+    FormatError
+        It is damaged, or its files are not TFRecord; the message says what to do.
+    SchemaError
+        A feature cannot be stored.
+    StoreExists
+        Something else is at ``path``.
+    MissingExtra
+        protobuf or Pillow is not installed.
+    """
+    if last not in ("final", "step"):
+        raise SchemaError(f"last must be final or step, not {last!r}")
+    folder = Path(source).absolute()
+    data, side = DataSet(folder, split, last), find_side(folder)
+    return import_into(
+        path,
+        Source(
+            NAME,
+            str(folder) if split is None else f"{folder} {split}",
+            side.schema if side else data.schema(),
+            len(data.lengths),
+            sum(data.lengths),
+            lambda first: data.read(first, side.schema if side else None),
+            side.metadata if side else {},
+            side,
+        ),
+        progress,
+    )
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    name: str = "replay",
+) -> Exported:
+    """Export the ended episodes of a store to a data set that ``tfds.builder_from_directory`` reads.
+
+    There is one split, "train". Images are packed as PNG, and what an example does not hold exactly as bytes. After an
+    interruption the export begins anew.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The folder.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+    name : str
+        What TFDS calls the data set: lower-case letters, digits and underscores.
+
+    Raises
+    ------
+    SchemaError
+        Two fields would have the same name, or ``name`` cannot be one.
+    StoreExists
+        Something else is at ``path``.
+    MissingExtra
+        protobuf or Pillow is not installed.
+    """
+    if not name.isidentifier() or name != name.lower():
+        raise SchemaError(f"name has lower-case letters, digits and underscores, not {name!r}")
+
+    @contextmanager
+    def open_target(plan: Plan) -> Iterator[Folder]:
+        target = Folder(plan, name)
+        try:
+            yield target
+        finally:
+            target.close()
+
+    def make_format(schema: Schema, *_: object) -> Format:
+        return Format(NAME, True, _not_held(schema), open_target)
+
+    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+
+
+def _not_held(schema: Schema) -> dict[str, str]:
+    feature_names(schema)
+    return {
+        path: "only texts and numbers of every episode have a place"
+        for path in schema.leaves
+        if path.startswith("episode/")
+    } | {
+        PRIORITY: "a step has no place for it",
+        ENDS: "episodes are terminated or truncated there, and nothing else",
+        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        NOTES: "texts are not written",
+        SCHEMA: "only shapes and dtypes are kept",
+        METADATA: "there is no place for it",
+    }

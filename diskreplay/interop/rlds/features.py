@@ -1,0 +1,148 @@
+"""Features of TFDS: what features.json says of the values of a step, and how these are packed into an example."""
+
+import io
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from diskreplay import Field, FormatError, SchemaError
+from diskreplay.interop.rlds.records import Values
+
+Json = Any
+_PACKAGE = "tensorflow_datasets.core.features"
+_PLAIN_INTEGERS = 16  # more of them in a value take less space as bytes
+_CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+class Feature(NamedTuple):
+    """One value of a step or of an episode.
+
+    Attributes
+    ----------
+    kind : str
+        "tensor", "image" or "text".
+    shape : tuple of int
+        -1 where it may differ from value to value.
+    dtype : numpy.dtype
+        Of texts, object.
+    encoding : str
+        Of tensors: "none", "bytes" or "zlib"; of images "png" or "jpeg".
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    encoding: str
+
+    def decode(self, values: Values, count: int, name: str) -> Any:
+        """Return ``count`` values as an array, or texts as a list.
+
+        Raises
+        ------
+        FormatError
+            They are damaged, or not as many.
+        """
+        try:
+            if self.kind == "text":
+                return [bytes(text).decode("utf-8", "replace") for text in _as_many(values, count)]
+            if self.kind == "image":
+                return np.stack([self._image(data) for data in _as_many(values, count)])
+            if self.encoding != "none":
+                return np.stack([self._unpacked(data) for data in _as_many(values, count)])
+            return np.asarray(values).astype(self.dtype).reshape(count, *self.shape)
+        except (ValueError, TypeError, OSError, SyntaxError, zlib.error) as error:
+            raise FormatError(f"the values of {name} are damaged: {error}") from None
+
+    def _image(self, data: Any) -> NDArray[Any]:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+            pixels = np.asarray(image).astype(self.dtype)
+        return pixels.reshape(self.shape if -1 not in self.shape else (*pixels.shape[:2], -1))
+
+    def _unpacked(self, data: Any) -> NDArray[Any]:
+        raw = zlib.decompress(data) if self.encoding == "zlib" else data
+        return np.frombuffer(raw, self.dtype).reshape(self.shape)
+
+    def encode(self, rows: NDArray[Any]) -> Sequence[bytes] | NDArray[Any]:
+        """Return values as an example has them."""
+        if self.kind == "image":
+            return [_png(row) for row in rows]
+        return rows if self.encoding == "none" else [row.tobytes() for row in rows]
+
+    def to_json(self) -> Json:
+        """Return what features.json says of it."""
+        shape = {"dimensions": [str(size) for size in self.shape]} if self.shape else {}
+        if self.kind == "image":
+            name, said = "image_feature.Image", {"shape": shape, "dtype": self.dtype.name, "encodingFormat": "png"}
+        else:
+            name, said = "tensor_feature.Tensor", {"shape": shape, "dtype": self.dtype.name, "encoding": self.encoding}
+        return {"pythonClassName": f"{_PACKAGE}.{name}", self.kind: said}
+
+
+def _as_many(values: Values, count: int) -> Values:
+    if len(values) != count:
+        raise ValueError(f"{len(values)} of {count}")
+    return values
+
+
+def _png(row: NDArray[Any]) -> bytes:
+    packed = io.BytesIO()
+    Image.fromarray(row[..., 0] if row.shape[-1] == 1 else row, _CHANNELS[row.shape[-1]]).save(packed, "png")
+    return packed.getvalue()
+
+
+def feature_of(field: Field) -> Feature:
+    """Return the feature that keeps each value of a field exactly: examples have float32 and int64 alone."""
+    if field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[-1] in _CHANNELS:
+        return Feature("image", field.shape, field.dtype, "png")
+    is_long = field.dtype.kind != "f" and int(np.prod(field.shape)) > _PLAIN_INTEGERS
+    packed = is_long or field.dtype.name in ("float64", "uint64")
+    return Feature("tensor", field.shape, field.dtype, "bytes" if packed else "none")
+
+
+def features_dict(inner: Mapping[str, Json]) -> Json:
+    """Return what features.json says of a dict of features."""
+    return {"pythonClassName": f"{_PACKAGE}.features_dict.FeaturesDict", "featuresDict": {"features": dict(inner)}}
+
+
+def dataset_of(feature: Json) -> Json:
+    """Return what features.json says of the steps of an episode."""
+    return {
+        "pythonClassName": f"{_PACKAGE}.dataset_feature.Dataset",
+        "sequence": {"feature": feature, "length": "-1"},
+    }
+
+
+def read_features(node: Json, path: str = "") -> dict[str, Feature]:
+    """Return the features of a document, or of a part of it, by their names in an example.
+
+    Raises
+    ------
+    SchemaError
+        One is of a kind that cannot be stored.
+    """
+    if "featuresDict" in node:
+        found: dict[str, Feature] = {}
+        for key, inner in node["featuresDict"].get("features", {}).items():
+            found |= read_features(inner, f"{path}/{key}" if path else key)
+        return found
+    if "sequence" in node and path == "steps":
+        return read_features(node["sequence"]["feature"], path)
+    if "text" in node:
+        return {path: Feature("text", (), np.dtype(object), "none")}
+    if "classLabel" in node:
+        return {path: Feature("tensor", (), np.dtype(np.int64), "none")}
+    for kind, encoding in (("tensor", "encoding"), ("image", "encodingFormat")):
+        if kind in node:
+            said = node[kind]
+            if said["dtype"] in ("string", "object"):
+                return {path: Feature("text", (), np.dtype(object), "none")}
+            shape = tuple(int(size) for size in said.get("shape", {}).get("dimensions", []))
+            try:
+                return {path: Feature(kind, shape, np.dtype(said["dtype"]), said.get(encoding, "none").lower())}
+            except TypeError:
+                raise SchemaError(f"{path} is of {said['dtype']}, which cannot be stored") from None
+    raise SchemaError(f"{path} is a {node.get('pythonClassName', '?').rpartition('.')[2]}, which cannot be stored")

@@ -1,0 +1,163 @@
+"""Reading of RLDS: the episodes of the files of a folder."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import FormatError, Schema, SchemaError, StoreNotFound
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.rlds.features import read_features
+from diskreplay.interop.rlds.names import (
+    DISCOUNT,
+    FEATURES,
+    FIRST,
+    FLAGS,
+    INFO,
+    OBSERVATION,
+    STEP_DISCOUNT,
+    STEPS,
+    TERMINAL,
+    feature_names,
+    is_at,
+)
+from diskreplay.interop.rlds.records import Values, parse_example, records
+
+
+class _Record(NamedTuple):
+    """An episode in a file: its features, and how many rows it has."""
+
+    features: Mapping[str, Values]
+    rows: int
+
+
+class DataSet:
+    """The episodes of a folder.
+
+    Attributes
+    ----------
+    lengths : list of int
+        How many steps each has; those without a step are left out.
+    """
+
+    def __init__(self, folder: Path, split: str | None, last: str) -> None:
+        self._folder, self._lacks_last = folder, int(last == "final")
+        if not (folder / FEATURES).exists():
+            inner = next(folder.glob(f"*/{FEATURES}"), None)
+            hint = f"; there is one in {inner.parent.name}" if inner else ""
+            raise StoreNotFound(f"{folder} is not a data set of RLDS: there is no {FEATURES}{hint}")
+        try:
+            self._features = read_features(json.loads((folder / FEATURES).read_bytes()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, SchemaError):
+                raise SchemaError(f"{folder}: {error}") from None
+            raise FormatError(f"{folder / FEATURES} cannot be used: {error}") from None
+        for needed in (f"{STEPS}{ACTION}", f"{STEPS}{FIRST}"):
+            if not any(is_at(name, needed) for name in self._features):
+                raise FormatError(f"{folder} has no episodes of RLDS: {FEATURES} names no {needed}")
+        self._files = _files(folder, split)
+        self._rows = [record.rows for record in self._records()]
+        self.lengths = [rows - self._lacks_last for rows in self._rows if rows > self._lacks_last]
+        if not self.lengths:
+            raise StoreNotFound(f"{folder} has no episodes with a step")
+
+    def _records(self) -> Iterator[_Record]:
+        for file in self._files:
+            for data in records(file):
+                try:
+                    features = parse_example(data)
+                    yield _Record(features, len(features.get(f"{STEPS}{FIRST}", [])))
+                except FormatError as error:
+                    raise FormatError(f"{file}: {error}") from None
+
+    def _paths(self) -> dict[str, str]:
+        """Return the names of features by the paths of the leaves that they become."""
+        found: dict[str, str] = {}
+        for name, feature in self._features.items():
+            inside = name.removeprefix(STEPS)
+            if feature.kind == "text" or inside in FLAGS:
+                continue
+            if inside == name:
+                found[f"episode/{name.rpartition('/')[2]}"] = name
+            elif is_at(inside, OBSERVATION):
+                found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
+            elif is_at(inside, ACTION) or inside == REWARD:
+                found[inside] = name
+            else:
+                found[f"{EXTRA}/{STEP_DISCOUNT if inside == DISCOUNT else inside}"] = name
+        return found
+
+    def schema(self) -> Schema:
+        """Return what the steps of the first episode hold."""
+        first = next(self.read(0, None))
+        fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
+        try:
+            return schema_of({path: rows[:0] for path, rows in first.steps.items()}, fields)
+        except SchemaError as error:
+            raise SchemaError(f"{self._folder}: {error}") from None
+
+    def read(self, first: int, schema: Schema | None) -> Iterator[EpisodeData]:
+        """Yield the episodes from number ``first`` on, those of a schema with its leaves alone."""
+        paths = self._paths()
+        if schema is not None:
+            paths = {path: name for path, name in feature_names(schema).items() if name in self._features}
+        kept = (record for record in self._records() if record.rows > self._lacks_last)
+        return (self._episode(record, paths) for record in islice(kept, first, None))
+
+    def _episode(self, record: _Record, paths: Mapping[str, str]) -> EpisodeData:
+        rows, count = record.rows, record.rows - self._lacks_last
+        steps: dict[str, NDArray[Any]] = {}
+        fields: dict[str, Any] = {}
+        for path, name in paths.items():
+            if path.startswith("episode/"):
+                fields[path] = self._decoded(record, name, 1)[0]
+            else:
+                values = self._decoded(record, name, rows)
+                steps[path] = values if is_obs(path) else values[:count]
+        steps[REWARD] = steps[REWARD].reshape(count) if REWARD in steps else np.zeros(count, np.float32)
+        terminal = f"{STEPS}{TERMINAL}"
+        is_terminal = terminal in self._features and bool(self._decoded(record, terminal, rows)[-1])
+        return EpisodeData(steps, is_terminal, not is_terminal, fields, notes=self._texts(record) or None)
+
+    def _decoded(self, record: _Record, name: str, count: int) -> Any:
+        if name not in record.features:
+            raise FormatError(f"{self._folder}: an episode has no {name}")
+        try:
+            return self._features[name].decode(record.features[name], count, name)
+        except FormatError as error:
+            raise FormatError(f"{self._folder}: {error}") from None
+
+    def _texts(self, record: _Record) -> dict[str, Json]:
+        """Return the texts of an episode by the names of features; one that all steps have is told once."""
+        found: dict[str, Json] = {}
+        for name, feature in self._features.items():
+            if feature.kind == "text" and name in record.features:
+                texts = self._decoded(record, name, len(record.features[name]))
+                found[name] = texts[0] if texts and len(set(texts)) == 1 else texts
+        return found
+
+
+def _files(folder: Path, split: str | None) -> list[Path]:
+    try:
+        info = json.loads((folder / INFO).read_bytes())
+        kind, splits = info.get("fileFormat", "tfrecord"), [each["name"] for each in info["splits"]]
+        dataset = info["name"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{folder / INFO} cannot be used: {error}") from None
+    if kind != "tfrecord":
+        raise FormatError(
+            f"{folder} has files of {kind}, and only tfrecord is read: convert them with TFDS's convert_format"
+        )
+    if split is not None and split not in splits:
+        raise StoreNotFound(f"{folder} has no split {split!r}; it has {', '.join(splits)}")
+    found = [
+        file for name in ([split] if split else splits) for file in sorted(folder.glob(f"{dataset}-{name}.tfrecord-*"))
+    ]
+    if not found:
+        raise StoreNotFound(f"{folder} has no files {dataset}-{split or splits[0]}.tfrecord-*")
+    return found

@@ -1,0 +1,234 @@
+"""Data sets of RLDS: one that TFDS has made, and what is written for it, read without TensorFlow."""
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import diskreplay as dr
+from diskreplay.interop.exchange.importing import import_notes
+from diskreplay.interop.rlds import export_dataset, import_dataset
+from diskreplay.interop.rlds.records import make_example, parse_example, records, write_record
+from tests.interop.round_trips import CASES, PLAIN, check_round_trip, content, make_store
+
+SAMPLE = Path(__file__).parent / "rlds_sample"
+"""Written by TFDS 4.9.10: episodes of 5, 6 and 7 rows in the split train, shuffled, and one of 5 in val."""
+
+
+def sample_steps(episode: int) -> dict[str, np.ndarray]:
+    """The random values that episodes of the sample were made of."""
+    rng = np.random.default_rng(0)
+    for rows in (5, 6, 7)[: episode + 1]:
+        steps = [
+            (rng.integers(0, 255, (8, 6, 3), np.uint8), rng.normal(size=4), rng.normal(size=2), rng.normal(size=2))
+            for _ in range(rows)
+        ]
+    names = ("image", "state", "pos64", "action")
+    return {name: np.array(values) for name, values in zip(names, zip(*steps, strict=True), strict=True)}
+
+
+def test_a_data_set_of_tfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tensorflow", "tensorflow_datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert import_dataset(SAMPLE, tmp_path / "all").episodes == 4
+    assert import_dataset(SAMPLE, tmp_path / "store", split="train").episodes == 3
+    with dr.open(tmp_path / "store") as store:
+        assert store.schema.obs["image"].dtype == np.uint8
+        assert set(store.schema.extra) == {"step_discount", "cls", "z"}
+        for episode in sorted(store.episodes, key=len):
+            number = len(episode) - 4
+            steps = sample_steps(number)
+            assert episode.ended == ("truncated" if number == 1 else "terminated")
+            assert episode["seed"] == number
+            np.testing.assert_array_equal(episode.obs["image"], steps["image"], strict=True)
+            np.testing.assert_array_equal(episode.obs["state"], steps["state"].astype("f4"), strict=True)
+            # TFDS itself keeps only the float32 of it.
+            np.testing.assert_array_equal(episode.obs["pos64"], steps["pos64"].astype("f4").astype("f8"), strict=True)
+            np.testing.assert_array_equal(episode.action, steps["action"][:-1].astype("f4"), strict=True)
+            np.testing.assert_array_equal(episode.reward, np.arange(len(episode), dtype=np.float32), strict=True)
+            np.testing.assert_array_equal(episode["z"], [[t, 1] for t in range(len(episode))])
+            np.testing.assert_array_equal(episode["cls"], np.arange(len(episode)) % 5)
+        notes = import_notes(store)[1]
+        first = store.episodes[0]
+        assert notes[int(first.ids[0])] == {
+            "episode_metadata/file_path": f"ep{first['seed']}",
+            "steps/language_instruction": "go",
+        }
+
+
+def test_the_last_row_is_a_step_where_that_is_said(tmp_path: Path) -> None:
+    imported = import_dataset(SAMPLE, tmp_path / "store", split="val", last="step")
+    assert imported.steps == 5
+    with dr.open(tmp_path / "store") as store:
+        np.testing.assert_array_equal(store.episodes[0].action, sample_steps(0)["action"].astype("f4"))
+        assert len(store.episodes[0].obs["state"]) == 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
+    store = make_store(tmp_path / "store", case, priorities=case == "nested")
+    exported = check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+    expected = {"ends", "no_final_obs", "schema"}
+    if case == "nested":
+        expected |= {"episode/seed", "episode/goal", "episode/task/level", "priority"}
+    assert {name for name, _ in exported.not_held} == expected
+
+
+def test_a_data_set_goes_through_a_store_without_loss(tmp_path: Path) -> None:
+    import_dataset(SAMPLE, tmp_path / "store")
+    export_dataset(tmp_path / "store", tmp_path / "set")
+    import_dataset(tmp_path / "set", tmp_path / "back")
+    assert content(tmp_path / "back") == content(tmp_path / "store")
+    with dr.open(tmp_path / "back") as back, dr.open(tmp_path / "store") as store:
+        assert list(import_notes(back)[1].values()) == list(import_notes(store)[1].values())
+
+
+def test_without_the_side_folder_plain_episodes_are_the_same(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", "images", PLAIN)
+    export_dataset(tmp_path / "store", tmp_path / "set")
+    shutil.rmtree(tmp_path / "set/diskreplay")
+    import_dataset(tmp_path / "set", tmp_path / "back")
+    with dr.open(tmp_path / "store") as store, dr.open(tmp_path / "back") as back:
+        for before, after in zip(store.episodes, back.episodes, strict=True):
+            assert before.ended == after.ended
+            for name in ("obs", "action", "reward"):
+                np.testing.assert_array_equal(before[name], after[name], strict=True)
+            discount = np.ones(len(before))
+            discount[-1] = not before.terminated
+            np.testing.assert_array_equal(after["step_discount"], discount)
+
+
+def test_images_are_png_and_one_channel_stays_one(tmp_path: Path) -> None:
+    schema = dr.Schema({"gray": dr.Field((4, 5, 1), "u1"), "alpha": dr.Field((4, 5, 4), "u1")}, dr.Field((), "int64"))
+    store = make_store(tmp_path / "store", "", PLAIN, schema=schema)
+    check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+    file = tmp_path / "set/replay-train.tfrecord-00000-of-00001"
+    example = parse_example(next(records(file)))
+    with Image.open(io.BytesIO(bytes(example["steps/observation/gray"][0]))) as image, dr.open(store) as opened:
+        np.testing.assert_array_equal(np.asarray(image), opened.episodes[0].obs["gray"][0, ..., 0])
+
+
+def test_large_exports_have_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diskreplay.interop.rlds.writing._SHARD_BYTES", 3000)
+    store = make_store(tmp_path / "store", "images")
+    check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+    files = sorted(path.name for path in (tmp_path / "set").glob("replay-train*"))
+    assert len(files) > 2
+    assert files[0].endswith(f"-00000-of-{len(files):05d}")
+    info = json.loads((tmp_path / "set/dataset_info.json").read_text())
+    assert sum(map(int, info["splits"][0]["shardLengths"])) == 8
+
+
+def test_an_interrupted_export_begins_anew(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "vectors")
+
+    def stop(done: int, _: int) -> None:
+        if done > 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(store, tmp_path / "set", progress=stop)
+    with pytest.raises(dr.StoreNotFound, match="set is not a data set of RLDS: there is no features.json$"):
+        import_dataset(tmp_path / "set", tmp_path / "back")
+    export_dataset(store, tmp_path / "set")
+    import_dataset(tmp_path / "set", tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)
+    assert not list((tmp_path / "set").glob(".*"))
+
+
+def test_an_example_has_floats_integers_and_bytes(tmp_path: Path) -> None:
+    features: dict[str, Any] = {"f": np.array([0.5, -1]), "i": np.array([-(2**63), 7]), "b": [b"", b"\xff"]}
+    with open(tmp_path / "file", "wb") as file:
+        for _ in range(2):
+            write_record(file, make_example(features))
+    for data in records(tmp_path / "file"):
+        found = parse_example(data)
+        np.testing.assert_array_equal(found["f"], np.float32([0.5, -1]), strict=True)
+        np.testing.assert_array_equal(found["i"], np.int64([-(2**63), 7]), strict=True)
+        assert found["b"] == [b"", b"\xff"]
+
+
+def test_a_damaged_record_is_told_by_its_place(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "set")
+    file = tmp_path / "set/my_rlds-val.tfrecord-00000-of-00001"
+    whole = file.read_bytes()
+    for damaged, message in [
+        (whole[:-1], "the record at byte 0 does not have its checksum"),
+        (whole[:700], "the record at byte 0 goes beyond the end of the file"),
+        (whole[:5], "the record at byte 0 does not have its checksum"),
+        (whole[:900] + b"\x00\x01" + whole[902:], "the record at byte 0 does not have its checksum"),
+        (whole + b"\x01" * 20, f"the record at byte {len(whole)} does not have its checksum"),
+    ]:
+        file.write_bytes(damaged)
+        with pytest.raises(dr.FormatError, match=f"my_rlds-val.*00001 is damaged: {message}$"):
+            import_dataset(tmp_path / "set", tmp_path / "store", split="val")
+    with open(file, "wb") as opened:
+        write_record(opened, b"\xff")
+    with pytest.raises(dr.FormatError, match="a record is not an example of TensorFlow: "):
+        import_dataset(tmp_path / "set", tmp_path / "store", split="val")
+    assert not (tmp_path / "store").exists()
+
+
+def test_values_that_do_not_fit_their_feature_are_named(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "set")
+    file = tmp_path / "set/my_rlds-val.tfrecord-00000-of-00001"
+    example: dict[str, Any] = parse_example(next(records(file)))
+    for name, values in [
+        ("steps/observation/image", [b"no image"] * 5),
+        ("steps/observation/state", np.zeros(3, np.float32)),
+        ("steps/z", [b"no zlib"] * 5),
+        ("steps/action", [b"text"] * 10),
+    ]:
+        with open(file, "wb") as opened:
+            write_record(opened, make_example({**example, name: values}))
+        with pytest.raises(dr.FormatError, match=f"set: the values of {name} are damaged: "):
+            import_dataset(tmp_path / "set", tmp_path / "store", split="val")
+    assert not (tmp_path / "store").exists()
+
+
+def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "store"
+    with pytest.raises(dr.StoreNotFound, match="there is no features.json; there is one in rlds_sample$"):
+        import_dataset(SAMPLE.parent, target)
+    with pytest.raises(dr.StoreNotFound, match="rlds_sample has no split 'test'; it has train, val$"):
+        import_dataset(SAMPLE, target, split="test")
+    with pytest.raises(dr.SchemaError, match="last must be final or step, not 'row'$"):
+        import_dataset(SAMPLE, target, last="row")  # type: ignore[arg-type]
+    shutil.copytree(SAMPLE, tmp_path / "set")
+    info = json.loads((SAMPLE / "dataset_info.json").read_text())
+    (tmp_path / "set/dataset_info.json").write_text(json.dumps({**info, "fileFormat": "array_record"}))
+    with pytest.raises(dr.FormatError, match="has files of array_record, and only tfrecord is read: convert them"):
+        import_dataset(tmp_path / "set", target)
+    (tmp_path / "set/dataset_info.json").write_text(json.dumps({**info, "name": "other"}))
+    with pytest.raises(dr.StoreNotFound, match=r"set has no files other-train.tfrecord-\*$"):
+        import_dataset(tmp_path / "set", target)
+    (tmp_path / "set/dataset_info.json").write_text("[]")
+    with pytest.raises(dr.FormatError, match="dataset_info.json cannot be used: "):
+        import_dataset(tmp_path / "set", target)
+    features = (SAMPLE / "features.json").read_text()
+    for changed, error, message in [
+        (features.replace('"image": {', '"video": {'), dr.SchemaError, "steps/observation/video is a Image, which"),
+        (features.replace('"float64"', '"bfloat16"'), dr.SchemaError, "pos64 is of bfloat16, which cannot be stored"),
+        (features.replace('"action"', '"move"'), dr.FormatError, "features.json names no steps/action$"),
+        ("{", dr.FormatError, "features.json cannot be used: "),
+    ]:
+        (tmp_path / "set/features.json").write_text(changed)
+        with pytest.raises(error, match=message):
+            import_dataset(tmp_path / "set", target)
+    assert not target.exists()
+
+
+def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
+    schema = dr.Schema(dr.Field((), "f4"), dr.Field((), "int64"), extra={"is_last": dr.Field((), "bool")})
+    store = make_store(tmp_path / "store", "", PLAIN, schema=schema)
+    with pytest.raises(dr.SchemaError, match="the name of extra/is_last is taken in a step of RLDS"):
+        export_dataset(store, tmp_path / "set")
+    with pytest.raises(dr.SchemaError, match="name has lower-case letters, digits and underscores, not 'My set'$"):
+        export_dataset(store, tmp_path / "set", name="My set")
+    assert not (tmp_path / "set").exists()
