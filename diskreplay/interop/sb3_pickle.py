@@ -224,7 +224,9 @@ class _Buffer:
 
     def _read_steps(self) -> None:
         dones = array(self._get("dones"), "dones") != 0
-        timeouts = array(self._attributes["timeouts"], "timeouts") != 0 if "timeouts" in self._attributes else dones & 0
+        timeouts = np.zeros_like(dones)  # which old versions do not have
+        if "timeouts" in self._attributes:
+            timeouts = array(self._attributes["timeouts"], "timeouts") != 0
         rows, shares_obs = len(dones), bool(self._attributes.get("optimize_memory_usage"))
         pos, is_full = int(self._get("pos")), bool(self._get("full"))
         if not 0 <= pos < rows or dones.ndim != 2 or timeouts.shape != dones.shape:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import diskreplay as dr
 from diskreplay.interop.exchange.episode_data import EpisodeData
@@ -56,6 +57,8 @@ PLAIN = [(steps, how, True) for steps, how, has_final in EPISODES if how in ("te
 """Episodes that every format can hold: with a final observation, terminated or truncated."""
 
 CASES = list(SCHEMAS)
+ONE_FAST = ["nested", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "nested")]
+"""The same as parameters of a test, all but one slow."""
 
 
 def random_episode(schema: dr.Schema, rng: np.random.Generator, steps: int, how: str, has_final: bool) -> EpisodeData:

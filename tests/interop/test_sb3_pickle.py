@@ -79,7 +79,7 @@ def in_order(buffer: ReplayBuffer, name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "shared"])
-@pytest.mark.parametrize(("steps", "n_envs"), [(7, 1), (30, 3)])
+@pytest.mark.parametrize(("steps", "n_envs"), [pytest.param(7, 1, marks=pytest.mark.slow), (30, 3)])
 def test_a_buffer_comes_back_equal(tmp_path: Path, case: str, steps: int, n_envs: int) -> None:
     before = filled(case, steps, n_envs)
     save_to_pkl(tmp_path / "buffer.pkl", before)

@@ -61,19 +61,20 @@ class DataSet:
             if not any(is_at(name, needed) for name in self._features):
                 raise FormatError(f"{folder} has no episodes of RLDS: {FEATURES} names no {needed}")
         self._files = _files(folder, split)
-        self._rows = [record.rows for record in self._records()]
+        firsts = f"{STEPS}{FIRST}"
+        self._rows = [len(self._parsed(*raw, wanted=firsts).get(firsts, [])) for raw in self._raw()]
         self.lengths = [rows - self._lacks_last for rows in self._rows if rows > self._lacks_last]
         if not self.lengths:
             raise StoreNotFound(f"{folder} has no episodes with a step")
 
-    def _records(self) -> Iterator[_Record]:
-        for file in self._files:
-            for data in records(file):
-                try:
-                    features = parse_example(data)
-                    yield _Record(features, len(features.get(f"{STEPS}{FIRST}", [])))
-                except FormatError as error:
-                    raise FormatError(f"{file}: {error}") from None
+    def _raw(self) -> Iterator[tuple[Path, bytes]]:
+        return ((file, data) for file in self._files for data in records(file))
+
+    def _parsed(self, file: Path, data: bytes, wanted: str | None = None) -> dict[str, Values]:
+        try:
+            return parse_example(data, wanted)
+        except FormatError as error:
+            raise FormatError(f"{file}: {error}") from None
 
     def _paths(self) -> dict[str, str]:
         """Return the names of features by the paths of the leaves that they become."""
@@ -83,7 +84,7 @@ class DataSet:
             if feature.kind == "text" or inside in FLAGS:
                 continue
             if inside == name:
-                found[f"episode/{name.rpartition('/')[2]}"] = name
+                found[f"episode/{name.removeprefix('episode_metadata/')}"] = name
             elif is_at(inside, OBSERVATION):
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
@@ -106,8 +107,8 @@ class DataSet:
         paths = self._paths()
         if schema is not None:
             paths = {path: name for path, name in feature_names(schema).items() if name in self._features}
-        kept = (record for record in self._records() if record.rows > self._lacks_last)
-        return (self._episode(record, paths) for record in islice(kept, first, None))
+        kept = ((rows, raw) for rows, raw in zip(self._rows, self._raw(), strict=True) if rows > self._lacks_last)
+        return (self._episode(_Record(self._parsed(*raw), rows), paths) for rows, raw in islice(kept, first, None))
 
     def _episode(self, record: _Record, paths: Mapping[str, str]) -> EpisodeData:
         rows, count = record.rows, record.rows - self._lacks_last

@@ -59,8 +59,8 @@ def write_record(file: BinaryIO, data: bytes) -> None:
     file.write(b"".join((header, _masked(header), data, _masked(data))))
 
 
-def parse_example(data: bytes) -> dict[str, Values]:
-    """Return the features of an example by their names.
+def parse_example(data: bytes, wanted: str | None = None) -> dict[str, Values]:
+    """Return the features of an example by their names, or only the one that is wanted.
 
     Raises
     ------
@@ -74,6 +74,8 @@ def parse_example(data: bytes) -> dict[str, Values]:
         raise FormatError(f"a record is not an example of TensorFlow: {error}") from None
     found: dict[str, Values] = {}
     for name, feature in example.features.feature.items():
+        if wanted is not None and name != wanted:
+            continue
         if feature.WhichOneof("kind") == "float_list":
             found[name] = np.array(feature.float_list.value, np.float32)
         elif feature.WhichOneof("kind") == "int64_list":
