@@ -45,6 +45,7 @@ _ENDS, _TERMINATED, _TRUNCATED = "episode_ends", "terminated", "truncated"
 _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
 
+Rows = Mapping[str, NDArray[Any]]
 Ended = Literal["terminated", "truncated", "cut"]
 
 
@@ -212,10 +213,6 @@ def _layout(file: Path, document: Json) -> _Layout | None:
         raise FormatError(f"{file}: its attribute {_ATTRIBUTE!r} cannot be used: {error}") from None
 
 
-def _all(array: zarr.Array[Any]) -> NDArray[Any]:
-    return np.asarray(array[...])
-
-
 class _DataSet:
     """A data set that is open.
 
@@ -233,7 +230,7 @@ class _DataSet:
         self, file: Path, root: zarr.Group, roles: Mapping[str, str], extra: Sequence[str], ended: Ended
     ) -> None:
         self._file, self._root, self._ended = file, root, ended
-        ends = _all(self._array("meta/episode_ends"))
+        ends = np.asarray(self._array("meta/episode_ends")[...])
         if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 0).any():
             raise FormatError(f"{file}: meta/episode_ends are not the numbers of steps up to the end of each episode")
         stops = [int(stop) for stop in ends]
@@ -248,7 +245,9 @@ class _DataSet:
                 raise FormatError(f"{file}: {path} has {len(column)} rows, and the episodes have {self._rows} steps")
         self.metadata = self._layout.metadata if self._layout else {}
         self.schema = self._schema()
-        self._meta = {name: _all(self._array(f"meta/{name}")) for name in self._meta_names()}
+        self._meta = {name: _Column(self._array(f"meta/{name}")) for name in self._meta_names()}
+        if short := [name for name, column in self._meta.items() if len(column) < len(ends)]:
+            raise FormatError(f"{file}: meta/{short[0]} does not have a row for each of {len(ends)} episodes")
 
     def _array(self, name: str) -> zarr.Array[Any]:
         try:
@@ -296,18 +295,18 @@ class _DataSet:
         for number, (start, stop) in zip(self._numbers[first:], self.bounds[first:], strict=True):
             try:
                 steps = {path: column.read(start, stop) for path, column in self._columns.items()}
+                meta = {name: column.read(number, number + 1)[0] for name, column in self._meta.items()}
             except (ValueError, RuntimeError, OSError, KeyError, zipfile.BadZipFile) as error:
                 raise FormatError(f"{self._file}: rows {start} to {stop} cannot be read: {error}") from None
-            yield self._episode(number, stop - start, steps)
+            yield self._episode(meta, stop - start, steps)
 
-    def _episode(self, number: int, count: int, steps: dict[str, NDArray[Any]]) -> EpisodeData:
+    def _episode(self, meta: Rows, count: int, steps: dict[str, NDArray[Any]]) -> EpisodeData:
         if REWARD not in steps:
             steps[REWARD] = np.zeros(count, np.float32)
         steps[REWARD] = steps[REWARD].reshape(count)
         if not self._layout:
             return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED)
-        meta, names = {name: rows[number] for name, rows in self._meta.items()}, self._layout.names
-        priority = steps.pop(PRIORITY, None)
+        names, priority = self._layout.names, steps.pop(PRIORITY, None)
         if meta[_HAS_FINAL]:
             final = {path: meta[f"{_FINAL}{names[path]}"] for path in steps if is_obs(path)}
             steps |= {path: np.concatenate([steps[path], row[None]]) for path, row in final.items()}
@@ -385,10 +384,13 @@ class _Arrays:
 
     def __init__(self, root: zarr.Group, plan: Plan, names: Mapping[str, str]) -> None:
         self._root, self._plan, self._names = root, plan, names
-        self._data = {
-            path: _Writing(root, f"data/{name}", plan.steps, plan.schema.leaves[path]) for path, name in names.items()
-        }
-        self._meta: dict[str, list[Any]] = {_ENDS: [], _TERMINATED: [], _TRUNCATED: [], _HAS_FINAL: [], _HAS_FIELDS: []}
+        leaves, flag = plan.schema.leaves, Field((), "bool")
+        self._data = {path: _Writing(root, f"data/{name}", plan.steps, leaves[path]) for path, name in names.items()}
+        rows = {_ENDS: Field((), "int64")} | dict.fromkeys((_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS), flag)
+        rows |= {f"{_FINAL}{name}": leaves[path] for path, name in names.items() if is_obs(path)}
+        self._fields = {path: leaf for path, leaf in leaves.items() if is_part(path, "episode")}
+        rows |= {_meta_name(path): leaf for path, leaf in self._fields.items()}
+        self._meta = {name: _Writing(root, f"meta/{name}", plan.episodes, leaf) for name, leaf in rows.items()}
         self._priority: _Writing | None = None
         self._rows = 0
 
@@ -398,19 +400,16 @@ class _Arrays:
         if episode.priority is not None or self._priority is not None:
             self._add_priority(episode)
         self._rows += len(episode)
-        row = {_ENDS: self._rows, _TERMINATED: episode.terminated, _TRUNCATED: episode.truncated}
-        row |= {_HAS_FINAL: episode.has_final_obs, _HAS_FIELDS: bool(episode.fields)}
-        for name, value in row.items():
-            self._meta[name].append(value)
+        meta: dict[str, Any] = {_ENDS: self._rows, _TERMINATED: episode.terminated, _TRUNCATED: episode.truncated}
+        meta |= {_HAS_FINAL: episode.has_final_obs, _HAS_FIELDS: bool(episode.fields)}
         for path, name in self._names.items():
             if is_obs(path):
-                rows = episode.steps[path]
-                final = rows[-1] if episode.has_final_obs else np.zeros_like(rows[-1])
-                self._meta.setdefault(f"{_FINAL}{name}", []).append(final)
-        for path, field in self._plan.schema.leaves.items():
-            if is_part(path, "episode"):
-                value = episode.fields.get(path, np.zeros(field.shape, field.dtype))
-                self._meta.setdefault(_meta_name(path), []).append(np.asarray(value, field.dtype))
+                last = episode.steps[path][-1]
+                meta[f"{_FINAL}{name}"] = last if episode.has_final_obs else np.zeros_like(last)
+        for path, leaf in self._fields.items():
+            meta[_meta_name(path)] = episode.fields.get(path, np.zeros(leaf.shape, leaf.dtype))
+        for name, value in meta.items():
+            self._meta[name].append(np.asarray(value)[None])
 
     def _add_priority(self, episode: EpisodeData) -> None:
         if self._priority is None:
@@ -420,12 +419,8 @@ class _Arrays:
         self._priority.append(none if episode.priority is None else episode.priority)
 
     def finish(self) -> None:
-        for column in (*self._data.values(), *([self._priority] if self._priority else [])):
+        for column in (*self._data.values(), *self._meta.values(), *([self._priority] if self._priority else [])):
             column.flush()
-        dtypes = {_ENDS: np.int64}
-        for name, values in self._meta.items():
-            rows = np.array(values, dtypes.get(name, None if values else np.bool_))
-            _create(self._root, f"meta/{name}", rows.shape, rows.dtype, max(1, len(rows)))[...] = rows
 
 
 class _Writing:
