@@ -59,10 +59,11 @@ def to(tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
-@pytest.fixture
-def full(tmp_store: Path) -> Path:
-    """A store at rest with everything that a store can have."""
-    with create(tmp_store, capacity=100) as store:
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store at rest with everything that a store can have; the tests only read it."""
+    path = tmp_path_factory.mktemp("full") / "store"
+    with create(path, capacity=100) as store:
         for kind, number in ((Single, 1), (Vector, 2), (Single, 3)):
             some = kind(store, number, ignore)
             for t in range(25):
@@ -77,14 +78,14 @@ def full(tmp_store: Path) -> Path:
         with dr.Sampler(store, dr.Transitions(), limiter=limiter) as sampler:
             sampler.sample(8)
         store.write_note("source", {"made": "here"})
-        number = min(int(segment.name) for segment in (tmp_store / "segments").glob("0*"))
-        with held_lock(tmp_store / "counters/lock"):
-            move_aside(tmp_store, layout.segment_folder(number), "for a test")
-    with dr.open(tmp_store, "a"):
+        number = min(int(segment.name) for segment in (path / "segments").glob("0*"))
+        with held_lock(path / "counters/lock"):
+            move_aside(path, layout.segment_folder(number), "for a test")
+    with dr.open(path, "a"):
         pass
-    (tmp_store / "segments/mine").mkdir()
-    (tmp_store / "segments/mine/file").write_text("of another tool")
-    return tmp_store
+    (path / "segments/mine").mkdir()
+    (path / "segments/mine/file").write_text("of another tool")
+    return path
 
 
 def test_a_backup_of_a_store_at_rest_is_the_same_byte_for_byte(full: Path, to: Path) -> None:
