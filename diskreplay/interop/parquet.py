@@ -14,8 +14,9 @@ where there is none; and ``notes``, text in JSON.
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
@@ -29,6 +30,7 @@ from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.write_behind import WriteBehind
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
     import pyarrow as pa
@@ -128,8 +130,8 @@ def export_dataset(
 
     @contextmanager
     def open_folder(plan: Plan) -> Iterator[_Folder]:
-        with ThreadPoolExecutor(1) as background:
-            yield _Folder(plan, compression, background)
+        with WriteBehind() as behind:
+            yield _Folder(plan, compression, behind)
 
     made = Format(NAME, True, {}, open_folder)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
@@ -139,14 +141,10 @@ def export_dataset(
 
 
 class _Folder:
-    """Collects episodes, and writes some at a time: first their steps, then the table that makes them count.
+    """Collects episodes, and writes some at a time: first their steps, then the table that makes them count."""
 
-    A thread writes while the next ones are collected.
-    """
-
-    def __init__(self, plan: Plan, compression: str, background: ThreadPoolExecutor) -> None:
-        self._plan, self._compression, self._background = plan, compression, background
-        self._writing: Future[None] | None = None
+    def __init__(self, plan: Plan, compression: str, behind: WriteBehind) -> None:
+        self._plan, self._compression, self._behind = plan, compression, behind
         for name in (_STEPS, _EPISODES):
             (plan.path / name).mkdir(parents=True, exist_ok=True)
         self._waiting: list[EpisodeData] = []
@@ -164,20 +162,13 @@ class _Folder:
 
     def finish(self) -> None:
         self._begin_write()
-        self._wait()
+        self._behind.wait()
         Description.write(self._plan, NAME)
 
     def _begin_write(self) -> None:
-        self._wait()
-        first = self.episodes - len(self._waiting)
         if self._waiting:
-            self._writing = self._background.submit(self._write, first, self._waiting)
+            self._behind.begin(partial(self._write, self.episodes - len(self._waiting), self._waiting))
         self._waiting, self._bytes = [], 0
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
 
     def _write(self, first: int, episodes: list[EpisodeData]) -> None:
         tables = {_STEPS: self._steps(first, episodes), _EPISODES: self._ends(first, episodes)}

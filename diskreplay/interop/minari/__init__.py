@@ -20,6 +20,7 @@ from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where,
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.side_folder import find_side
 from diskreplay.interop.exchange.spaces import space_of
+from diskreplay.interop.exchange.write_behind import WriteBehind
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, Layout, derive
 from diskreplay.interop.minari.reading import INFOS, read_episodes
 from diskreplay.interop.minari.spaces import AnySpace, without_texts
@@ -133,7 +134,8 @@ def export_dataset(
 
     @contextmanager
     def open_data_set(plan: Plan) -> Iterator[DataSet]:
-        yield DataSet(plan, data_format, name)
+        with WriteBehind() as behind:
+            yield DataSet(plan, data_format, name, behind)
 
     def make_format(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
         return Format(NAME, True, _not_held(schema, data_format, noted), open_data_set)

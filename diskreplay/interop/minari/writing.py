@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from diskreplay.interop.exchange.episode_data import ACTION, OBS, EpisodeData, J
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.side_folder import replace_file
 from diskreplay.interop.exchange.spaces import space_of
+from diskreplay.interop.exchange.write_behind import WriteBehind
 from diskreplay.interop.minari.episodes import Layout
 from diskreplay.interop.minari.spaces import AnySpace, without_texts
 from diskreplay.interop.minari.values import flat
@@ -38,14 +40,14 @@ _SETS = "author", "author_email"
 # In the draft: how many episodes and steps are whole.
 _WRITTEN = "written"
 # Episodes are written when they take so many bytes, or are so many.
-_WAITING_BYTES, _WAITING_EPISODES = 64 << 20, 512
+_WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
 class DataSet:
     """Writes episodes to a hidden folder, some at a time, which becomes the data set's when all are there."""
 
-    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
-        self._plan, self._name, self._in_arrow = plan, name, data_format != "hdf5"
+    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None, behind: WriteBehind) -> None:
+        self._plan, self._name, self._in_arrow, self._behind = plan, name, data_format != "hdf5", behind
         self._noted: dict[str, Json] = dict(plan.metadata)
         is_own = self._noted.get("format") == NAME
         self._metadata: dict[str, Json] = self._noted.get("metadata", {}) if is_own else {}
@@ -85,22 +87,26 @@ class DataSet:
         self._bytes += sum(rows.nbytes for rows in episode.steps.values())
         self.episodes += 1
         if self._bytes > _WAITING_BYTES or len(self._waiting) == _WAITING_EPISODES:
-            self._write()
+            self._begin_write()
 
-    def _write(self) -> None:
-        first = self.episodes - len(self._waiting)
-        self._storage.update_episodes(self._waiting)
-        for number, beyond in enumerate(self._beyond, first):
-            if beyond:
-                known = flat(beyond) if self._storage.FORMAT == "hdf5" else beyond
-                self._storage.update_episode_metadata([known], [number])
-        replace_file(self._draft / _WRITTEN, f"{self.episodes} {self._storage.total_steps}".encode())
+    def _begin_write(self) -> None:
+        if self._waiting:
+            self._behind.begin(partial(self._write, self.episodes, self._waiting, self._beyond))
         self._waiting, self._beyond, self._bytes = [], [], 0
+
+    def _write(self, stop: int, episodes: list[EpisodeBuffer], beyond: list[dict[str, Any]]) -> None:
+        """Write episodes up to the one before number ``stop``, and what Minari keeps of each beyond its arrays."""
+        self._storage.update_episodes(episodes)
+        for number, values in enumerate(beyond, stop - len(beyond)):
+            if values:
+                known = flat(values) if self._storage.FORMAT == "hdf5" else values
+                self._storage.update_episode_metadata([known], [number])
+        replace_file(self._draft / _WRITTEN, f"{stop} {self._storage.total_steps}".encode())
 
     def finish(self) -> None:
         """Complete the data set, and give it its place."""
-        if self._waiting:
-            self._write()
+        self._begin_write()
+        self._behind.wait()
         kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
         kept |= {key: set(kept[key]) for key in _SETS if key in kept}
         if self._noted and not self._metadata:
