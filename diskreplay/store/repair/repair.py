@@ -266,7 +266,7 @@ class _Repair:
         aside = quarantined_numbers(self._root)
         detail = "from the segments that are there" if self._dry_run else repair_words(self._root, numbers, aside)
         if detail is not None:
-            self._note("mended", COUNTERS_FILE, detail)
+            self._note("recomputed", COUNTERS_FILE, detail)
 
     def _repair_beside(self, problem: Problem) -> None:
         parts = problem.where.split("/")

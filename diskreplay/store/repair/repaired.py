@@ -13,9 +13,8 @@ class Action:
     Attributes
     ----------
     what : str
-        ``"sealed"``, ``"salvaged"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"mended"`` or ``"removed"``;
-        ``"refused"``
-        where more steps would have been set aside than may be.
+        ``"sealed"``, ``"salvaged"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"recomputed"`` or
+        ``"removed"``; ``"refused"`` where more steps would have been set aside than may be.
     where : str
         The file or folder, relative to the store.
     detail : str
