@@ -101,7 +101,7 @@ def test_the_documented_targets_of_r2d2_equal_a_loop_over_episodes(tmp_store: Pa
             "torch": torch, "dr": dr, "batch": batch,
             "online": lambda obs: obs.double() @ online, "target": lambda obs: obs.double() @ target,
         }  # fmt: skip
-        (code,) = re.findall(r"```python\n(with torch.no_grad.*?)```", CONCEPTS.read_text(), re.S)
+        (code,) = re.findall(r"^(with torch.no_grad.*?)```", CONCEPTS.read_text(), re.S | re.M)
         exec(code, names)
         compared = 0
         for i, first in enumerate(batch.index.tolist()):
