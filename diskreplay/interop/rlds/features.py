@@ -14,6 +14,14 @@ from diskreplay.interop.rlds.records import Values
 
 Json = Any
 _PACKAGE = "tensorflow_datasets.core.features"
+# By name, as some libraries teach NumPy further ones, such as bfloat16.
+_DTYPES = {
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
 _PLAIN_INTEGERS = 16  # more of them in a value take less space as bytes
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -141,8 +149,7 @@ def read_features(node: Json, path: str = "") -> dict[str, Feature]:
             if said["dtype"] in ("string", "object"):
                 return {path: Feature("text", (), np.dtype(object), "none")}
             shape = tuple(int(size) for size in said.get("shape", {}).get("dimensions", []))
-            try:
-                return {path: Feature(kind, shape, np.dtype(said["dtype"]), said.get(encoding, "none").lower())}
-            except TypeError:
-                raise SchemaError(f"{path} is of {said['dtype']}, which cannot be stored") from None
+            if said["dtype"] not in _DTYPES:
+                raise SchemaError(f"{path} is of {said['dtype']}, which cannot be stored")
+            return {path: Feature(kind, shape, np.dtype(said["dtype"]), said.get(encoding, "none").lower())}
     raise SchemaError(f"{path} is a {node.get('pythonClassName', '?').rpartition('.')[2]}, which cannot be stored")
