@@ -183,6 +183,7 @@ except dr.MissingExtra as error:
     )
 
 
+@pytest.mark.slow
 def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path) -> None:
     code = f"{STORE}\nprint(json.dumps({{name: message(lambda: getattr(dr, name)) for name in dr.__all__}}))"
     said = json.loads(run_without(NOT_CORE, code, tmp_path / "store"))

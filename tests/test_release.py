@@ -67,6 +67,7 @@ REFUSALS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("message", REFUSALS)
 def test_a_checkout_that_is_not_ready_is_refused(checkout: Path, message: str) -> None:

@@ -52,6 +52,7 @@ class Vector:
         return total, 0.0 if done else gamma**k, k, done, step["next_obs"].tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(2, 5), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99), st.booleans())
 def test_each_environment_of_a_vector_is_a_stream_of_its_own(

@@ -208,6 +208,7 @@ def test_an_evaluation_is_a_function_of_the_seed_and_counts_each_episode_once(st
     assert 8 <= first <= 11
 
 
+@pytest.mark.slow
 def test_a_collector_plays_what_is_allowed_and_loads_neither_torch_nor_numba(tmp_path: Path) -> None:
     script = """
 import sys, threading

@@ -35,6 +35,7 @@ def with_image(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda obs: {**obs, "image": change(obs["image"])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "what", "a", "b"),
     [

@@ -73,6 +73,7 @@ def test_writers_alive_come_first(info: dict[str, Any]) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("all_rows", "lines"), [(False, 13), (True, 2002)])
 def test_a_long_table_is_cut_short_unless_all_is_asked_for(info: dict[str, Any], all_rows: bool, lines: int) -> None:
     segments = [info["segments"][0] | {"number": number} for number in range(2000)]

@@ -36,6 +36,7 @@ def test_without_a_command_the_commands_are_listed(run: Callable) -> None:
     assert "Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store." in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("command", sorted(info.name for info in app.registered_commands))
 def test_every_command_explains_itself(run: Callable, command: str, flag: str) -> None:
@@ -125,6 +126,7 @@ def test_ctrl_c_ends_quietly(run: Callable, monkeypatch: pytest.MonkeyPatch) -> 
     assert run("inspect", "somewhere") == (130, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_a_reader_that_went_away_is_no_error(arguments: list[str]) -> None:
     read_end, write_end = os.pipe()

@@ -300,6 +300,7 @@ def test_a_store_can_be_watched_while_another_process_writes(
     assert "dead" in run("inspect", path).out
 
 
+@pytest.mark.slow
 def test_a_pager_that_has_seen_enough_is_no_error(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         for step in range(2000):

@@ -293,6 +293,7 @@ def test_the_commands_explain_themselves(run: Callable, command: str) -> None:
     assert f"Usage: diskreplay {command}" in done.out
 
 
+@pytest.mark.slow
 def test_a_bar_goes_to_a_terminal_and_findings_do_not(filled: Path, run_in_terminal: Callable) -> None:
     for number in range(1, 4):
         shutil.copytree(filled / "segments/00000000", filled / f"segments/0000000{number}")

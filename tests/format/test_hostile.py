@@ -391,6 +391,7 @@ def test_holes_take_neither_memory_nor_time(tmp_store, sealed, flag, message, mo
     assert now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime < 8
 
 
+@pytest.mark.slow
 def test_a_long_episode_in_a_sparse_copy_is_read_as_it_is(tmp_store, tmp_path):
     """Most of its flags are zeros, which some tools copy as holes."""
     lengths = [3, 1_200_000, 1, 700_001, 64, 1_500_000]
@@ -414,6 +415,7 @@ def test_a_long_episode_in_a_sparse_copy_is_read_as_it_is(tmp_store, tmp_path):
         assert column.tolist() == tables[1][name].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1 << 20, 1 << 34, 1 << 62, -1])
 def test_counters_beyond_all_chunks_do_not_make_verify_look_for_each(original, tmp_store, rows):
     """With fitting checksums, and chunks of a row each."""

@@ -97,6 +97,7 @@ def test_after_a_reboot_just_the_marked_rows_count_and_the_rest_is_kept(tmp_stor
         assert store.snapshot.sealed.all()
 
 
+@pytest.mark.slow
 def test_marks_fit_no_further_than_the_first_byte_that_is_wrong(tmp_store, tmp_path):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=128) as store:
         writer = store.writer(durability="none")

@@ -75,6 +75,7 @@ def left_over(root: Root) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_any_tree_comes_back_and_zarr_reads_its_arrays(root: Root) -> None:
     @settings(max_examples=80)
     @given(TREES)
@@ -151,6 +152,7 @@ def spoil(path: Path, how: str) -> None:
             os.mkfifo(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a bit", "short", "long", "gone", "a folder", "a link", "a pipe"])
 @pytest.mark.parametrize("file", ["zarr.json", "1/zarr.json", "1/weights/zarr.json", "1/weights/c.0.0"])
 def test_damage_is_found_and_saving_again_mends_it(root: Root, file: str, how: str) -> None:

@@ -40,6 +40,7 @@ def files(folder: Path) -> list[dict[str, np.ndarray]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ONE_FAST)
 def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
     store = make_store(tmp_path / "store", case, priorities=case == "nested")

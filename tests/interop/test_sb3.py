@@ -453,6 +453,7 @@ def test_goals_are_replaced_with_rewards_of_a_function(made):
 # --- what outlives a process -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [30, 50, 75])
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_a_pickle_names_the_store_and_goes_on_as_its_own_buffer_does(made, n_envs, steps):

@@ -31,6 +31,7 @@ def push_t() -> dict[str, np.ndarray]:
     return {"img": img, "state": state, "action": action}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "name"), [("nested", "set"), *SLOW])
 def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str, name: str) -> None:
     store = make_store(tmp_path / "store", case, priorities=case == "nested")

@@ -201,6 +201,7 @@ def test_every_private_name_is_tested() -> None:
     assert set(re.findall(r"\b(?:context|convention)\.(\w+)", text)) == {*".".join(CONTEXT).split(".")}
 
 
+@pytest.mark.slow
 def test_no_other_module_names_what_numba_does_not_promise() -> None:
     options = numba_private.kernel_options(inner=True, inlined=True)
     attributes = {"_can_compile", "_cache", "_getvalue", "fndesc", "call_conv", "overloads", *options}

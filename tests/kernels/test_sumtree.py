@@ -54,6 +54,7 @@ def test_nodes_are_cache_lines() -> None:
         assert tree_arrays(capacity, least=False)[1].ctypes.data % 64 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds)
 @given(sizes, tops, seeds)
 def test_every_node_is_the_sum_of_its_leaves_and_knows_the_smallest(

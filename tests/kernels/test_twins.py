@@ -51,6 +51,7 @@ def table_arrays(snapshot: Snapshot, leaf: str, mapped: float, rng: np.random.Ge
     return table.first_chunk, table.chunks, table.shift, bases
 
 
+@pytest.mark.slow
 @given(
     snapshots(), st.integers(1, 9) | st.just(-1), st.integers(1, 5), st.booleans(), st.sampled_from((1.0, 0.8)), seeds
 )

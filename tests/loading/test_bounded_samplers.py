@@ -31,6 +31,7 @@ def test_a_saved_sampler_goes_on_as_if_nothing_had_happened(
     check(tmp_store, "transitions", distribution, 0, every=1, capacity=capacity, **limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remover", ["oldest", "lowest_priority", "random"])
 def test_batches_hold_only_what_the_index_holds(tmp_store: Path, remover: str) -> None:
     with collected(tmp_store, 60) as (store, collector):
@@ -74,6 +75,7 @@ def test_views_have_indices_of_their_own_which_stay(tmp_store: Path) -> None:
         assert sampler.sampleable > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

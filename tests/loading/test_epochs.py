@@ -79,6 +79,7 @@ def test_items_of_any_view_come_oldest_first_and_ranks_keep_to_their_share(store
         assert sorted(every) == sorted(int(i) for batch in sampler for i in batch.index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "time"])
 def test_passes_follow_a_store_that_grows_and_loses_its_oldest_steps(tmp_store: Path, order: str) -> None:
     rng = np.random.default_rng(1)

@@ -215,6 +215,7 @@ def test_arguments_that_are_invalid_are_refused(make: Any, message: str) -> None
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transform", "message"),
     [

@@ -45,6 +45,7 @@ def serial_ids(store: Any) -> dict[int, int]:
     return {serial: i for e in store.episodes for serial, i in zip(e["serial"].tolist(), e.ids.tolist(), strict=True)}
 
 
+@pytest.mark.slow
 def test_new_steps_begin_with_their_priority_and_others_with_the_largest_so_far(tmp_store: Path) -> None:
     """Step by step as in a loop over one collector's steps, with updates, growth, refreshes and evictions between."""
     rng, compared = np.random.default_rng(0), 0

@@ -163,6 +163,7 @@ def test_parts_that_are_made_ahead_are_what_they_would_have_been(store: Any, pre
     assert sizes == {4, 5}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("before", [0, 7, 8])
 def test_a_saved_mixed_sampler_goes_on_with_what_was_drawn_ahead(store: Any, before: int) -> None:

@@ -62,6 +62,7 @@ def scaled(value: Any, mean: Any, var: Any, clip: float = 10.0) -> np.ndarray:
     return np.clip((np.asarray(value) - mean) / np.sqrt(var + EPSILON), -clip, clip)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", [dr.Transitions(n_step=3), dr.Sequences(length=8, overlap=2)], ids=str)
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_batches_are_normalised_by_all_steps(

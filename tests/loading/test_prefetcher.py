@@ -240,6 +240,7 @@ def test_small_batches_are_made_when_they_are_asked_for(store: Any) -> None:
         assert not sampler._planner.queue
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("size", [8, 300])
 def test_planned_batches_outlive_their_steps(tmp_store: Path, size: int) -> None:

@@ -65,6 +65,7 @@ def test_without_refresh_it_looks_for_nothing_new(collected: Any) -> None:
         assert sampler.sampleable == 0
 
 
+@pytest.mark.slow
 def test_ranks_share_the_ids_and_where_leaves_some_out(collected: Any) -> None:
     collected.append(100)
     collected.close()
@@ -87,6 +88,7 @@ def test_ranks_share_the_ids_and_where_leaves_some_out(collected: Any) -> None:
         assert drawn == set(mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
 def test_those_that_were_sampled_often_enough_do_not_count(collected: Any, rank: Any) -> None:
     collected.append(40)

@@ -203,6 +203,7 @@ def test_ranks_share_the_steps(store: Store) -> None:
     assert sum(map(len, seen)) == len(store.snapshot.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("large", [True, False])
 def test_a_batch_is_what_it_was_planned_from(prefetch: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,6 +226,7 @@ def test_rollouts_go_on_where_they_were(tmp_store: Path, prefetch: int, share: d
     check(tmp_store, "rollouts", "uniform", prefetch, **share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["prioritized", "recency", "mixture"])
 def test_a_rank_goes_on_with_its_share(tmp_store: Path, distribution: str) -> None:
     check(tmp_store, "transitions", distribution, 2, rank=1, world_size=3)
@@ -547,6 +548,7 @@ def broken(state: dict[str, Any]) -> Iterator[Any]:
         yield spoilt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["prioritized", "sweep", "mixture"])
 def test_what_is_no_state_is_refused_and_changes_nothing(tmp_store: Path, distribution: str) -> None:
     with collected(tmp_store, 60) as (store, collector):

@@ -203,6 +203,7 @@ def test_vtrace_targets_equal_the_sum_of_the_paper(
         close(tensor, array)
 
 
+@pytest.mark.slow
 def test_1521_targets_of_each_kind_equal_the_loops() -> None:
     batch = drawn(100, 30, True, np.random.default_rng(7))
     x, count = batch.tensors(), 0

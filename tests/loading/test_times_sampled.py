@@ -135,6 +135,7 @@ def test_what_has_a_number_of_times_of_its_own_takes_no_other(tmp_store: Path, v
         assert sampler.sample().batch_size == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0, -1, 1.0, True, "2"])
 def test_a_number_of_times_is_an_int(tmp_store: Path, wrong: Any) -> None:
     message = f"max_times_sampled must be an int of at least 1, not {wrong!r}"

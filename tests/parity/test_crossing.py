@@ -87,6 +87,7 @@ def expected(view: Sequences, lane: list[Any], start: tuple[int, int], continuin
     return found
 
 
+@pytest.mark.slow
 @given(consistent, views())
 def test_the_ids_offered_are_the_windows_of_the_reference(snapshot: Snapshot, view: Sequences) -> None:
     assert Counter(offered(view, snapshot)) == Counter(windows_of(view, snapshot).keys())

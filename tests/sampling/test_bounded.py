@@ -173,6 +173,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "share", "overdraws"), CASES)
 def test_what_it_holds_keeps_its_probabilities(
     name: str, share: Share, overdraws: Any, monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,7 @@ def test_what_is_found_one_after_the_other_is_drawn_in_that_order(lanes: int, ma
         np.testing.assert_allclose(chances[newest] / chances.max(), want[newest] / want.max(), rtol=0.08)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=40)
 def test_it_draws_what_can_be_drawn_whatever_came_and_went(seed: int) -> None:
@@ -141,6 +142,7 @@ def test_it_draws_what_can_be_drawn_whatever_came_and_went(seed: int) -> None:
             assert (chances >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_what_was_saved_goes_on_alike(seed: int) -> None:
     growing = Growing(3, seed)

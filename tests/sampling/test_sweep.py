@@ -28,6 +28,7 @@ def test_every_order_of_few_numbers_comes_equally_often() -> None:
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_neighbours_and_places_are_independent_of_the_order() -> None:
     places = np.array([permuted(np.arange(20), 20, key) for key in range(1_500)])
     for number in (0, 7, 19):
@@ -168,6 +169,7 @@ def random_times(store: Any, rng: np.random.Generator) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("block", "piece"), [(1 << 16, 1 << 12), (7, 3), (1, 1)])
 @pytest.mark.parametrize("view", [Transitions(), Sequences(4, 1), Sequences(4, 1, pad=False)], ids=str)

@@ -276,6 +276,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_store_that_is_renamed_while_it_is_verified_or_repaired_is_followed(tmp_store, check):
     make(tmp_store, range(0, 40, 5))
@@ -331,6 +332,7 @@ def test_a_copy_has_the_identity_of_its_original(tmp_path):
         assert two.verify(deep=True) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_segment_of_another_store_is_damage_and_never_shown(tmp_path, sealed, start):
     make(tmp_path / "one", [0])
@@ -392,6 +394,7 @@ def test_a_state_is_deleted_by_its_name(tmp_store):
 # --- boots that are not known ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_where_the_boot_is_not_known_no_row_of_another_process_counts_before_it_is_durable(tmp_store):
     """The machine may have gone down since, and rows may be torn: that nobody knows the boot's name proves nothing."""
     make(tmp_store)

@@ -52,6 +52,7 @@ def locks_of(path):
     return sorted(path.rglob("lock"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077, 0o000])
 def test_no_lock_can_be_opened_by_who_may_not_write_it(tmp_store, mask, monkeypatch):
     made = set()

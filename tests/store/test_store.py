@@ -109,6 +109,7 @@ def count_in_process(store, queue):
         queue.put(len(store))
 
 
+@pytest.mark.slow
 def test_a_store_can_be_handed_to_another_process(tmp_store):
     filled(tmp_store)
     context = multiprocessing.get_context("spawn")

@@ -119,6 +119,7 @@ def test_an_empty_store_has_columns_without_rows(tmp_store):
         assert store.to_xarray().sizes["step"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "what"), [("pandas", "a data frame"), ("xarray", "a data set")])
 def test_what_is_missing_says_which_extra_brings_it(tmp_path, library, what):
     code = f"\nprint(json.dumps(message(dr.open(path).to_{library})))"

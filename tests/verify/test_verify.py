@@ -662,6 +662,7 @@ def test_holes_have_the_checksum_of_zeros(tmp_path, runs):
 # --- flags -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_flags_that_verify_accepts_are_episodes_to_the_reader_and_few_others_are():
     """Every sequence of three rows: what verify lets pass, the reader must be able to read."""
     rows = [flags for flags in range(128) if is_row(flags)]

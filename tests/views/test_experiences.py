@@ -99,6 +99,7 @@ def vectorised(steps: list[Step], n: int, gamma: float) -> Iterator[Step]:
         yield (*steps[t][:2], ret[t], not going_on[t], int(taken[t]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [rolling_window, generator, loop_with_horizon, vectorised])
 @given(lengths, st.integers(1, 6), gammas, st.integers(0, 6), seeds)
 def test_they_are_those_of_published_formulations(
@@ -187,6 +188,7 @@ def test_a_step_of_other_values_is_refused() -> None:
 SCHEMA = dr.Schema(obs={"a": dr.Field((2,), "float64")}, action=(dr.Field((), "int64"), dr.Field((1,), "float32")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_those_of_a_store_are_its_transitions(tmp_store: Path, n: int) -> None:
     rng = np.random.default_rng(n)

@@ -116,6 +116,7 @@ def test_goals_and_returns_equal_the_rule_and_nothing_else_changes(
         np.testing.assert_array_equal(batch[path], array)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(snapshots(SCHEMA), st.sampled_from(STRATEGIES), st.sampled_from((1, 3, None)), st.booleans())
 def test_without_a_seed_and_with_ratio_0_a_batch_is_what_is_stored(
@@ -128,6 +129,7 @@ def test_without_a_seed_and_with_ratio_0_a_batch_is_what_is_stored(
         np.testing.assert_array_equal(batch[path], array)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(snapshots(SCHEMA), st.sampled_from((1, 3, None)), st.booleans())
 def test_the_steps_of_ended_episodes_are_offered_and_no_others(snapshot: Snapshot, n: Any, whole: bool) -> None:
@@ -560,6 +562,7 @@ class GoalEnv(gym.Env):
         return sparse(achieved, desired)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_step_transitions_are_those_of_stable_baselines3_in_distribution(
     goal_store: dr.Store, strategy: str

@@ -93,6 +93,7 @@ def newest(store: dr.Store) -> Any:
     return store.snapshot
 
 
+@pytest.mark.slow
 def test_each_step_counts_once_when_it_comes(
     store: dr.Store, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_each_step_counts_once_when_it_comes(
     assert store.num_episodes > 50
 
 
+@pytest.mark.slow
 def test_what_leaves_the_store_goes_on_counting(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA, capacity=120, segment_steps=40) as store:
         collector, found = Collector(store), made()
@@ -129,6 +131,7 @@ def test_what_leaves_the_store_goes_on_counting(tmp_store: Path) -> None:
         collector.check(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["state", "copy"])
 def test_a_state_and_a_copy_go_on_with_the_same_bits(store: dr.Store, collector: Collector, way: str) -> None:
     found = made()

@@ -147,6 +147,7 @@ def test_windows_across_episodes_have_them_for_each_step(collected: Collected) -
     assert compared > 5000
 
 
+@pytest.mark.slow
 def test_rollouts_have_them_for_each_step(collected: Collected) -> None:
     view = dr.Rollouts(5, gamma=GAMMA, next_value="value", discount="bonus")
     compared: Counter[str] = Counter()
@@ -201,6 +202,7 @@ def test_a_sampler_that_goes_on_from_a_state_gives_the_same(collected: Collected
                     assert pair[0][name].equal(pair[1][name]), name
 
 
+@pytest.mark.slow
 def test_when_episodes_go_the_times_of_the_others_are_not_read_again(
     collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +244,7 @@ def test_a_new_sampler_counts_ages_where_segments_of_old_episodes_have_gone(tmp_
             assert len(ids) == 200
 
 
+@pytest.mark.slow
 def test_a_decision_transformer_has_its_batch(collected: Collected) -> None:
     collected.append(60)
     collected.close()

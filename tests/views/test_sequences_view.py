@@ -224,6 +224,7 @@ def starts(view: Any, steps: int, obs_rows: int, end: int) -> list[int]:
     return [(i - first - count) // stride for i in ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [True, False, "drop"])
 @pytest.mark.parametrize(("length", "overlap"), [(1, 0), (4, 0), (4, 2), (4, 3), (7, 3)])
 def test_a_window_of_an_open_episode_is_still_there_when_it_grows_and_ends(

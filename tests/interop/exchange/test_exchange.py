@@ -98,6 +98,7 @@ def noted_source(episodes: int = 5, name: str = "made", fails_at: int | None = N
 # --- import ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", [0, 1, 3, EPISODES_A_NOTE + 3])
 def test_an_import_goes_on_after_the_episodes_that_are_there(tmp_path: Path, fails_at: int) -> None:
     count = EPISODES_A_NOTE + 10
@@ -154,6 +155,7 @@ def test_an_import_is_not_resumed_where_the_data_have_changed(tmp_path: Path) ->
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_format_lacks_comes_back_from_its_side_folder(tmp_path: Path, case: str) -> None:
     store = make_store(tmp_path / "store", case, priorities=True)
@@ -175,6 +177,7 @@ def test_a_final_observation_that_a_format_has_made_up_is_none_again(tmp_path: P
     assert all(episode.has_final_obs for episode in lossy.whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", [0, 1, 5])
 def test_an_export_goes_on_after_the_episodes_that_are_there(tmp_path: Path, fails_at: int) -> None:
     store = make_store(tmp_path / "store", "nested", EPISODES * 3)

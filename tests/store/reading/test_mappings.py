@@ -34,6 +34,7 @@ def read_all(store):
     return [int(serial) for episode in store.episodes for serial in episode["serial"]]
 
 
+@pytest.mark.slow
 def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", MOST)
     monkeypatch.setattr(chunk_table, "LARGEST_READ", 0)
@@ -126,6 +127,7 @@ def test_a_mapping_that_the_system_refuses_replaces_idle_ones_or_is_an_error_tha
     assert run_python(REFUSED, tmp_path / "a", tmp_path / "b") == ""
 
 
+@pytest.mark.slow
 def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, monkeypatch):
     # Readers compare `bases` alone: whoever read it before the arrays that are replaced behind it must find it changed.
     store = dr.open(paths[0])

@@ -97,6 +97,7 @@ def _every_episode(path):
         return [log.select(np.array([i])) for i in range(len(log))]
 
 
+@pytest.mark.slow
 def test_what_is_evicted_by_hand_does_not_bring_older_steps_back(tmp_store):
     with dr.create(tmp_store, SCHEMA, capacity=200, segment_steps=50) as store:
         collectors = Collectors(store, 4, 1, slow=False)

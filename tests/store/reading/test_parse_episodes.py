@@ -105,6 +105,7 @@ def test_rows_without_a_flag_may_be_left_out(case):
     assert list(zip(found.open_start.tolist(), found.open_continues.tolist(), strict=True)) == opened
 
 
+@pytest.mark.slow
 @given(stretches(), st.data())
 def test_damage_is_found_and_the_lane_named(case, data):
     flags, where, _, _ = case
@@ -146,6 +147,7 @@ def uneven(tmp_path_factory):
         yield path
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(data=st.data())
 def test_rows_of_many_lanes_are_those_of_each(uneven, data):

@@ -429,6 +429,7 @@ def back_after_a_power_cut(path, number, change):
     (path.parent / "kept").rename(path / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["capacity", "age", "hand"])
 def test_an_evicted_segment_that_a_power_cut_brought_back_stays_evicted(tmp_store, how):
     limits = {"capacity": {"capacity": 50}, "age": {"max_age_s": 600.0}, "hand": {}}[how]

@@ -163,6 +163,7 @@ def test_a_block_that_the_disk_refuses_to_read_costs_the_episodes_in_it(path, mo
     assert firsts(path) == without(35, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunk", "lost", "told"),
     [

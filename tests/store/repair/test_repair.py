@@ -131,6 +131,7 @@ def test_after_a_repair_verify_finds_nothing_and_nothing_was_deleted(store_path,
     assert repair(store_path).actions == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BACKUP))
 def test_what_cannot_be_mended_is_left_as_it_is_and_told(store_path, name):
     DAMAGE[name][0](store_path)

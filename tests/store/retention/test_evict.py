@@ -401,6 +401,7 @@ def test_an_eviction_at_rest_reads_as_the_format_says(store):
     assert np.fromfile(store.path / "hidden" / "c.0.0", "<i8")[:2].tolist() == [first, 5]
 
 
+@pytest.mark.slow
 def test_thousands_of_segments_leave_in_parts_so_that_others_get_the_lock(tmp_store, monkeypatch):
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, 150, steps=1)

@@ -48,6 +48,7 @@ def test_less_hides_and_deletes_the_oldest_for_everybody(tmp_store):
         assert store.info()["capacity"] == reader.info()["capacity"] == 25
 
 
+@pytest.mark.slow
 def test_other_processes_follow_at_their_next_refresh_and_append(tmp_store):
     with filled(tmp_store) as store, store.writer() as writer, dr.Sampler(store, dr.Transitions()) as sampler:
         sampler.sample()
@@ -62,6 +63,7 @@ def test_other_processes_follow_at_their_next_refresh_and_append(tmp_store):
         assert len(list((tmp_store / "segments").glob("0*"))) <= 5
 
 
+@pytest.mark.slow
 def test_what_was_hidden_does_not_come_back_by_more(tmp_store):
     with filled(tmp_store, capacity=21) as store, dr.open(tmp_store) as reader:
         store.resize(capacity=40)
@@ -102,6 +104,7 @@ def test_limits_of_bytes_and_age_can_be_set_and_taken_away(tmp_store):
         assert visible(store) == list(range(113, 120))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -401,6 +401,7 @@ def test_sampling_before_there_is_a_step_says_how_many_there_are_and_are_needed(
     sampler.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", [[-1], [1 << 62], [10**6], [7 << 35], [0, 10**6]])
 def test_gather_refuses_an_id_that_never_existed(filled, ids):
     with dr.open(filled) as store:
@@ -527,6 +528,7 @@ def test_a_truncated_chunk_is_refused_by_name(filled, field, size):
         read_everything(filled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_truncated_chunk_of_a_segment_that_is_being_written_is_refused(store, field):
     with store.writer() as writer:

@@ -157,6 +157,7 @@ def test_every_autoreset_mode_writes_what_lane_by_lane_writes(tmp_path, autorese
     assert len(list((tmp_path / "short" / "segments").glob("0*"))) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("straggler", [0, 1])
 def test_a_lane_that_leaves_the_older_segment_lets_the_newest_end_in_the_same_step(tmp_path, straggler):
     stores = [dr.create(tmp_path / name, serial_schema(), segment_steps=64) for name in ("short", "long")]
@@ -289,6 +290,7 @@ class Raises:
         raise Interrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "end"),
     [("_done", ""), ("_committed", ""), ("_observed", ""), ("_done", "terminated"), ("_committed", "terminated")],

@@ -190,6 +190,7 @@ def test_zarr_reads_it_as_it_reads_the_others(tmp_store: Path) -> None:
         assert own.metadata.to_dict()["fill_value"] == found["fill_value"]
 
 
+@pytest.mark.slow
 def test_the_segment_that_is_made_ahead_has_the_array_too(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that was asked for before there was a priority."""
     monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 0.0)
@@ -238,6 +239,7 @@ def test_a_full_disk_refuses_the_first_priority_and_the_step_may_be_repeated(
         assert store.verify() == []
 
 
+@pytest.mark.slow
 def test_marks_that_are_made_meanwhile_lose_nothing(tmp_store: Path) -> None:
     """A thread makes marks all the time while writers give their first priorities."""
     with create(tmp_store, segment_steps=None) as store:

@@ -55,6 +55,7 @@ def test_an_action_outside_its_space_is_refused_by_name_and_one_inside_is_not(tm
         assert len(store) == 4 + (not isinstance(action, dict))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validate", ["finite", "space"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused_by_name(tmp_store, validate, value):
