@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = {"tianshou", "torchrl"}  # large: their snippets are left out where they are not installed
+OPTIONAL = {"tianshou", "tensordict", "torchrl"}  # large: their snippets are left out where they are not installed
 START = ROOT / "docs/start.md"
 FENCE = re.compile(r'^```(python|bash)(?: title="([^"\n]*)")?\n(.*?)^```$', re.S | re.M)
 EXPECTED = re.compile(r"^\s*print\(.*\)  # ([^;\n]+)", re.M)
@@ -50,6 +50,8 @@ class Snippet(NamedTuple):
         named = set(re.findall(r"(?m)^\s*(?:from|import) (\w+)", self.code))
         for adapter in re.findall(r"diskreplay\.interop\.(\w+)", self.code):
             named.add(adapter)
+        if ".to_tensordict(" in self.code:
+            named.add("tensordict")
         return {name for name in named & OPTIONAL if find_spec(name) is None}
 
 
