@@ -9,7 +9,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop.dreamer import export_dataset, import_dataset
-from tests.interop.round_trips import ONE_FAST, PLAIN, check_round_trip, content, make_store
+from tests.interop.round_trips import ONE_FAST, PLAIN, StopAt, check_round_trip, content, make_store
 
 Rows = dict[str, Any]
 
@@ -148,12 +148,8 @@ def test_without_the_side_folder_plain_episodes_are_the_same(tmp_path: Path) -> 
 def test_an_interrupted_export_goes_on(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "doubles")
 
-    def stop(done: int, _: int) -> None:
-        if done > 10:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        export_dataset(store, tmp_path / "set", progress=stop)
+        export_dataset(store, tmp_path / "set", progress=StopAt(11))
     assert export_dataset(store, tmp_path / "set").resumed == 3
     import_dataset(tmp_path / "set", tmp_path / "back")
     assert content(tmp_path / "back") == content(store)

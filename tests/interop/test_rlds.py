@@ -15,7 +15,7 @@ import diskreplay as dr
 from diskreplay.interop.exchange.importing import import_notes
 from diskreplay.interop.rlds import export_dataset, import_dataset
 from diskreplay.interop.rlds.records import make_example, parse_example, records, write_record
-from tests.interop.round_trips import ONE_FAST, PLAIN, check_round_trip, content, make_store
+from tests.interop.round_trips import ONE_FAST, PLAIN, StopAt, check_round_trip, content, make_store
 
 SAMPLE = Path(__file__).parent / "rlds_sample"
 """Written by TFDS 4.9.10: episodes of 5, 6 and 7 rows in the split train, shuffled, and one of 5 in val."""
@@ -128,12 +128,8 @@ def test_large_exports_have_several_files(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_interrupted_export_begins_anew(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "vectors")
 
-    def stop(done: int, _: int) -> None:
-        if done > 10:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        export_dataset(store, tmp_path / "set", progress=stop)
+        export_dataset(store, tmp_path / "set", progress=StopAt(11))
     with pytest.raises(dr.StoreNotFound, match="set is not a data set of RLDS: there is no features.json$"):
         import_dataset(tmp_path / "set", tmp_path / "back")
     export_dataset(store, tmp_path / "set")

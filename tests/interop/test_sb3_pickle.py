@@ -20,7 +20,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 import diskreplay as dr
 from diskreplay.interop.sb3 import DiskReplayBuffer
 from diskreplay.interop.sb3_pickle import export_dataset, import_dataset
-from tests.interop.round_trips import PLAIN, check_round_trip, content, make_store
+from tests.interop.round_trips import PLAIN, StopAt, check_round_trip, content, make_store
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 2, 3), np.uint8), "task": spaces.Discrete(5)})
@@ -283,12 +283,8 @@ def test_what_no_buffer_holds_is_refused(tmp_path: Path) -> None:
 def test_an_interrupted_export_leaves_no_file_and_begins_anew(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "vectors")
 
-    def stop(done: int, _: int) -> None:
-        if done > 10:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        export_dataset(store, tmp_path / "buffer.pkl", progress=stop)
+        export_dataset(store, tmp_path / "buffer.pkl", progress=StopAt(11))
     assert not (tmp_path / "buffer.pkl").exists()
     export_dataset(store, tmp_path / "buffer.pkl")
     import_dataset(tmp_path / "buffer.pkl", tmp_path / "back")

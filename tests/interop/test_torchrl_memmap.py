@@ -10,7 +10,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop.torchrl_memmap import export_dataset, import_dataset
-from tests.interop.round_trips import EPISODES, ONE_FAST, PLAIN, check_round_trip, content, make_store
+from tests.interop.round_trips import EPISODES, ONE_FAST, PLAIN, StopAt, check_round_trip, content, make_store
 
 Rows = dict[str, np.ndarray]
 
@@ -213,12 +213,8 @@ def test_capacities_and_keys_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_an_interrupted_export_cannot_be_read_and_begins_anew(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "nested")
 
-    def stop(done: int, _: int) -> None:
-        if done > 10:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        export_dataset(store, tmp_path / "set", progress=stop)
+        export_dataset(store, tmp_path / "set", progress=StopAt(11))
     with pytest.raises(dr.StoreNotFound, match="is not a folder of TorchRL: there is no meta.json$"):
         import_dataset(tmp_path / "set", tmp_path / "back")
     assert export_dataset(store, tmp_path / "set").resumed == 0

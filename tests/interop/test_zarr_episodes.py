@@ -9,7 +9,7 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.interop.zarr_episodes import export_dataset, import_dataset
-from tests.interop.round_trips import CASES, EPISODES, check_round_trip, content, make_store
+from tests.interop.round_trips import CASES, EPISODES, StopAt, check_round_trip, content, make_store
 
 OTHERS = [("nested", "set.zip"), *((case, "set") for case in CASES if case != "nested")]
 SLOW = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
@@ -101,13 +101,9 @@ def test_large_rows_go_through_many_chunks(tmp_path: Path) -> None:
 def test_an_interrupted_export_begins_anew(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "nested")
 
-    def stop(done: int, _: int) -> None:
-        if done > 10:
-            raise KeyboardInterrupt
-
     for name in ("set", "set.zip"):
         with pytest.raises(KeyboardInterrupt):
-            export_dataset(store, tmp_path / name, progress=stop)
+            export_dataset(store, tmp_path / name, progress=StopAt(11))
         with pytest.raises((dr.FormatError, dr.StoreNotFound), match="was interrupted|is no such"):
             import_dataset(tmp_path / name, tmp_path / "back")
         assert export_dataset(store, tmp_path / name).resumed == 0

@@ -125,7 +125,7 @@ def export_dataset(
     StoreExists
         Something else is at ``path``.
     ValueError
-        ``data_format`` is none of these.
+        ``data_format`` is another word.
     """
     if data_format not in ("hdf5", "arrow", "parquet"):
         raise ValueError(f'data_format is "hdf5", "arrow" or "parquet", not {data_format!r}')
