@@ -8,8 +8,6 @@ that goes on: a row holds an observation, the reward that led to it, and the act
 
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -26,6 +24,7 @@ from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORIT
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -36,8 +35,6 @@ _FLAGS = (_DISCOUNT, _FIRST, _LAST, _TERMINAL)
 _BOOKKEEPING = ("reset", "stepid", "id")  # of DreamerV3's driver and buffer, and of no use elsewhere
 _STEP_DISCOUNT = f"{EXTRA}/step_discount"
 _CHUNK = re.compile(r"[^-]+-(?P<id>[0-9A-Za-z]+)-(?P<next>[0-9A-Za-z]+)-\d+")
-# What NumPy and zipfile raise of damaged files; a TypeError where it is a single array.
-_UNREADABLE = OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error
 
 Rows = dict[str, NDArray[Any]]
 
@@ -290,10 +287,9 @@ def _steps(parts: Sequence[_Part]) -> int:
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
     """Return arrays of a file, those of the names that it has or all."""
     try:
-        # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
-        with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as opened:
+        with opened_npz(file) as opened:
             found = {key: opened[key] for key in opened.files if names is None or key in names}
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise FormatError(f"{file} cannot be read: {error}") from None
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file} has no rows of {scalars[0]!r}")

@@ -23,6 +23,7 @@ from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -103,9 +104,9 @@ def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:
     for number in range(first, count):
         path = folder / _file(number)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with opened_npz(path) as file:
                 yield _episode({name: file[name] for name in file.files})
-        except (OSError, ValueError, KeyError) as error:
+        except UNREADABLE as error:
             raise FormatError(f"{path} cannot be read: {error}") from error
 
 

@@ -35,6 +35,15 @@ def test_a_file_of_an_episode_is_read_by_numpy_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "set/dataset.json").read_text())["steps"] == 40
 
 
+def test_a_file_that_begins_as_an_archive_and_is_none_is_refused_and_closed(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", "vectors")
+    export_dataset(tmp_path / "store", tmp_path / "set")
+    file = tmp_path / "set/episode-00000000.npz"
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(dr.FormatError, match="episode-00000000.npz cannot be read: File is not a zip file$"):
+        import_dataset(tmp_path / "set", tmp_path / "back")
+
+
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.StoreNotFound, match="set is not a whole data set of the format npz: it has no dataset.json"):
         import_dataset(tmp_path / "set", tmp_path / "store")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema
 from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 
 FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
 ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
@@ -157,13 +158,13 @@ def _file(start: int) -> str:
 def _read_file(path: Path) -> tuple[list[dict[str, Json]], dict[int, dict[str, NDArray[Any]]]]:
     values: dict[int, dict[str, NDArray[Any]]] = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with opened_npz(path) as file:
             texts = json.loads(file[_TEXTS].tobytes())
             for name in file.files:
                 if name != _TEXTS:
                     k, _, leaf = name.partition("/")
                     values.setdefault(int(k), {})[leaf] = file[name]
-    except (ValueError, OSError, KeyError) as error:
+    except UNREADABLE as error:
         raise FormatError(f"{path} cannot be read ({error}); move {path.parent} away to import without it") from None
     return texts, values
 
