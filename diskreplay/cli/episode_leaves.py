@@ -1,8 +1,6 @@
 """The values of an episode by the paths of its leaves, as `inspect` lists them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ import typer
 from numpy.typing import NDArray
 
 from diskreplay.cli import text
-from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Schema
 from diskreplay.store.reading.episodes import Episode, EpisodeList
 
@@ -70,20 +67,6 @@ def below(path: str, value: Any) -> dict[str, Any]:
 def short(path: str) -> str:
     """Return a path as it is said where no other is meant: "log_prob", not "extra/log_prob"."""
     return path.removeprefix(f"{EXTRA}/").removeprefix(f"{EPISODE}/")
-
-
-def began(episode: Episode) -> float:
-    """Return when the first step of an episode was published: by it episodes of any writers are ordered."""
-    return float(episode.times[0])
-
-
-def in_order(episodes: Iterable[Episode]) -> list[Episode]:
-    """Return episodes in the order in which they began, without those whose segment has left meanwhile."""
-    dated = []
-    for episode in episodes:
-        with suppress(SegmentGone):
-            dated.append((began(episode), episode))
-    return [episode for _, episode in sorted(dated, key=itemgetter(0))]
 
 
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:

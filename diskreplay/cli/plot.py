@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.chart import Chart, Series, draw, save
-from diskreplay.cli.episode_leaves import chosen_leaves, in_order, short, step_leaves
+from diskreplay.cli.episode_leaves import chosen_leaves, short, step_leaves
 from diskreplay.cli.priorities import read_priorities
 from diskreplay.cli.where import Where, compile_where, matching
 from diskreplay.errors import SegmentGone
+from diskreplay.interop.exchange.exporting import in_order
 from diskreplay.store.reading.episodes import Episode
 
 BINS = 40

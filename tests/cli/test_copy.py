@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.episode_leaves import began, episode_leaves, step_leaves
+from diskreplay.cli.episode_leaves import episode_leaves, step_leaves
+from diskreplay.interop.exchange.exporting import began
 from tests.cli.conftest import EPISODES, SCHEMA, small_episode, write_small
 
 SEEN = tuple[Any, ...]

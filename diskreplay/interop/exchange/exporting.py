@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -200,7 +201,7 @@ def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episo
 
     Those whose segment has left the store meanwhile are left out.
     """
-    dated, left = [], 0
+    ended, left = [], 0
     for episode in episodes:
         with suppress(SegmentGone):
             if where is not None and not where(episode):
@@ -208,8 +209,22 @@ def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episo
             if episode.ended == "open":
                 left += 1
             else:
-                dated.append((float(episode.times[0]), episode))
-    return [episode for _, episode in sorted(dated, key=lambda pair: pair[0])], left
+                ended.append(episode)
+    return in_order(ended), left
+
+
+def began(episode: Episode) -> float:
+    """Return when the first step of an episode was published: by it episodes of any writers are ordered."""
+    return float(episode.times[0])
+
+
+def in_order(episodes: Iterable[Episode]) -> list[Episode]:
+    """Return episodes in the order in which they began, without those whose segment has left meanwhile."""
+    dated = []
+    for episode in episodes:
+        with suppress(SegmentGone):
+            dated.append((began(episode), episode))
+    return [episode for _, episode in sorted(dated, key=itemgetter(0))]
 
 
 def _check_free(target: Path, side: Path, store: Store, episodes: Sequence[Episode], chosen: Format) -> None:
