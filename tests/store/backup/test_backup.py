@@ -42,6 +42,20 @@ def numbered(path: Path, steps: int = 40, **kwargs) -> dr.Store:
     return store
 
 
+def make_with_dead_writer(path: Path) -> None:
+    """Make a store of seven steps whose writer died before it marked any."""
+    create(path, capacity=None).close()
+
+    def die(tell) -> None:
+        with dr.open(path, "a") as store:
+            one = Single(store, 1, ignore, durability="none")
+            for _ in range(7):
+                one.step()
+            os._exit(0)
+
+    in_child(die)
+
+
 def change_times(path: Path) -> dict[str, int]:
     return {str(file): file.stat().st_mtime_ns for file in path.rglob("*")}
 
@@ -182,16 +196,7 @@ def test_what_is_being_written_is_there_up_to_what_is_committed(tmp_store: Path,
 
 
 def test_a_dead_writers_rows_are_backed_up_as_the_next_opener_would_take_them(tmp_store: Path, to: Path) -> None:
-    create(tmp_store, capacity=None).close()
-
-    def die(tell) -> None:
-        with dr.open(tmp_store, "a") as store:
-            one = Single(store, 1, ignore, durability="none")
-            for _ in range(7):
-                one.step()
-            os._exit(0)
-
-    in_child(die)
+    make_with_dead_writer(tmp_store)
     with dr.open(tmp_store) as store:
         assert store.backup(to).steps == 7
         store.backup(to.with_name("later"))
@@ -338,16 +343,7 @@ def test_damage_is_named_and_copied(tmp_store: Path, to: Path) -> None:
 
 
 def test_steps_that_nothing_proves_are_never_linked(tmp_store: Path, to: Path) -> None:
-    create(tmp_store, capacity=None).close()
-
-    def die(tell) -> None:
-        with dr.open(tmp_store, "a") as store:
-            one = Single(store, 1, ignore, durability="none")
-            for _ in range(7):
-                one.step()
-            os._exit(0)
-
-    in_child(die)
+    make_with_dead_writer(tmp_store)
     with another_boot():
         dr.open(tmp_store, "a").close()
     with dr.open(tmp_store) as store:
