@@ -77,7 +77,7 @@ LIBRARIES = {
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},
-    "PIL": {"pictures", "interop.minari.reading", "interop.lerobot.images", "interop.rlds.features"},
+    "PIL": {"pictures", "interop.minari.arrow_files", "interop.lerobot.images", "interop.rlds.features"},
     "pyarrow": {"interop"},
     "h5py": {"interop"},
     "av": {"interop.lerobot.video", "pictures"},

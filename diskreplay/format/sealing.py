@@ -8,8 +8,9 @@ waiting for each takes ten times as long. Only the background thread waits.
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +46,8 @@ from diskreplay.ids import NO_STEP
 Salvaged = Mapping[int, NDArray[np.int64]]
 
 _BLOCK_BYTES = 1 << 20
+# Chunk files of a segment with so many bytes are worth a second thread.
+_SHARED_BYTES = 16 << 20
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
@@ -57,10 +60,11 @@ class _Finished:
     kept: NDArray[np.int64]  # and what is kept behind it, though nothing proves that it is whole
     is_live: bool  # whether its memory is trusted
     checksums: dict[str, int]
-    steps: int = 0
     times: tuple[int, int] | None = None
     blocks: BlockSums = field(default_factory=BlockSums)
-    unproven_steps: int = 0
+    # By chunk.
+    steps: dict[int, int] = field(default_factory=dict)
+    unproven_steps: dict[int, int] = field(default_factory=dict)
 
     @property
     def claimed(self) -> tuple[int, ...] | None:
@@ -68,8 +72,15 @@ class _Finished:
         return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
 
 
-def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged | None = None) -> None:
+def seal_segments(
+    root: Root,
+    infos: Sequence[SegmentInfo],
+    salvaged: Salvaged | None = None,
+    is_waited_for: Callable[[], bool] = lambda: False,
+) -> None:
     """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet.
+
+    ``is_waited_for`` tells whether somebody waits for it by now, who may lend it a second processor meanwhile.
 
     Of one that has to prove its rows, those count that its marks prove, or that ``salvaged`` names by the segment's
     number. What its counters had claimed beyond them is kept in place. Raises StorageFull where there is no room for
@@ -79,7 +90,7 @@ def seal_segments(root: Root, infos: Sequence[SegmentInfo], salvaged: Salvaged |
     """
     root.check_still_there()
     with storage_errors(root.folder):
-        finished = [_finish_files(info, (salvaged or {}).get(info.number)) for info in infos]
+        finished = [_finish_files(info, (salvaged or {}).get(info.number), is_waited_for) for info in infos]
     with _writing_back():
         sync_file_system(root.folder)
         for segment in finished:
@@ -110,7 +121,9 @@ def _writing_back() -> Iterator[None]:
         raise NotWritten(error.errno, error.strerror, error.filename) from error
 
 
-def _finish_files(info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Finished:
+def _finish_files(
+    info: SegmentInfo, salvaged: NDArray[np.int64] | None, is_waited_for: Callable[[], bool]
+) -> _Finished:
     refuse_links(info.path, info.blueprint.paths)
     is_live = shows_live_rows(info)
     if is_live:
@@ -120,9 +133,10 @@ def _finish_files(info: SegmentInfo, salvaged: NDArray[np.int64] | None) -> _Fin
     # All three say the same in the end: any one of them can be restored from another.
     crc = crc32c(rows.tobytes())
     segment = _Finished(info, rows, kept, is_live, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
+    _finish_chunks(segment, is_waited_for)
     for path, document in info.documents():
         if array := info.arrays.get(path):
-            _trim(segment, array)
+            _finish_array(segment, array)
         else:
             name = f"{path}/{layout.METADATA}"
             if not _has_content(f"{info.path}/{name}", document):
@@ -148,13 +162,13 @@ def _write_sealed_beside(segment: _Finished) -> None:
     sealed = dataclasses.replace(
         info,
         sealed=True,
-        steps=segment.steps - info.lost.surplus,
+        steps=sum(segment.steps.values()) - info.lost.surplus,
         checksums=segment.checksums,
         sealed_at=round(time.time(), 3),
         sealed_clock=boot_time(),
         times=segment.times,
         claimed=segment.claimed,
-        unproven_steps=segment.unproven_steps,
+        unproven_steps=sum(segment.unproven_steps.values()),
     )
     document = sealed.own_document()
     write_file(_beside(info), document)
@@ -192,37 +206,64 @@ def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
             os.pwrite(fd, data, (lane * info.chunk_rows[leaf] + at) * nbytes)
 
 
-def _trim(segment: _Finished, array: RowArray) -> None:
-    """Punch out what lies past each lane's rows, delete chunks past the longest lane, and make the shape exact.
+def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> None:
+    """Finish all chunk files: take their checksums and count the steps. Two threads do while somebody waits."""
+    arrays = segment.info.arrays.values()
+    places = [(array, chunk) for array in arrays for chunk in range(_chunk_count(segment, array))]
+    may_share = sum(segment.info.chunk_nbytes(array.path) for array, _ in places) > _SHARED_BYTES
+    left, helper = iter(places), None
 
-    Takes the checksums of what stays, counts the steps, and takes away the permission to write: a chunk that was copied
-    before it was sealed is told from one that was copied afterwards by that.
+    def finish() -> None:
+        for array, chunk in left:
+            _finish_chunk(segment, array, chunk)
+
+    with ThreadPoolExecutor(1, "diskreplay-checksums") as thread:
+        for array, chunk in left:
+            if may_share and helper is None and is_waited_for():
+                with suppress(RuntimeError):  # there are no threads left, or the interpreter is ending
+                    helper = thread.submit(finish)
+            _finish_chunk(segment, array, chunk)
+    if helper is not None:
+        helper.result()
+
+
+def _chunk_count(segment: _Finished, array: RowArray) -> int:
+    return -(-int(segment.kept.max()) // segment.info.chunk_rows[array.path])
+
+
+def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
+    """Punch out what lies past each lane's rows in a chunk, take its checksums, and count the steps by its flags.
+
+    Takes away the permission to write: a chunk that was copied before it was sealed is told from one that was copied
+    afterwards by that. Concurrency: a thread for one chunk, another for another.
     """
-    info, sums = segment.info, segment.checksums
-    per_chunk, longest = info.chunk_rows[array.path], int(segment.rows.max())
-    chunks = -(-int(segment.kept.max()) // per_chunk)
-    for chunk in range(chunks):
-        kept = _rows_inside(segment.kept, chunk, per_chunk)
-        with open_protected(info.chunk_path(array.path, chunk)) as fd:
-            behind = [(lane * per_chunk + count, (lane + 1) * per_chunk) for lane, count in enumerate(kept)]
-            for start, stop in layout.merge_ranges(behind):
-                punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
-            sums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
-            if array.path == layout.DONE:
-                steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
-                segment.steps += steps
-                segment.unproven_steps += _count_in_chunk(fd, kept, per_chunk) - steps
-            protect(fd)
+    info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
+    kept = _rows_inside(segment.kept, chunk, per_chunk)
+    with open_protected(info.chunk_path(array.path, chunk)) as fd:
+        behind = [(lane * per_chunk + count, (lane + 1) * per_chunk) for lane, count in enumerate(kept)]
+        for start, stop in layout.merge_ranges(behind):
+            punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
+        segment.checksums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
+        if array.path == layout.DONE:
+            steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
+            segment.steps[chunk] = steps
+            segment.unproven_steps[chunk] = _count_in_chunk(fd, kept, per_chunk) - steps
+        protect(fd)
+
+
+def _finish_array(segment: _Finished, array: RowArray) -> None:
+    """Delete the chunks past the longest lane of an array, and make its shape exact."""
+    info, longest = segment.info, int(segment.rows.max())
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
     is_exact = _has_content(f"{info.path}/{name}", document)
     # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
     if not (segment.is_live and is_exact):
-        _remove_behind(info, array, chunks)
+        _remove_behind(info, array, _chunk_count(segment, array))
     if not is_exact:
         info.write_rows(array.path, longest)
     note_changed(f"{info.path}/{name}", for_good=True)
-    sums[name] = crc32c(document)
+    segment.checksums[name] = crc32c(document)
 
 
 def _has_content(path: str, document: bytes) -> bool:

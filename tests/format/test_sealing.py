@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import google_crc32c
@@ -11,6 +13,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import sealing
+from diskreplay.store.writing import sealer
 from tests.testing.support import serial_schema
 
 SCHEMA = serial_schema(
@@ -35,6 +38,36 @@ def files(segment):
     """Every file that the format gives a checksum: all but the segment's own zarr.json, its copy, and its lock."""
     found = [file for file in segment.rglob("*") if file.is_file() and file.name not in ("lock", "document")]
     return {str(file.relative_to(segment)): file for file in found if file != segment / "zarr.json"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_two_threads_finish_a_segment_that_somebody_waits_for(tmp_store, monkeypatch, fails):
+    finish, seal, helped = sealing._finish_chunk, sealer.seal_segments, threading.Event()
+
+    def finish_chunk(segment, array, chunk):
+        if threading.current_thread().name.startswith("diskreplay-checksums"):
+            helped.set()
+            if fails:
+                raise OSError(errno.EIO, "the disk is gone")
+        finish(segment, array, chunk)
+        assert helped.wait(60)
+
+    monkeypatch.setattr(sealing, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(
+        sealer, "seal_segments", lambda root, infos, is_waited_for: seal(root, infos, None, lambda: True)
+    )
+    with dr.create(tmp_store, SCHEMA, chunk_bytes=4096) as store:
+        writer = store.writer()
+        write(writer, 50)
+        with monkeypatch.context() as patch:
+            patch.setattr(sealing, "_finish_chunk", finish_chunk)
+            with pytest.raises(OSError, match="the disk is gone") if fails else nullcontext():
+                writer.close()
+    with dr.open(tmp_store, "a") as store:
+        assert helped.is_set()
+        assert store.verify(deep=True) == []
+        (segment,) = store.info()["segments"]
+        assert (segment["steps"], segment["state"]) == (50, "sealed")
 
 
 @pytest.mark.parametrize("segment_steps", [None, 20, "episode"])

@@ -15,6 +15,7 @@ from gymnasium import spaces  # noqa: E402
 from minari.data_collector import EpisodeBuffer  # noqa: E402
 
 from diskreplay.interop.exchange.importing import import_notes  # noqa: E402
+from diskreplay.interop.exchange.side_folder import replace_file  # noqa: E402
 from diskreplay.interop.minari import (  # noqa: E402
     export_dataset,
     import_dataset,
@@ -240,20 +241,21 @@ def test_names_are_in_the_folder_of_minari(home: Path, tmp_path: Path) -> None:
         export_dataset(tmp_path / "store", "mine/walk-v3")
 
 
-@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
 def test_an_interrupted_export_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: Any) -> None:
     monkeypatch.setattr(adapter, "_WAITING_EPISODES", 2)
     store = make_store(tmp_path / "store", "nested", EPISODES * 2)
-    update, calls = adapter.MinariStorage.update_metadata, iter(range(100))
+    calls = iter(range(100))
 
-    def fail(storage: Any, metadata: dict[str, Any]) -> None:
-        if "total_episodes" in metadata and next(calls) == 3:
+    def fail(path: Path, data: bytes) -> None:
+        if next(calls) == 3:
             raise OSError("the disk is gone")
-        update(storage, metadata)
+        replace_file(path, data)
 
-    monkeypatch.setattr(adapter.MinariStorage, "update_metadata", fail)
-    with pytest.raises(OSError, match="gone"):
-        export_dataset(store, tmp_path / "set", data_format=data_format)
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "replace_file", fail)
+        with pytest.raises(OSError, match="gone"):
+            export_dataset(store, tmp_path / "set", data_format=data_format)
     with pytest.raises(dr.StoreNotFound, match="there is no data set of Minari at"):
         import_dataset(tmp_path / "set", tmp_path / "back")
     done = export_dataset(store, tmp_path / "set", data_format=data_format)
@@ -276,6 +278,19 @@ def test_an_export_that_was_killed_in_the_middle_of_a_write_begins_anew(tmp_path
     assert export_dataset(store, tmp_path / "set").resumed == 0
     import_dataset(tmp_path / "set", tmp_path / "back")
     assert content(tmp_path / "back") == content(store)
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_a_file_that_is_damaged_or_missing_is_named(tmp_path: Path, data_format: Any) -> None:
+    store = make_store(tmp_path / "store", "vectors", PLAIN)
+    export_dataset(store, tmp_path / "set", data_format=data_format)
+    (file,) = (tmp_path / "set/data/1").glob(f"*.{data_format}")
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(dr.FormatError, match="set/data/1 cannot be read: "):
+        import_dataset(tmp_path / "set", tmp_path / "back")
+    file.unlink()
+    with pytest.raises(dr.FormatError, match="set/data/1 cannot be read: "):
+        import_dataset(tmp_path / "set", tmp_path / "back")
 
 
 def test_what_cannot_be_imported_is_said(home: Path, tmp_path: Path) -> None:

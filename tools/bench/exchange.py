@@ -99,9 +99,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"Vectors: {size.vectors} episodes of {size.vector_steps} steps, 17 float64 and 6 float32; images: "
             f"{size.images} of {size.image_steps}, 64x64x3 uint8.",
-            "To read is to have the arrays of each episode in turn. An import reads, appends to a new store and seals "
-            "it, with checksums; beside it the library reads, and numpy.save writes each array to a file of its own. "
-            "An export reads a store; the library writes the same episodes from memory.",
+            "To read is to have the arrays of each episode in turn; ours of Arrow are mapped. An import reads, appends "
+            "to a new store and seals it, with checksums; beside it the library reads, and numpy.save writes each "
+            "array to a file of its own. An export reads a store; the library writes the same episodes from memory.",
             "Images are not JPEG: neither here nor there.",
         ],
     )

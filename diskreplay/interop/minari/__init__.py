@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diskreplay import FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, EpisodeData, Json
@@ -21,17 +21,15 @@ from diskreplay.interop.exchange.importing import Imported, Progress, Source, im
 from diskreplay.interop.exchange.side_folder import find_side
 from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.exchange.write_behind import WriteBehind
+from diskreplay.interop.minari.arrow_files import INFOS
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, Layout, derive
-from diskreplay.interop.minari.reading import INFOS, read_episodes
-from diskreplay.interop.minari.spaces import AnySpace, without_texts
+from diskreplay.interop.minari.reading import read_episodes
+from diskreplay.interop.minari.spaces import with_one_bound, without_texts
 from diskreplay.interop.minari.writing import DATA_SET_ID, NAME, DataFormat, DataSet
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     from minari.dataset.minari_storage import MinariStorage
     from minari.serialization import deserialize_space, serialize_space
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -71,24 +69,25 @@ def open_source(source: str | PathLike[str]) -> Source:
     with _errors(folder):
         storage = MinariStorage.read(folder)
         metadata = MinariStorage.read_raw_metadata(folder)
-        if not storage.total_episodes:
+        # A storage reads all of the metadata for each number, and the bounds of images are long.
+        episodes, steps = metadata["total_episodes"], metadata["total_steps"]
+        if not episodes:
             raise FormatError(f"{folder} has no episodes")
     texts = without_texts(storage.observation_space, "obs")[1]
     side = find_side(folder.parent if folder.name == "data" else folder)
     if side is None:
         with _errors(folder):
-            first = next(read_episodes(storage, 0))
+            first = next(read_episodes(storage, 0, 1))
         layout = derive(storage.observation_space, storage.action_space, first)
     else:
         layout = Layout.of(side.schema, texts)
 
     def read(first: int) -> Iterator[EpisodeData]:
         with _errors(folder):
-            for raw in read_episodes(storage, first):
+            for raw in read_episodes(storage, first, episodes):
                 yield layout.episode(raw)
 
-    counts = storage.total_episodes, storage.total_steps
-    return Source(NAME, str(folder), layout.schema, *counts, read, metadata, side)
+    return Source(NAME, str(folder), layout.schema, episodes, steps, read, metadata, side)
 
 
 def export_dataset(
@@ -210,11 +209,13 @@ def _is_seed(leaf: Any) -> bool:
 
 def _is_derived(schema: Schema, data_format: str) -> bool:
     """Whether an import without a side folder would make this schema again."""
-    trees: Sequence[tuple[Any, AnySpace]] = [(tree, space_of(tree)) for tree in (schema.obs, schema.action)]
-    read = [deserialize_space(serialize_space(space)) for _, space in trees]
-    from_spaces = Schema.from_spaces(*read)
+    own: list[Any] = [space_of(tree) for tree in (schema.obs, schema.action)]
+    brief = [with_one_bound(space) for space in own]
+    read: list[Any] = [deserialize_space(serialize_space(space)) for space in brief]
+    from_spaces = Schema.from_spaces(own[0], own[1])
     return (
         (from_spaces.obs, from_spaces.action) == (schema.obs, schema.action)
+        and Schema.from_spaces(read[0], read[1]) == Schema.from_spaces(brief[0], brief[1])
         and schema.extra.keys() <= {INFOS}
         and schema.episode.keys() <= {SEED, RESET_INFOS}
         and all(leaf.space is None for path, leaf in schema.leaves.items() if path.split("/")[0] in (EXTRA, FIELDS))

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
-from diskreplay.interop.minari.reading import ENDS, INFOS, METADATA, Raw
+from diskreplay.interop.minari.arrow_files import ENDS, INFOS, Raw
+from diskreplay.interop.minari.reading import METADATA
 from diskreplay.interop.minari.spaces import AnySpace, without_texts
 from diskreplay.interop.minari.values import flat, from_json, nest, to_json
 
@@ -123,8 +124,6 @@ class Layout:
                 if reset is None and (in_arrow or not path.startswith(f"{EXTRA}/{INFOS}/")):
                     reset = np.zeros(rows.shape[1:], rows.dtype)
                 infos[name] = rows if reset is None else np.concatenate([np.asarray(reset)[None], rows])
-        if in_arrow:  # of an array of one axis Minari writes what it cannot read
-            infos = {name: list(rows) if np.ndim(rows) == 1 else rows for name, rows in infos.items()}
         observations = episode.tree(schema, OBS)
         if texts := notes.get(_TEXTS):
             observations = nest(flat(observations) | {path: from_json(value) for path, value in texts.items()})

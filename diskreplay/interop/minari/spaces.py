@@ -8,7 +8,7 @@ from diskreplay import MissingExtra, SchemaError
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     from gymnasium import Space, spaces
 
-__all__ = ["without_texts"]
+__all__ = ["with_one_bound", "without_texts"]
 
 AnySpace = Space[Any]
 
@@ -39,3 +39,18 @@ def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[st
         if rest is not None:
             kept[key] = rest
     return (spaces.Dict(kept) if kept else None), texts
+
+
+def with_one_bound(space: AnySpace) -> AnySpace:
+    """Return a space of whose boxes only the first number is left.
+
+    What Minari's JSON keeps of a space it keeps of this one, without the many thousand bounds of an image.
+    """
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([with_one_bound(inner) for inner in space.spaces])
+    if isinstance(space, spaces.Box):
+        low, high = (bounds.reshape(-1)[:1] for bounds in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype.type)
+    return space

@@ -1,5 +1,6 @@
 """Writing episodes to a data set of Minari, some at a time, so that an interrupted export goes on."""
 
+import json
 import os
 import re
 import shutil
@@ -7,13 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from diskreplay import MissingExtra, Schema
 from diskreplay.interop.exchange.episode_data import ACTION, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.side_folder import replace_file
 from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.exchange.write_behind import WriteBehind
-from diskreplay.interop.minari.episodes import Layout
+from diskreplay.interop.minari.arrow_files import Raw, write_file
+from diskreplay.interop.minari.episodes import SEED, Layout
+from diskreplay.interop.minari.reading import METADATA
 from diskreplay.interop.minari.spaces import AnySpace, without_texts
 from diskreplay.interop.minari.values import flat
 
@@ -59,8 +64,8 @@ class DataSet:
             self._draft, observation_space, action_space, data_format=data_format, jpeg_encoding=False
         )
         self.episodes: int = self._storage.total_episodes
-        self._waiting: list[EpisodeBuffer] = []
-        self._beyond: list[dict[str, Any]] = []
+        self._steps: int = self._storage.total_steps
+        self._waiting: list[Raw] = []
         self._bytes = 0
 
     def _spaces(self) -> tuple[AnySpace, AnySpace]:
@@ -81,9 +86,7 @@ class DataSet:
 
     def add(self, episode: EpisodeData) -> None:
         """Append an episode."""
-        raw = self._layout.raw(episode, in_arrow=self._in_arrow)
-        self._beyond.append(raw.pop("metadata"))
-        self._waiting.append(EpisodeBuffer(**raw))
+        self._waiting.append(self._layout.raw(episode, in_arrow=self._in_arrow))
         self._bytes += sum(rows.nbytes for rows in episode.steps.values())
         self.episodes += 1
         if self._bytes > _WAITING_BYTES or len(self._waiting) == _WAITING_EPISODES:
@@ -91,17 +94,29 @@ class DataSet:
 
     def _begin_write(self) -> None:
         if self._waiting:
-            self._behind.begin(partial(self._write, self.episodes, self._waiting, self._beyond))
-        self._waiting, self._beyond, self._bytes = [], [], 0
+            self._behind.begin(partial(self._write, self.episodes - len(self._waiting), self._waiting))
+        self._waiting, self._bytes = [], 0
 
-    def _write(self, stop: int, episodes: list[EpisodeBuffer], beyond: list[dict[str, Any]]) -> None:
-        """Write episodes up to the one before number ``stop``, and what Minari keeps of each beyond its arrays."""
-        self._storage.update_episodes(episodes)
-        for number, values in enumerate(beyond, stop - len(beyond)):
-            if values:
-                known = flat(values) if self._storage.FORMAT == "hdf5" else values
-                self._storage.update_episode_metadata([known], [number])
-        replace_file(self._draft / _WRITTEN, f"{stop} {self._storage.total_steps}".encode())
+    def _write(self, first: int, episodes: list[Raw]) -> None:
+        """Write episodes from number ``first`` on, with what Minari keeps of each beyond its arrays."""
+        beyond = [episode.pop(METADATA) for episode in episodes]
+        if self._in_arrow:
+            for number, (episode, values) in enumerate(zip(episodes, beyond, strict=True), first):
+                self._write_arrow(number, episode, values)
+        else:
+            self._storage.update_episodes([EpisodeBuffer(**episode) for episode in episodes])
+            for number, values in enumerate(beyond, first):
+                if values:
+                    self._storage.update_episode_metadata([flat(values)], [number])
+        self._steps += sum(len(episode["rewards"]) for episode in episodes)
+        replace_file(self._draft / _WRITTEN, f"{first + len(episodes)} {self._steps}".encode())
+
+    def _write_arrow(self, number: int, episode: Raw, beyond: dict[str, Any]) -> None:
+        storage, folder = self._storage, self._draft / str(number)
+        write_file(folder, storage.FORMAT, storage.observation_space, storage.action_space, episode)
+        known = {name: episode[name] for name in (SEED, "options") if episode[name] is not None}
+        metadata = {"id": number, "total_steps": len(episode["rewards"]), **known, **beyond}
+        (folder / "metadata.json").write_text(json.dumps(metadata, default=np.ndarray.tolist))
 
     def finish(self) -> None:
         """Complete the data set, and give it its place."""
@@ -112,6 +127,7 @@ class DataSet:
         if self._noted and not self._metadata:
             kept["diskreplay"] = self._noted
         kept |= {"dataset_id": self._name_of(), "minari_version": minari.__version__}
+        kept |= {"total_episodes": self.episodes, "total_steps": self._steps, "dataset_size": self._storage.get_size()}
         (self._draft / _WRITTEN).unlink(missing_ok=True)
         self._storage.update_metadata(kept)
         os.rename(self._draft, self._plan.path / "data")

@@ -157,7 +157,7 @@ class Sealer:
             if (publish_delayed := self._delayed.get(info.number)) is not None:
                 publish_delayed()
                 del self._delayed[info.number]
-        seal_segments(self._root, infos)
+        seal_segments(self._root, infos, is_waited_for=lambda: self._seals_at_once)
 
     def _run(self) -> None:
         """Seal until nothing is waiting, unless another thread does so."""

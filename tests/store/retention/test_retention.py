@@ -327,7 +327,7 @@ def test_what_there_was_no_room_to_count_as_evicted_leaves_when_there_is(tmp_sto
 def test_a_segment_that_there_was_no_room_to_seal_is_no_error_when_there_is(tmp_store, monkeypatch):
     refused = threading.Event()
 
-    def seal_segments(root, infos):
+    def seal_segments(root, infos, is_waited_for):
         refused.set()
         raise StorageFull(errno.ENOSPC, "no room")
 
