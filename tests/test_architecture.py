@@ -73,7 +73,7 @@ LIBRARIES = {
     "fcntl": {"format.cloning", "format.locks", "format.volume"},
     "crc32c": {"format", "interop.rlds.records", "verify", "store.repair.repair_documents"},
     "numba": {"kernels"},
-    "torch": {"loading", "buffers", "cli", "interop.torch", "interop.torchrl", "interop.tianshou"},
+    "torch": {"loading", "buffers", "cli", "interop.sb3", "interop.torch", "interop.torchrl", "interop.tianshou"},
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},

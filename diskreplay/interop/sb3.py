@@ -2,11 +2,13 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +17,13 @@ import diskreplay as dr
 from diskreplay.closing import Kept, check_open, closes
 
 with dr.MissingExtra.raised_for("a buffer of Stable-Baselines3", "sb3"):
+    import torch
     from gymnasium import spaces
     from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
     from stable_baselines3.common.vec_env import VecEnv, VecNormalize
     from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
     from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["DiskDictReplayBuffer", "DiskHerReplayBuffer", "DiskReplayBuffer"]
 
@@ -103,7 +103,7 @@ class DiskReplayBuffer(ReplayBuffer):
         buffer_size: int,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
-        device: "torch.device | str" = "auto",
+        device: torch.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = True,
         handle_timeout_termination: bool = True,
@@ -125,7 +125,12 @@ class DiskReplayBuffer(ReplayBuffer):
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
         self._action_shape = (n_envs, *(action_space.shape or ()))
-        self._no_timeouts = [False] * n_envs
+        self._obs_shape = (
+            {key: (n_envs, *(part.shape or ())) for key, part in observation_space.items()}
+            if isinstance(observation_space, spaces.Dict)
+            else (n_envs, *(observation_space.shape or ()))
+        )
+        self._no_timeouts = np.zeros(n_envs, np.bool_)
         self._begin()
         self._restore()
 
@@ -149,9 +154,6 @@ class DiskReplayBuffer(ReplayBuffer):
         self.pos, self.full = 0, False
         self._ids: Ints = np.full(shape, -1, np.int64)
         self.rewards, self.dones, self.timeouts = np.zeros((3, *shape), np.float32)
-        # The bytes of the observations that come next, leaf by leaf, and where an episode goes on with them.
-        self._expected: list[bytes] = []
-        self._going_on: Bools = np.zeros(self.n_envs, np.bool_)
         self._last: tuple[Ints, dr.Batch] | None = None
         self._unseen = 0  # positions that were added since the sampler looked for new steps
 
@@ -173,7 +175,7 @@ class DiskReplayBuffer(ReplayBuffer):
                 f"the store at {path} keeps {capacity} steps, fewer than buffer_size={self._capacity}: give it a new "
                 f'path, or change it with diskreplay.open(path, "a").resize(capacity={self._capacity})'
             )
-        self._sampler = self._sampler_of(dr.Transitions(n_step=1))
+        self._sampler = self._sampler_of(_Steps())
 
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
@@ -183,6 +185,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return sampler
 
     def _opened_writer(self) -> dr.Writer | dr.VectorWriter:
+        check_open(self, self._close)
         if self._store is None:
             folder = tempfile.mkdtemp(prefix="diskreplay-") if self._path is None else None
             self._open(self._path or Path(str(folder)) / "store", False, folder)
@@ -192,6 +195,7 @@ class DiskReplayBuffer(ReplayBuffer):
         else:
             writer = self._store.writer(self.n_envs, durability=self._durability)
         writer.leave_at_exit()
+        writer.tell_of_cuts(self._note_cut)
         self._kept.append(writer)
         self._writer = writer
         return writer
@@ -303,72 +307,89 @@ class DiskReplayBuffer(ReplayBuffer):
         StorageFull
             There is no room; nothing was added.
         """
-        check_open(self, self._close)
-        writer = self._writer or self._opened_writer()
-        obs, next_obs = self._by_environment(obs), self._by_environment(next_obs)
-        action = np.asarray(action).reshape(self._action_shape)
-        reward, ended = np.asarray(reward).reshape(self.n_envs), np.asarray(done, np.bool_).reshape(self.n_envs)
-        timeouts = self._no_timeouts
-        if self.handle_timeout_termination:
-            timeouts = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
-        if self._expected != _bytes(obs) and self._going_on.any():
-            self._cut(self._interrupted(obs))
-        pos = self.pos
-        if isinstance(writer, dr.VectorWriter):
-            timeout = np.array(timeouts)
-            cuts = ended & timeout
-            writer.append(obs, action, reward, ended ^ cuts, cuts, next_obs)
-            self._ids[pos], self.timeouts[pos] = writer.last_ids, timeout
-        else:
-            # A lone environment's writer takes a tenth of the time.
-            ends, (cuts,) = bool(ended[0]), timeouts
-            writer.append(_first(obs), action[0], reward[0], ends and not cuts, ends and cuts, _first(next_obs))
-            self._ids[pos, 0], self.timeouts[pos, 0] = writer.last_id, cuts
-        self._expected, self._going_on = _bytes(next_obs), ~ended
-        self.rewards[pos], self.dones[pos] = reward, ended
+        writer, pos = self._writer or self._opened_writer(), self.pos
+        action = action.reshape(self._action_shape)
+        try:
+            if isinstance(writer, dr.VectorWriter):
+                self._add_to_lanes(writer, obs, next_obs, action, reward, done, infos)
+            else:
+                # A lone environment's writer takes a tenth of the time.
+                ends, now, then = bool(done[0]), self._first(obs), self._first(next_obs)
+                cuts = self.handle_timeout_termination and bool(infos[0].get("TimeLimit.truncated", False))
+                writer.append(now, action[0], reward[0], ends and not cuts, ends and cuts, then)
+                self._ids[pos, 0], self.rewards[pos, 0] = writer.last_id, reward[0]
+                if ends or cuts or self.full:
+                    self.dones[pos, 0], self.timeouts[pos, 0] = ends, cuts
+        except dr.Closed:
+            check_open(self, self._close)
+            raise
         self._unseen += 1
         self.pos = pos + 1
         if self.pos == self.buffer_size:
             self.pos, self.full = 0, True
 
-    def _by_environment(self, obs: Any) -> Any:
+    def _add_to_lanes(
+        self,
+        writer: dr.VectorWriter,
+        obs: Any,
+        next_obs: Any,
+        action: Array,
+        reward: Array,
+        done: Array,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        ended, timeouts = np.asarray(done, np.bool_), self._no_timeouts
+        if self.handle_timeout_termination:
+            timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
+        cuts = ended & timeouts
+        writer.append(self._by_lane(obs), action, reward, ended ^ cuts, cuts, self._by_lane(next_obs))
+        pos = self.pos
+        self._ids[pos], self.rewards[pos] = writer.last_ids, reward
+        self.dones[pos], self.timeouts[pos] = ended, timeouts
+
+    def _by_lane(self, obs: Any) -> Any:
         """Return observations with a leading axis of the environments, in the shape of the space."""
-        space = self.observation_space
-        if isinstance(space, spaces.Dict):
-            return {key: _with_lanes(part, obs[key], self.n_envs) for key, part in space.items()}
-        return _with_lanes(space, obs, self.n_envs)
+        shape = self._obs_shape
+        if isinstance(shape, dict):
+            return {key: _with_lanes(obs[key], each) for key, each in shape.items()}
+        return _with_lanes(obs, shape)
 
-    def _interrupted(self, obs: Any) -> Bools:
-        """Tell in which environments an episode should go on, with another observation than it does."""
-        differs = np.zeros(self.n_envs, np.bool_)
-        for leaf, expected in zip(_bytes(obs), self._expected, strict=True):
-            now, then = (np.frombuffer(x, np.uint8).reshape(self.n_envs, -1) for x in (leaf, expected))
-            differs |= (now != then).any(1) if now.shape == then.shape else True
-        return differs & self._going_on
+    def _first(self, obs: Any) -> Any:
+        """Return the observation of the only environment."""
+        if type(obs) is np.ndarray and obs.shape == self._obs_shape:
+            return obs[0]
+        obs = self._by_lane(obs)
+        return {key: leaf[0] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[0]
 
-    def _cut(self, where: Bools) -> None:
-        """End the episodes of some environments after their newest steps, as truncated ones."""
-        if isinstance(self._writer, dr.VectorWriter):
-            self._writer.end_episode(mask=where)
-        elif self._writer is not None and where.any():
-            self._writer.end_episode()
-        self.dones[self.pos - 1, where] = self.timeouts[self.pos - 1, where] = True
-        self._going_on = self._going_on & ~where
+    def _note_cut(self, lane: int) -> None:
+        """Note that an episode ends after its newest step, as a truncated one."""
+        self.dones[self.pos - 1, lane] = self.timeouts[self.pos - 1, lane] = True
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw steps, as `ReplayBuffer.sample` does; `env` normalizes observations and rewards."""
-        check_open(self, self._close)
-        return super(ReplayBuffer, self).sample(batch_size, env)
+        try:
+            return super(ReplayBuffer, self).sample(batch_size, env)
+        except ValueError:
+            check_open(self, self._close)
+            raise
 
     def _get_samples(self, batch_inds: Ints, env: VecNormalize | None = None) -> Any:
         if self.n_steps > 1:
             return NStepReplayBuffer._get_samples(cast(NStepReplayBuffer, self), batch_inds, env)
         env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
-        if self._unseen and ((self.pos - 1 - batch_inds) % self.buffer_size < self._unseen).any():
+        if self._unseen and self._some_unseen(batch_inds):
             self._see()
-        return self._shown(self._sampler.gather(self._ids[batch_inds, env_indices]), env)
+        at = batch_inds if self.n_envs == 1 else batch_inds * self.n_envs + env_indices
+        return self._shown(self._sampler.gather(self._ids.reshape(-1).take(at)), env)
+
+    def _some_unseen(self, positions: Ints) -> bool:
+        """Tell whether any of these positions was added since the sampler looked for new steps."""
+        oldest = self.pos - self._unseen
+        if not self.full:
+            return bool(positions.max() >= oldest)
+        return bool(((positions - oldest) % self.buffer_size < self._unseen).any())
 
     def _see(self) -> None:
         """Look for the steps that were added."""
@@ -377,14 +398,9 @@ class DiskReplayBuffer(ReplayBuffer):
         self._unseen = 0
 
     def _shown(self, batch: dr.Batch, env: VecNormalize | None) -> Any:
-        """Return a batch as Stable-Baselines3 has it, normalized where it is to be."""
-        obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"].view(-1, 1)
-        action, done = batch["action"].view(-1, self.action_dim), batch["terminated"].view(-1, 1).float()
-        shape: Any = self.obs_shape
-        if isinstance(obs, dict):
-            obs, next_obs = ({key: x.view(-1, *shape[key]) for key, x in each.items()} for each in (obs, next_obs))
-        else:
-            obs, next_obs = obs.view(-1, *shape), next_obs.view(-1, *shape)
+        """Return a batch of `_Steps` as Stable-Baselines3 has it, normalized where it is to be."""
+        obs, next_obs, action, reward = batch["obs"], batch["next_obs"], batch["action"], batch["reward"]
+        done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))  # in half of torch's time
         if env is not None:
             obs, next_obs = [_mapped(self.to_torch, env.normalize_obs(_mapped(np.asarray, x))) for x in (obs, next_obs)]
             reward = self.to_torch(self._normalize_reward(reward.numpy(), env))
@@ -424,6 +440,19 @@ class DiskReplayBuffer(ReplayBuffer):
         if isinstance(self.obs_shape, dict):
             return {key: Column(self, f"{name}/{key}", shape) for key, shape in self.obs_shape.items()}
         return Column(self, name, self.obs_shape)
+
+
+class _Steps(dr.Transitions):
+    """Transitions of one step in the shapes of Stable-Baselines3: scalars have an axis, actions have one."""
+
+    def reader(self, schema: dr.Schema, fields: Sequence[str] | None = None) -> Any:
+        """Bind the view to a schema."""
+        reader = super().reader(schema, fields)
+        reader.leaves = [
+            replace(leaf, shape=(prod(leaf.shape),) if leaf.path[0] == "action" else leaf.shape or (1,))
+            for leaf in reader.leaves
+        ]
+        return reader
 
 
 class Column:
@@ -493,7 +522,7 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):  # type: ignore[
                 return super().sample(batch_size, env)
             if self._store is None:
                 raise dr.NotEnoughData("the buffer has 0 steps, and a batch needs one episode that has ended")
-            self._relabelled = self._sampler_of(dr.Transitions(n_step=1, relabel=hindsight), np.random.randint(1 << 31))
+            self._relabelled = self._sampler_of(_Steps(relabel=hindsight), np.random.randint(1 << 31))
         return self._shown(self._relabelled.sample(batch_size), env)
 
 
@@ -527,7 +556,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):  # type: ignor
         observation_space: spaces.Dict,
         action_space: spaces.Space[Any],
         env: VecEnv,
-        device: "torch.device | str" = "auto",
+        device: torch.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = True,
         handle_timeout_termination: bool = True,
@@ -566,7 +595,10 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):  # type: ignor
 
     def truncate_last_trajectory(self) -> None:
         """Cut the open episodes; those of a buffer that was loaded are."""
-        self._cut(self._going_on)
+        if self._writer is not None:
+            self._writer.end_episode()
+            for lane in np.flatnonzero(self.dones[self.pos - 1] == 0).tolist():
+                self._note_cut(lane)
 
 
 def _reward(env: VecEnv, achieved: Array, desired: Array) -> Any:
@@ -582,24 +614,14 @@ def _field(space: spaces.Space[Any]) -> dr.Field:
     return dr.Field(space.shape, space.dtype)
 
 
-def _with_lanes(space: spaces.Space[Any], value: Any, count: int) -> Array:
+def _with_lanes(value: Any, shape: tuple[int, ...]) -> Array:
     """Return one space's values with a leading axis of the environments, which a lone one may leave out."""
-    array, shape = np.asarray(value), space.shape or ()
-    if not shape or (count == 1 and array.shape == shape):
-        return array.reshape(count, *shape)
+    array = np.asarray(value)
+    if len(shape) == 1 or (1, *array.shape) == shape:
+        return array.reshape(shape)
     return array
-
-
-def _bytes(obs: Any) -> list[bytes]:
-    """Return the bytes of observations, leaf by leaf."""
-    return [leaf.tobytes() for leaf in obs.values()] if isinstance(obs, dict) else [obs.tobytes()]
 
 
 def _mapped(f: Callable[[Any], Any], obs: Any) -> Any:
     """Return what a function makes of observations, leaf by leaf."""
     return {key: f(leaf) for key, leaf in obs.items()} if isinstance(obs, dict) else f(obs)
-
-
-def _first(obs: Any) -> Any:
-    """Return the observation of the first environment."""
-    return {key: leaf[0] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[0]

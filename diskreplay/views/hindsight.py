@@ -225,7 +225,7 @@ class HindsightReader(Reader):
             frames = (1,) * (shown.ndim - goals.ndim)
             shown[items] = goals.reshape(len(items), *frames, *self._goal.shape)
         if self._reward >= 0:
-            block.arrays[self._reward][items] = self._returns(snapshot, windows, k, goals)
+            block.arrays[self._reward].reshape(-1)[items] = self._returns(snapshot, windows, k, goals)
 
     def _returns(self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]) -> NDArray[np.float32]:
         """Return the n-step returns under these goals."""

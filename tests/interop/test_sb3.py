@@ -636,17 +636,19 @@ def test_a_temporary_folder_goes_with_the_buffer_and_cannot_be_pickled(made):
     assert batch.observations.shape == (4, 3)
 
 
-def test_an_observation_that_does_not_go_on_cuts_the_episode_without_a_word(made):
-    buffer = made(DiskReplayBuffer, 90, *SPACES_OF_BOX, n_envs=2, n_steps=3)
-    stream = Stream(*SPACES_OF_BOX, 2, end=0.0)
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_an_observation_that_does_not_go_on_cuts_the_episode_without_a_word(made, n_envs):
+    buffer = made(DiskReplayBuffer, 45 * n_envs, *SPACES_OF_BOX, n_envs=n_envs, n_steps=3)
+    stream = Stream(*SPACES_OF_BOX, n_envs, end=0.0)
     for t in range(30):
         if t in (10, 20):
             stream.obs[0] = stream.some(stream.obs_space)[0]  # as by a reset
         buffer.add(*stream.step())
     buffer.store.refresh()
-    assert sorted((len(e), e.cut) for e in buffer.store.episodes) == [(10, False), (10, True), (10, True), (30, False)]
+    cut, whole = [(10, False), (10, True), (10, True)], [(30, False)] * (n_envs - 1)
+    assert sorted((len(episode), episode.cut) for episode in buffer.store.episodes) == cut + whole
     assert np.flatnonzero(buffer.dones[:, 0] * buffer.timeouts[:, 0]).tolist() == [9, 19]
-    assert not buffer.dones[:, 1].any()
+    assert not buffer.dones[:, 1:].any()
     assert not buffer.sample(100).dones.any()
 
 

@@ -296,6 +296,13 @@ class BaseWriter:
         finally:
             self._on_close(self)
 
+    def tell_of_cuts(self, tell: Callable[[int], None]) -> None:
+        """Call a method with the number of each lane whose episode is cut where an observation does not continue it.
+
+        It is called before the step is written, and in place of the warning. Its object is referred to weakly.
+        """
+        self._episode_writer.tell_of_cuts(weakref.WeakMethod(tell))
+
     def leave_at_exit(self) -> None:
         """Leave it to whoever owns this writer to close it when the interpreter ends."""
         self._dropped.atexit = False

@@ -5,7 +5,7 @@ only the disk can refuse it, and nothing can once it is published. A step's valu
 observations and arrays, a number for other scalars.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,6 +60,7 @@ class EpisodeWriter:
         self._sealer = sealer
         self.explain = root.explain
         self._warned = False
+        self._told_of_cuts: Callable[[], Callable[[int], None] | None] = lambda: None
         self.now = 0
         self.lanes: list[Lane] = [Lane(i) for i in range(lanes)]
         self.rotation = Rotation(root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None))
@@ -229,7 +230,9 @@ class EpisodeWriter:
         if lane.open:
             self._cut_if_needed(lane, items)
         if not lane.open:
-            lane.continues = lane.continues and _continues(items, lane.resumes_at)
+            if lane.continues and not _continues(items, lane.resumes_at):
+                lane.continues = False
+                self._note_discontinuity(lane)
             changes = self.rotation.changes
             self.rotation.assign_segment(lane, rows if whole else 1)
             if self.rotation.changes != changes:
@@ -267,7 +270,7 @@ class EpisodeWriter:
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
         """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
         if lane.open and final is not None and not _continues(final, lane.pending):
-            self._warn_of_discontinuity()
+            self._note_discontinuity(lane)
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
             warn_caller(
                 f"the episode of lane {lane.number} had been cut already, as the lane did not append while others "
@@ -276,9 +279,15 @@ class EpisodeWriter:
             )
         self.cut(lane, final, episode, marked=True)
 
-    def _warn_of_discontinuity(self) -> None:
-        """Warn, once, that an observation did not continue its episode."""
-        if not self._warned:
+    def tell_of_cuts(self, told: Callable[[], Callable[[int], None] | None]) -> None:
+        """Call what ``told`` returns with the number of a lane that an observation does not continue, not to warn."""
+        self._told_of_cuts = told
+
+    def _note_discontinuity(self, lane: Lane) -> None:
+        """Tell, or warn once, that an observation did not continue its episode."""
+        if (tell := self._told_of_cuts()) is not None:
+            tell(lane.number)
+        elif not self._warned:
             self._warned = True
             warn_caller(
                 "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of "
@@ -291,7 +300,7 @@ class EpisodeWriter:
         obs = items[: self.obs_count]
         if not _continues(obs, lane.pending):
             self.cut(lane, None, None)
-            self._warn_of_discontinuity()
+            self._note_discontinuity(lane)
         elif self.rotation.has_to_end(lane.home):
             self.cut(lane, obs, None)
             lane.continues, lane.resumes_at = True, list(obs)

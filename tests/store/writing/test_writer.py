@@ -201,6 +201,28 @@ def test_an_observation_that_does_not_continue_cuts_the_episode_and_warns_once(s
         assert [episode.obs[-1, 0] for episode in store.episodes] == [3, 51, 61]
 
 
+def test_cuts_are_told_to_whoever_wants_to_know_in_place_of_the_warning(store):
+    class Owner:
+        def __init__(self):
+            self.lanes = []
+
+        def note(self, lane):
+            self.lanes.append((lane, store.refresh()))  # with how much is there that was not
+
+    owner = Owner()
+    with store.writer(2) as writer:
+        writer.tell_of_cuts(owner.note)
+        pairs = [np.stack([obs(t), obs(t)]) for t in (0, 1, 2)]
+        rest = {"action": [0, 0], "reward": [1.0, 1.0], "terminated": [False, False], "serial": [0, 1]}
+        writer.append(pairs[0], next_obs=pairs[1], **rest)
+        writer.append(np.stack([obs(1), obs(9)]), next_obs=pairs[2], **rest)
+        assert owner.lanes == [(1, 2)]
+        del owner  # the writer refers to it weakly, and warns again
+        with pytest.warns(UserWarning, match="differs from the next_obs"):
+            writer.append(np.stack([obs(8), obs(2)]), next_obs=pairs[2], **rest)
+        assert sorted(lengths(store)) == [1, 1, 2, 2]
+
+
 def test_info_counts_the_cuts(store):
     with store.writer() as writer:
         append_numbered(writer, range(3), end="open")
