@@ -73,7 +73,11 @@ LIBRARIES = {
     "fcntl": {"format.cloning", "format.locks", "format.volume"},
     "crc32c": {"format", "interop.rlds.records", "verify", "store.repair.repair_documents"},
     "numba": {"kernels"},
-    "torch": {"loading", "buffers", "cli", "interop.sb3", "interop.torch", "interop.torchrl", "interop.tianshou"},
+    "torch": {
+        *("loading", "buffers", "cli", "interop.sb3", "interop.torch", "interop.torchrl", "interop.tianshou"),
+        *("interop.ray.batch_form", "interop.ray.sharded_sampler"),
+    },
+    "ray": {"interop.ray", "interop.ray.ray_calls", "interop.ray.shard_actor"},
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},

@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 USER_EXTRAS = EXTRAS.keys() - {"all", "bench", "docs", "fuzz", "test"}
 # Libraries that take long to install: their tests skip by name.
-LARGE = {"tianshou", "torchrl"}
+LARGE = {"ray", "tianshou", "torchrl"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 # Libraries that are installed by another name.
 DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf"}
@@ -180,6 +180,21 @@ except dr.MissingExtra as error:
     assert run_without([library], code) == (
         f"{what} needs a library that cannot be imported "
         f"(No module named '{library}'): pip install diskreplay[{module}]"
+    )
+
+
+@pytest.mark.slow
+def test_a_store_over_many_machines_says_which_extra_has_its_library() -> None:
+    code = """
+import diskreplay as dr
+try:
+    from diskreplay.interop.ray import ShardedStore
+except dr.MissingExtra as error:
+    print(error)
+"""
+    assert run_without(["ray"], code) == (
+        "a store over many machines needs a library that cannot be imported (No module named 'ray'): "
+        "pip install diskreplay[ray]"
     )
 
 

@@ -31,6 +31,7 @@ TRIED = {
     "sb3": ("diskreplay.interop.sb3", "tests/interop/test_sb3.py"),
     "torchrl": ("diskreplay.interop.torchrl", "tests/interop/test_torchrl.py", "tests/loading/test_tensordicts.py"),
     "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py"),
+    "ray": ("ray", "tests/interop/ray"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
 # Its upper bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.

@@ -1,0 +1,26 @@
+"""One replay over the stores of many machines, on Ray: shards that own them, and a sampler that draws from all."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import diskreplay as dr
+
+if TYPE_CHECKING:
+    from diskreplay.interop.ray.sharded_sampler import ShardedSampler as ShardedSampler
+    from diskreplay.interop.ray.sharded_store import ShardedStore as ShardedStore
+
+__all__ = ["ShardedSampler", "ShardedStore"]
+
+_MODULES = {
+    "ShardedSampler": "diskreplay.interop.ray.sharded_sampler",
+    "ShardedStore": "diskreplay.interop.ray.sharded_store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # When it is used: most of what is below needs no Ray, and is tested without.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with dr.MissingExtra.raised_for("a store over many machines", "ray"):
+        import_module("ray")
+        return getattr(import_module(_MODULES[name]), name)

@@ -1,0 +1,219 @@
+"""Batches drawn from all shards that answer: split by mass, asked for together, and completed without the silent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.interop.ray.batch_form import Form
+from diskreplay.interop.ray.mass_draw import split_batch
+from diskreplay.interop.ray.messages import Part, Reply, Target
+from diskreplay.interop.ray.shard_group import Calls
+from diskreplay.interop.ray.shard_link import Asked, ShardLink
+
+# A mass that is older is asked for, where no batch does.
+MASS_AGE_S = 0.1
+_PAUSE_S = 0.01
+_ATTEMPTS = 100  # each failed one means that a shard was lost, or emptied, while a batch was drawn
+
+
+class Given(NamedTuple):
+    """What one shard gave to a batch; `mass` is what the batch was split by."""
+
+    shard: int
+    mass: float
+    part: Part
+    form: Form | None
+
+
+class Drawn(NamedTuple):
+    """A batch of all shards; `total` is the sum of the masses that it was split by."""
+
+    given: list[Given]
+    total: float
+
+
+@dataclass(eq=False)
+class Round:
+    """Some batches, of which each shard is asked for its parts in one message.
+
+    `counts` has how many items of each batch each shard gives, (batches, shards), drawn by `masses`.
+    """
+
+    masses: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    asked: dict[int, Asked] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
+    next: int = 0
+
+
+class DrawRounds:
+    """Draws batches of a target from shards. Not thread-safe: a sampler, under its lock.
+
+    A shard that does not answer in `deadline_s` is left out, until it answers again; what a batch lacks of it, the
+    others give, by the same masses. So an item of theirs has the probability that it has among them, as if the batch
+    had been split without that shard. If no shard answers, a draw waits `patience_s` for one.
+    """
+
+    def __init__(
+        self, links: Sequence[ShardLink], calls: Calls, target: Target, seed: Any, deadline_s: float, patience_s: float
+    ) -> None:
+        self.links, self._calls, self.target = links, calls, target
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        self._deadline_s, self._patience_s = deadline_s, patience_s
+        self.nbytes = self.redrawn = 0
+        self.seconds_waiting = 0.0
+
+    def poll(self) -> None:
+        """Take answers that are there, join shards again, and ask for masses that are old."""
+        now = monotonic()
+        for link in self.links:
+            link.poll(self.target, self._deadline_s)
+            if link.lost is None and now - link.heard > MASS_AGE_S:
+                link.ask_mass()
+
+    def refresh(self) -> None:
+        """Ask all shards for their masses, and wait."""
+        self.poll()
+        for link in self.links:
+            if link.lost is None:
+                link.ask_mass()
+        until = monotonic() + self._deadline_s
+        while any(link.pinged for link in self.links) and monotonic() < until:
+            sleep(_PAUSE_S / 10)
+            for link in self.links:
+                link.poll(self.target, self._deadline_s)
+
+    def begin(self, sizes: Sequence[int]) -> Round:
+        """Split batches of these sizes, and ask the shards for their parts."""
+        masses = self._masses()
+        found = Round(masses, np.stack([split_batch(self.rng, size, masses) for size in sizes]))
+        self._ask(found)
+        return found
+
+    def _masses(self) -> NDArray[np.float64]:
+        """Return the mass of each shard that answers, not all 0, or raise NotEnoughData."""
+        until = monotonic() + self._patience_s
+        while True:
+            masses = np.array([link.mass for link in self.links])
+            if masses.any():
+                return masses
+            self.refresh()
+            if any(link.mass for link in self.links):
+                continue
+            reasons = [link.lost for link in self.links if link.lost is not None]
+            if len(reasons) < len(self.links):
+                missing = f", and {len(reasons)} more do not answer" if reasons else ""
+                raise dr.NotEnoughData(
+                    f"{len(self.links) - len(reasons)} shards have 0 steps sampleable as {self.target.view}{missing}; "
+                    "1 is needed"
+                )
+            if monotonic() > until:
+                raise dr.ReplayError(f"no shard answers for {self._patience_s:g} s; the first: {reasons[0]}")
+            sleep(_PAUSE_S)
+
+    def _ask(self, found: Round) -> None:
+        for shard in np.flatnonzero(found.counts.any(axis=0)).tolist():
+            link = self.links[shard]
+            if link.lost is None and not (link.local is not None and link.local.draws):
+                found.asked[shard] = link.ask(found.counts[:, shard].tolist())
+
+    def drop(self, found: Round) -> None:
+        """Take the answers to a round that nobody wants any more."""
+        self._collect(found)
+
+    def _collect(self, found: Round) -> None:
+        """Wait for what a round was asked for; shards that are silent for too long are left out."""
+        if not found.asked:
+            return
+        started = monotonic()
+        refs = {asked.ref: shard for shard, asked in found.asked.items()}
+        # One that is silent is waited for once, whatever it was asked meanwhile.
+        lost = [ref for ref, shard in refs.items() if self.links[shard].lost is not None]
+        ready = self._calls.wait(lost, 0.0) if lost else []
+        if len(lost) < len(refs):
+            ready = [*ready, *self._calls.wait([ref for ref in refs if ref not in lost], self._deadline_s)]
+        self.seconds_waiting += monotonic() - started
+        for ref in ready:
+            shard = refs[ref]
+            reply = self.links[shard].take(found.asked[shard])
+            if reply is not None:
+                found.replies[shard] = reply
+                self.nbytes += sum(part.nbytes for part in reply.parts)
+        for ref in refs.keys() - set(ready):
+            link = self.links[refs[ref]]
+            link.lose(f"silent for {self._deadline_s:g} s")
+            link.updates_lost += found.asked[refs[ref]].updated
+        found.asked.clear()
+
+    def next(self, found: Round) -> Drawn:
+        """Return the next batch of a round."""
+        at = found.next
+        found.next += 1
+        self._collect(found)
+        drawn = self._completed(found, at)
+        size = int(found.counts[at].sum())
+        for _ in range(_ATTEMPTS):
+            if drawn is not None:
+                return drawn
+            again = self.begin([size])
+            self._collect(again)
+            drawn = self._completed(again, 0)
+        raise dr.ReplayError(f"shards were lost faster than a batch could be drawn, {_ATTEMPTS} times")
+
+    def _completed(self, found: Round, at: int) -> Drawn | None:
+        """Return a batch of a round; what some shards did not give, the others do. None: draw all of it again."""
+        given = self._given(found, at)
+        gave = {one.shard for one in given}
+        wanted = set(np.flatnonzero(found.counts[at]).tolist())
+        out = [shard for shard in range(len(self.links)) if shard in wanted - gave]
+        masses = found.masses.copy()
+        masses[out] = 0.0
+        rest = int(found.counts[at].sum()) - sum(len(one.part.ids) for one in given)
+        if rest:
+            masses[[link.lost is not None and link.shard not in gave for link in self.links]] = 0.0
+            if not masses.any():
+                return None
+            self.redrawn += rest
+            more = Round(masses, split_batch(self.rng, rest, masses)[None])
+            self._ask(more)
+            self._collect(more)
+            others = self._given(more, 0)
+            if sum(len(one.part.ids) for one in others) < rest:
+                return None
+            given += others
+        return Drawn(sorted(given, key=lambda one: one.shard), float(masses.sum()))
+
+    def _given(self, found: Round, at: int) -> list[Given]:
+        """Return what the shards gave to a batch of a round, all that was wanted of each or nothing."""
+        given = []
+        for shard in np.flatnonzero(found.counts[at]).tolist():
+            part_and_form = self._part(found, at, shard)
+            if part_and_form is not None:
+                given.append(Given(shard, float(found.masses[shard]), *part_and_form))
+        return given
+
+    def _part(self, found: Round, at: int, shard: int) -> tuple[Part, Form | None] | None:
+        link = self.links[shard]
+        if link.local is not None and link.local.draws:
+            try:
+                form, part = link.local.draw(int(found.counts[at, shard]))
+            except dr.NotEnoughData:
+                return None
+            link.hear(part.mass, part.population)
+            return part, form
+        reply = found.replies.get(shard)
+        if reply is None or at >= len(reply.parts):
+            return None
+        part, form = reply.parts[at], reply.form
+        if part.leaves is None and link.local is not None:
+            try:
+                form, leaves = link.local.gather(part.ids)
+            except (dr.InvalidIndex, dr.SegmentGone):  # evicted since it was drawn
+                return None
+            part = part._replace(leaves=leaves)
+        return part, form

@@ -1,0 +1,116 @@
+"""One shard: a store on the disk of its node, and the samplers over it that all trainers share."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.interop.ray.batch_form import Form
+from diskreplay.interop.ray.messages import Joined, Part, Reply, Request, Target
+from diskreplay.interop.ray.priority_saver import PrioritySaver
+from diskreplay.interop.ray.shared_sampler import SharedSampler
+from diskreplay.interop.ray.supported import check_schema
+
+_Found = TypeVar("_Found")
+
+
+class JoinNeeded(dr.ReplayError):
+    """A shard that was restarted, or whose sampler another trainer has changed: the trainer has to join it again."""
+
+
+class Shard:
+    """Draws from its store what trainers ask for; `ShardActor` is the same as an actor. One call at a time.
+
+    It holds one `SharedSampler` for each name, and so one set of priorities for all trainers that use the name. Those
+    are saved in the store, as `samplers/ray-NAME`, at most about `save_s` seconds after they were updated: what an
+    actor that dies had learned since is lost, and nothing else.
+    """
+
+    def __init__(self, path: str, save_s: float = 10.0, node: str = "") -> None:
+        self._path, self._node = path, node
+        self._store: dr.Store | None = None
+        self._shared: dict[str, SharedSampler] = {}
+        self._saver = PrioritySaver(save_s)
+
+    def join(self, name: str, target: Target, run: str, seed: int) -> Joined:
+        """Open the store, and make the sampler of this name, unless that was done before.
+
+        A sampler of the same `run` goes on with the priorities that it saved; one of another run begins anew.
+        ValueError where there is one of this name with another target.
+        """
+        store = self._opened()
+        shared = self._shared.get(name)
+        if shared is None:
+            shared = SharedSampler(store, target, run, seed)
+            self._follow(store, name, shared)
+            self._shared[name] = shared
+        elif (found := shared.difference(target)) is not None:
+            raise ValueError(
+                f"the sampler {name!r} of {self._path} has {found}: give yours another name, or the same arguments"
+            )
+        return Joined(store.uuid, store.schema, self._node, shared.run, shared.version, *shared.mass())
+
+    def _follow(self, store: dr.Store, name: str, shared: SharedSampler) -> None:
+        if shared.prioritized is not None:
+            self._saver.follow(store, f"ray-{name}", shared)
+
+    def _opened(self) -> dr.Store:
+        if self._store is None:
+            store = dr.open(self._path, "a")
+            check_schema(store.schema)
+            self._store = store
+        return self._store
+
+    def draw(self, request: Request) -> Reply:
+        """Take updates, then draw a part of each size."""
+        shared = self._of(request.name, request.version)
+        skipped = sum(shared.update(update) for update in request.updates)
+        parts: list[Part] = []
+        form: Form | None = None
+        try:
+            for size in request.sizes:
+                form, part = shared.draw(size, request.ids_only)
+                parts.append(part)
+        except dr.NotEnoughData:
+            pass  # the trainer sees that parts are missing
+        return Reply(parts, *shared.mass(), skipped, form)
+
+    def gather(self, name: str, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
+        """Return the fields of exactly these ids; InvalidIndex as `Sampler.gather` does."""
+        return self._of(name).gather(ids)
+
+    def set_target(self, name: str, target: Target) -> int:
+        """Draw from now on with another view or distribution, for all trainers; return the sampler's new version."""
+        shared = self._of(name)
+        version = shared.set_target(target)
+        self._follow(self._opened(), name, shared)
+        self._saver.save()  # what is saved has the kind of ids that a restarted shard will ask for
+        return version
+
+    def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:
+        """Return what a function of the sampler of this name returns."""
+        return function(self._of(name).sampler)
+
+    def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
+        """Return what a function of the store returns."""
+        store = self._opened()
+        store.refresh()
+        return function(store)
+
+    def close(self) -> None:
+        """Save what is not saved yet, and close the store."""
+        self._saver.close()
+        for shared in self._shared.values():
+            shared.close()
+        self._shared.clear()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _of(self, name: str, version: int | None = None) -> SharedSampler:
+        shared = self._shared.get(name)
+        if shared is None or (version is not None and version != shared.version):
+            raise JoinNeeded(f"the sampler {name!r} of {self._path} is new or was changed: join it again")
+        return shared

@@ -1,0 +1,103 @@
+"""Some shards and how they are called, whatever carries the calls."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+import diskreplay as dr
+
+_START_S = 120.0  # a process that begins imports torch first
+
+
+class Lost(Exception):
+    """A shard does not answer; the message says why."""
+
+
+class Calls(Protocol):
+    """Carries calls to shards: `actor.method.remote(...)` returns at once, and what it returns is told apart here."""
+
+    def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Return those of some calls that are answered; the rest was not, in so many seconds."""
+        ...
+
+    def answer(self, ref: Any, timeout_s: float) -> Any:
+        """Return what a call returned, or raise what it raised; Lost where there is no answer."""
+        ...
+
+    def node(self) -> str:
+        """Return the id of this process' node."""
+        ...
+
+
+class ShardGroup:
+    """Shards by number: path and address of each, and its actor."""
+
+    calls: Calls
+
+    def __init__(self, places: Sequence[tuple[str, str]], calls: Calls) -> None:
+        self._places, self.calls = list(places), calls
+        self._schema: dr.Schema | None = None
+        self._actors = [self.make_actor(shard) for shard in range(len(self._places))]
+
+    def make_actor(self, shard: int) -> Any:
+        """Return the actor of a shard, a new one if there is none."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_actor")
+
+    def actor(self, shard: int) -> Any:
+        """Return the actor of a shard as it was made last."""
+        if not self._actors:
+            raise dr.Closed("this store is closed; make another")
+        return self._actors[shard]
+
+    def renew(self, shard: int) -> None:
+        """Get the actor of a shard again, which may have been lost for good."""
+        self._actors[shard] = self.make_actor(shard)
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Path and address of each shard, in the order of their numbers."""
+        return list(self._places)
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are."""
+        return len(self._places)
+
+    @property
+    def schema(self) -> dr.Schema:
+        """What a step holds; the first shard is asked once."""
+        if self._schema is None:
+            (self._schema,) = self._asked(lambda store: store.schema, [0])
+        return self._schema
+
+    def __len__(self) -> int:
+        """Return the number of steps in all shards, which are asked."""
+        return sum(self._asked(len, range(self.num_shards)))
+
+    def __bool__(self) -> bool:
+        """Return True, also where there is no step yet."""
+        return True
+
+    def info(self) -> list[dict[str, Any]]:
+        """Return `Store.info()` of each shard's store."""
+        return self._asked(lambda store: store.info(), range(self.num_shards))
+
+    def _asked(self, function: Any, shards: Sequence[int]) -> list[Any]:
+        """Return what a function of the stores of some shards returns; ReplayError where one does not answer."""
+        refs = [self.actor(shard).with_store.remote(function) for shard in shards]
+        try:
+            return [self.calls.answer(ref, _START_S) for ref in refs]
+        except Lost as error:
+            raise dr.ReplayError(f"a shard does not answer: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({[f'{address}:{path}' for path, address in self._places]})"
+
+    def close(self) -> None:
+        """Release the shards."""
+        self._actors.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

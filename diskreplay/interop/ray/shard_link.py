@@ -1,0 +1,229 @@
+"""What a trainer knows of one shard: whether it answers, and its mass; and how it asks."""
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.interop.ray.batch_form import Form
+from diskreplay.interop.ray.local_shard import LocalShard
+from diskreplay.interop.ray.messages import Joined, Reply, Request, Target, Update
+from diskreplay.interop.ray.shard_group import Lost, ShardGroup
+
+_RETRY_S = 0.25  # between two attempts to join a shard again
+_CALL_S = 120.0  # for what a shard saves or loads
+_FETCH_S = 10.0  # for an answer that is there, and on its way from another node
+
+
+_Found = TypeVar("_Found")
+
+
+class Asked(NamedTuple):
+    """A request that a shard was sent: when, and how many ids it was given the errors of."""
+
+    ref: Any
+    sent: float
+    updated: int
+
+
+class ShardLink:
+    """One shard, as one trainer sees it. Not thread-safe: a sampler, under its lock.
+
+    `mass` and `population` are what the shard said last, 0 while it is missing; `local` reads its store directly,
+    where it is on the trainer's node. `lost` says why it is missing, None while it answers.
+    """
+
+    def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
+        self.shard, self.place = shard, group.places[shard]
+        self._group, self._name, self._run, self._seed, self._direct = group, name, run, seed, direct
+        self._calls = group.calls
+        self.mass, self.population, self.heard = 0.0, 0, 0.0
+        self.lost: str | None = "it was not joined yet"
+        self.since = monotonic()
+        self.joined: Joined | None = None
+        self.local: LocalShard | None = None
+        self._joining: Any = None
+        self._next_attempt = 0.0
+        self._pings: deque[Asked] = deque()
+        self._pending: list[Update] = []
+        self.messages = self.updates_sent = self.updates_lost = self.skipped = 0
+        self._pending_since = 0.0
+        self.oldest_update_s = 0.0
+
+    # --- joining -----------------------------------------------------------------------------------------------------
+
+    def begin_join(self, target: Target) -> None:
+        """Ask the shard to let this trainer join; `end_join` has the answer."""
+        self._joining = self._actor.join.remote(self._name, target, self._run, self._seed)
+        self.messages += 1
+
+    def end_join(self, target: Target, timeout_s: float) -> None:
+        """Wait for the answer; Lost where there is none, and what the shard raised."""
+        joining, self._joining = self._joining, None
+        joined: Joined = self._calls.answer(joining, timeout_s)
+        if self.joined is not None and self.joined.uuid != joined.uuid:
+            raise Lost(f"{self.place[0]} is another store than it was")
+        if self.joined is None and self._direct and joined.node == self._calls.node() and not target.view.random:
+            self.local = LocalShard.opened(self.place[0], joined.uuid, target, self._seed)
+        self.joined, self._run, self.lost = joined, joined.run, None
+        self.hear(joined.mass, joined.population)
+
+    def poll(self, target: Target, deadline_s: float) -> None:
+        """Take the answers that came meanwhile; of a shard that is missing, try to join it again. Waits for nothing."""
+        while self._pings and self._is_there(self._pings[0].ref):
+            self.take(self._pings.popleft())
+        now = monotonic()
+        if self._pings and now - self._pings[0].sent > deadline_s:
+            self.lose(f"silent for {deadline_s:g} s")
+        if self.lost is None:
+            return
+        if self._joining is not None and self._is_there(self._joining):
+            try:
+                self.end_join(target, _FETCH_S)
+            except Exception as error:
+                self.lost = str(error)
+                self._next_attempt = now + _RETRY_S
+        elif self._joining is None and now >= self._next_attempt:
+            self._group.renew(self.shard)
+            self.begin_join(target)
+
+    def lose(self, reason: str) -> None:
+        """Leave the shard out of the draw until it was joined again."""
+        if self.lost is None:
+            self.lost, self.since = reason, monotonic()
+            self.mass, self.population = 0.0, 0
+            self._next_attempt = 0.0
+        self.updates_lost += sum(asked.updated for asked in self._pings)
+        self._pings.clear()
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, sizes: list[int]) -> Asked:
+        """Ask for parts of these sizes; updates that wait go along."""
+        assert self.joined is not None
+        updates, self._pending = self._pending, []
+        now = monotonic()
+        if updates:
+            self.oldest_update_s = max(self.oldest_update_s, now - self._pending_since)
+        request = Request(self._name, self.joined.version, sizes, updates, self.local is not None)
+        self.messages += 1
+        updated = sum(len(update.ids) for update in updates)
+        return Asked(self._actor.draw.remote(request), now, updated)
+
+    def ask_mass(self) -> None:
+        """Ask for the mass only, unless that was done; `poll` takes the answer."""
+        if self.local is not None and self.local.draws:
+            self.hear(*self.local.mass())
+        elif not self._pings:
+            self.send_updates()
+
+    def send_updates(self) -> None:
+        """Send the updates that wait; `poll` takes the answer."""
+        self._pings.append(self.ask([]))
+
+    def hear(self, mass: float, population: int) -> None:
+        """Take note of what the shard has now."""
+        self.mass, self.population, self.heard = mass, population, monotonic()
+
+    @property
+    def pinged(self) -> bool:
+        """Whether an answer to a ping is to come."""
+        return bool(self._pings)
+
+    def take(self, asked: Asked) -> Reply | None:
+        """Return the answer that is there; None where the shard is lost."""
+        try:
+            reply: Reply = self._calls.answer(asked.ref, _FETCH_S)
+        except Lost as error:
+            self.updates_lost += asked.updated
+            self.lose(str(error))
+            return None
+        if self.lost is None:
+            self.hear(reply.mass, reply.population)
+        self.updates_sent += asked.updated
+        self.skipped += reply.skipped
+        return reply
+
+    def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
+        """Return the fields of these ids; ReplayError where the shard does not answer."""
+        if self.local is not None:
+            return self.local.gather(ids)
+        found: tuple[Form, list[NDArray[Any]]] = self._waited(self._actor.gather.remote(self._name, ids))
+        return found
+
+    def set_target(self, target: Target) -> None:
+        """Draw with another view or distribution. A shard that is missing is told of them when it joins."""
+        if self.local is not None:
+            self.local.set_target(target)
+        if self.lost is None and self.joined is not None:
+            version = self._waited(self._actor.set_target.remote(self._name, target))
+            self.joined = self.joined._replace(version=version)
+
+    def with_sampler(self, function: Callable[[dr.Sampler], _Found]) -> _Found:
+        """Return what a function of the shard's sampler returns; ReplayError where the shard does not answer."""
+        found: _Found = self._waited(self._actor.with_sampler.remote(self._name, function))
+        return found
+
+    def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
+        """Return what a function of the shard's store returns; ReplayError where the shard does not answer."""
+        found: _Found = self._waited(self._actor.with_store.remote(function))
+        return found
+
+    @property
+    def _actor(self) -> Any:
+        return self._group.actor(self.shard)
+
+    def _waited(self, ref: Any) -> Any:
+        self.messages += 1
+        try:
+            return self._calls.answer(ref, _CALL_S)
+        except Lost as error:
+            self.lose(str(error))
+            raise dr.ReplayError(
+                f"shard {self.shard} ({self.place[0]} on {self.place[1]}) does not answer: {error}"
+            ) from None
+
+    def stats(self) -> dict[str, Any]:
+        """Return path, address, mass and population, and of a missing shard the reason and the seconds since."""
+        path, address = self.place
+        found = {
+            "path": path,
+            "address": address,
+            "mass": self.mass,
+            "population": self.population,
+            "missing": self.lost,
+        }
+        return found if self.lost is None else {**found, "missing_s": monotonic() - self.since}
+
+    # --- updates -----------------------------------------------------------------------------------------------------
+
+    def update(self, update: Update) -> None:
+        """Keep errors of ids of this shard for the next request."""
+        if self.lost is not None:
+            self.updates_lost += len(update.ids)
+            return
+        if not self._pending:
+            self._pending_since = monotonic()
+        self._pending.append(update)
+
+    def update_age(self) -> float:
+        """Return for how many seconds the oldest update has been waiting."""
+        return monotonic() - self._pending_since if self._pending else 0.0
+
+    def close(self) -> None:
+        """Send the updates that wait, and close the store that was read directly."""
+        if self._pending and self.lost is None:
+            try:
+                self._waited(self.ask([]).ref)
+            except dr.ReplayError:
+                pass  # they are lost with the shard
+        if self.local is not None:
+            self.local.close()
+            self.local = None
+
+    def _is_there(self, ref: Any) -> bool:
+        return bool(self._calls.wait([ref], 0.0))

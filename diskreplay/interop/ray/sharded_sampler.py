@@ -1,0 +1,514 @@
+"""The sampler over many shards: batches from all of them, and one set of priorities for all trainers."""
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+import diskreplay as dr
+from diskreplay.interop.ray.batch_form import put_together
+from diskreplay.interop.ray.draw_rounds import Drawn, DrawRounds, Round
+from diskreplay.interop.ray.mass_draw import chances, importance_weights
+from diskreplay.interop.ray.messages import TOLD, Target, Update
+from diskreplay.interop.ray.shard_group import Lost, ShardGroup
+from diskreplay.interop.ray.shard_link import ShardLink
+from diskreplay.interop.ray.supported import check_together
+
+_START_S = 120.0  # in which a shard imports torch, opens its store and loads what it needs
+_PATIENCE_S = 60.0  # an actor that died is there again in a few seconds, a machine in a minute or never
+
+
+class ShardedSampler(IterableDataset[dr.Batch]):
+    """Draws batches from the stores of many nodes, as `Sampler` does from one.
+
+    How many items each shard gives is one multinomial draw by their masses, the number of ids or the sum of priorities.
+    A shard says with which probability it drew each, so that weights are those of what really happened, even if masses
+    were a moment old. The index of a batch is (B, 2) int64, the number of the shard and the id.
+
+    All trainers that use the same `name` share one set of priorities, which the shards keep: ranks of DDP, and several
+    learners. Each draws from all ids, independently of the others.
+
+    What is on this process' own node is read directly, without the shard's actor: only ids drawn by priorities come
+    from there.
+
+    A shard that does not answer within `deadline_s` leaves the draw, and training goes on with the others; it is back
+    as soon as it answers, with its store, and the priorities that it saved. `stats()["missing"]` names those that are
+    away.
+
+    Any thread may call any method; calls run one after the other.
+
+    Parameters
+    ----------
+    store : ShardedStore
+        Where the steps are. The sampler does not close it.
+    view : View
+        `Transitions` or `Sequences`. Rollouts and episodes are refused.
+    distribution : Uniform or Prioritized or None
+        None is `Uniform()`. Others need to know of all shards, and are refused with the reason.
+    batch_size : int
+        Items of a batch.
+    device : torch.device or str or None
+        Where batches are delivered; None is the CPU.
+    prefetch : int
+        Batches asked for ahead, while the trainer computes; half of them in one message to each shard.
+    seed : int or None
+        Makes the draws of a single trainer a function of the seed, the calls and the answers of the shards.
+    fields, where
+        As for `Sampler`. "age" counts the newer steps of the item's shard. `where` runs in the shards.
+    name : str
+        Which priorities: letters, digits, dots, dashes and underscores.
+    direct : bool
+        Whether to read a store on this node directly.
+    deadline_s : float
+        For how long a shard may be silent.
+    update_age_s : float
+        After which priorities are sent that no request took along.
+
+    Raises
+    ------
+    ValueError
+        An argument is invalid or not for shards, the stores' schemas differ, or a sampler of this name has another
+        view, distribution or fields.
+    StoreNotFound
+        A shard has no store at its path.
+    """
+
+    def __init__(
+        self,
+        store: ShardGroup,
+        view: Any,
+        distribution: Any = None,
+        *,
+        batch_size: int = 256,
+        device: torch.device | str | None = None,
+        prefetch: int = 0,
+        seed: int | None = None,
+        fields: Sequence[str] | None = None,
+        where: Callable[[dr.Episode], bool] | None = None,
+        name: str = "default",
+        direct: bool = True,
+        deadline_s: float = 0.5,
+        update_age_s: float = 0.05,
+    ) -> None:
+        if not isinstance(store, ShardGroup):
+            raise ValueError(f"store must be a ShardedStore, not {store!r}")
+        distribution = dr.Uniform() if distribution is None else distribution
+        check_together(view, distribution)
+        self._batch_size, prefetch = _count("batch_size", batch_size, 1), _count("prefetch", prefetch, 0)
+        for argument, value in (("deadline_s", deadline_s), ("update_age_s", update_age_s)):
+            if not value > 0:
+                raise ValueError(f"{argument} must be a number of seconds above 0, not {value!r}")
+        self._per_round = max(1, -(-prefetch // 2))
+        self._rounds_ahead = 1 + -(-prefetch // self._per_round)
+        self._told = tuple(one for one in fields or () if one in TOLD)
+        fields = None if fields is None else tuple(one for one in fields if one not in TOLD)
+        self._device = torch.device("cpu" if device is None else device)
+        self._lock = threading.RLock()
+        self._closed, self._was_weighted = False, distribution.weighted
+        self._batches, self._started = 0, 0.0
+        self._queue: deque[Round] = deque()
+        self._skipped = 0
+        self._update_age_s, self._end = update_age_s, threading.Event()
+        self._flusher: threading.Thread | None = None
+        target = Target(view, distribution, fields, where)
+        own, *seeds = np.random.SeedSequence(seed).spawn(1 + store.num_shards)
+        run = secrets.token_hex(8)
+        self._store = store
+        self._links = [
+            ShardLink(store, shard, name, run, int(seeds[shard].generate_state(1)[0]), direct)
+            for shard in range(store.num_shards)
+        ]
+        self._rounds = DrawRounds(self._links, store.calls, target, own, deadline_s, _PATIENCE_S)
+        try:
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self) -> None:
+        for link in self._links:
+            link.begin_join(self._target)
+        for link in self._links:
+            try:
+                link.end_join(self._target, _START_S)
+            except Lost as error:
+                link.lost = str(error)
+        joined = [link for link in self._links if link.joined is not None]
+        if not joined:
+            raise dr.ReplayError(f"no shard answers; the first: {self._links[0].lost}")
+        for link in joined[1:]:
+            if link.joined.schema != joined[0].joined.schema:  # type: ignore[union-attr]
+                raise ValueError(f"the stores of {link.place} and {joined[0].place} have different schemas")
+
+    @property
+    def _target(self) -> Target:
+        return self._rounds.target
+
+    def __repr__(self) -> str:
+        return f"{self._target.distribution} over {self._target.view} in {len(self._links)} shards"
+
+    @property
+    def view(self) -> Any:
+        """What an id means. Setting it counts for all trainers that use the name; the others have to set it, too."""
+        return self._target.view
+
+    @view.setter
+    def view(self, view: Any) -> None:
+        self._set_target(self._target._replace(view=view))
+
+    @property
+    def distribution(self) -> Any:
+        """Which ids are drawn; set as `view` is. Priorities stay."""
+        return self._target.distribution
+
+    @distribution.setter
+    def distribution(self, distribution: Any) -> None:
+        self._set_target(self._target._replace(distribution=distribution))
+
+    def _set_target(self, target: Target) -> None:
+        check_together(target.view, target.distribution)
+        with self._lock:
+            self._check_open()
+            self._drop_queue()
+            self._rounds.target = target
+            self._was_weighted = self._was_weighted or target.distribution.weighted
+            for link in self._links:
+                link.set_target(target)
+
+    def _drop_queue(self) -> None:
+        while self._queue:
+            self._rounds.drop(self._queue.popleft())
+
+    def sample(self, batch_size: int | None = None, beta: float | None = None) -> dr.Batch:
+        """Draw and gather one batch; for the arguments see `Sampler.sample`.
+
+        Raises
+        ------
+        NotEnoughData
+            No shard that answers has a step that is sampleable.
+        ReplayError
+            No shard has answered for a minute.
+        """
+        size = self._batch_size if batch_size is None else _count("batch_size", batch_size, 1)
+        if beta is not None and not self._target.distribution.weighted:
+            raise ValueError(f"beta means nothing to {self.distribution}, whose weights are all 1: leave it out")
+        with self._lock:
+            self._check_open()
+            self._started = self._started or perf_counter()
+            self._rounds.poll()
+            if size != self._batch_size:
+                drawn = self._rounds.next(self._rounds.begin([size]))
+            else:
+                drawn = self._next()
+            batch = self._to_batch(drawn, beta)
+            self._batches += 1
+            return batch
+
+    def _next(self) -> Drawn:
+        """Return the next batch, after those ahead were asked for."""
+        while len(self._queue) < self._rounds_ahead:
+            try:
+                self._queue.append(self._rounds.begin([self._batch_size] * self._per_round))
+            except dr.NotEnoughData:
+                if not self._queue:
+                    raise
+                break
+        found = self._queue[0]
+        try:
+            drawn = self._rounds.next(found)
+        except BaseException:
+            self._queue.popleft()  # what is left of it is not given, as of a batch that failed
+            raise
+        if found.next == len(found.counts):
+            self._queue.popleft()
+        return drawn
+
+    def _to_batch(self, drawn: Drawn, beta: float | None) -> dr.Batch:
+        given, distribution = drawn.given, self._target.distribution
+        size = sum(len(one.part.ids) for one in given)
+        probability = np.concatenate(
+            [
+                chances(_within(one.part.within, one.part.population, len(one.part.ids)), one.mass, drawn.total)
+                for one in given
+            ]
+        )
+        if distribution.weighted:
+            exponent = distribution.beta if beta is None else beta
+            weight = importance_weights(probability, exponent(self._batches) if callable(exponent) else exponent)
+        else:
+            weight = np.ones(size, np.float32)
+        pinned = self._device.type == "cuda"
+        form = next(one.form for one in given if one.form is not None)
+        fields = put_together(form, [one.part.leaves or [] for one in given], pinned)
+        told = {"probability": probability}
+        if len(self._told):
+            told |= self._totals(drawn, size)
+        index = np.empty((size, 2), np.int64)
+        index[:, 0] = np.repeat([one.shard for one in given], [len(one.part.ids) for one in given])
+        index[:, 1] = np.concatenate([one.part.ids for one in given])
+        fields |= {"index": index, "weight": weight, **{one: told[one] for one in self._told}}
+        batch = dr.Batch(fields, ("sharded", *self._target.view.kind))
+        return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=True)
+
+    def _totals(self, drawn: Drawn, size: int) -> dict[str, NDArray[Any]]:
+        """Return N and the sum of priorities over all shards that answer, as fields of a batch."""
+        told = {one.shard: (one.part.mass, one.part.population) for one in drawn.given}
+        known = [told.get(link.shard, (link.mass, link.population)) for link in self._links]
+        total = sum(mass for mass, _ in known) if self._target.distribution.weighted else np.nan
+        return {"population": np.full(size, sum(count for _, count in known)), "priority_sum": np.full(size, total)}
+
+    def gather(self, ids: Any) -> dr.Batch:
+        """Gather the batch of exactly these items, in their order; all weights are 1.
+
+        Parameters
+        ----------
+        ids : array_like of int or Tensor
+            (n, 2), numbers of shards and ids, such as the index of a batch.
+
+        Raises
+        ------
+        InvalidIndex
+            A shard or an id never existed, was evicted, or cannot be sampled with this view.
+        ReplayError
+            A shard does not answer.
+        """
+        index = self._index(ids)
+        if not len(index):
+            raise dr.InvalidIndex("no id is given: there is nothing to gather")
+        with self._lock:
+            self._check_open()
+            shards, inverse = np.unique(index[:, 0], return_inverse=True)
+            found = [self._links[one].gather(index[index[:, 0] == one, 1]) for one in shards.tolist()]
+        fields = put_together(found[0][0], [leaves for _, leaves in found], False)
+        order = np.argsort(np.argsort(inverse, kind="stable"))
+        size = len(index)
+        together = dr.Batch({**fields, "index": np.arange(size), "weight": np.ones(size, np.float32)})
+        batch = together.select(order).replaced({"index": torch.from_numpy(index)})
+        return dr.Batch(dict(batch), ("sharded", *self._target.view.kind)).to(self._device)
+
+    def _index(self, index: Any) -> NDArray[np.int64]:
+        """Return shards and ids, (n, 2), or raise InvalidIndex."""
+        given = index.detach().cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
+        if given.ndim != 2 or given.shape[1] != 2 or (given.size and given.dtype.kind not in "iu"):
+            raise dr.InvalidIndex(
+                f"an index over shards is integers (batch, 2), shard and id, not {given.dtype}{list(given.shape)}"
+            )
+        found = given.astype(np.int64)
+        unknown = found[(found[:, 0] < 0) | (found[:, 0] >= len(self._links)), 0]
+        if len(unknown):
+            raise dr.InvalidIndex(f"there is no shard {unknown[0]}: there are {len(self._links)}")
+        return found
+
+    def update_priorities(self, index: Any, td_error: Any, kind: tuple[Any, ...] | None = None) -> int:
+        """Set the priorities of items from their temporal-difference errors, in the shards; see `Sampler`.
+
+        They are sent with the next request for a batch, or after `update_age_s`. Nothing is sent if it raises.
+
+        Returns
+        -------
+        int
+            How many ids of earlier updates were skipped, as far as shards have said so since the last call: they were
+            evicted meanwhile, are unknown to the view, or their shard is missing.
+        """
+        ids, errors = self._index(index), _errors(td_error)
+        if len(errors) != len(ids):
+            raise ValueError(f"td_error must have one row for each of {len(ids)} ids, not shape {list(errors.shape)}")
+        if not np.isfinite(errors).all():
+            raise ValueError("td_error must be finite: nothing was updated")
+        if kind is None and isinstance(index, torch.Tensor):
+            kind = index.__dict__.get("kind")
+        own = None if kind is None else kind[1:]
+        with self._lock:
+            self._check_open()
+            if not self._was_weighted:
+                raise ValueError(f"{self._target.distribution} has no priorities to update: draw with Prioritized(...)")
+            for shard in np.unique(ids[:, 0]).tolist():
+                mine = ids[:, 0] == shard
+                self._links[shard].update(Update(np.ascontiguousarray(ids[mine, 1]), errors[mine], own))
+            if self._flusher is None:
+                self._flusher = threading.Thread(target=self._flush, name="diskreplay-updates", daemon=True)
+                self._flusher.start()
+            before, self._skipped = self._skipped, sum(link.skipped + link.updates_lost for link in self._links)
+            return self._skipped - before
+
+    def _flush(self) -> None:
+        """Send updates that no request takes along."""
+        while not self._end.wait(self._update_age_s / 2):
+            with self._lock:
+                for link in self._links:
+                    if link.lost is None and link.update_age() > self._update_age_s / 2:
+                        link.send_updates()
+
+    @property
+    def sampleable(self) -> int:
+        """How many ids can be drawn now from the shards that answer; each is asked."""
+        with self._lock:
+            self._check_open()
+            self._rounds.refresh()
+            return sum(link.population for link in self._links)
+
+    def ids(self) -> NDArray[np.int64]:
+        """Return the ids that `sampleable` counts, (n, 2): shard by shard, and in each oldest first."""
+        with self._lock:
+            self._check_open()
+            found = [np.zeros((0, 2), np.int64)]
+            for link in self._links:
+                if link.lost is None:
+                    ids = link.with_sampler(lambda sampler: sampler.ids())
+                    found.append(np.stack([np.full(len(ids), link.shard), ids], axis=1))
+            return np.concatenate(found)
+
+    def save(self, name: str) -> None:
+        """Save the state: that of each shard in its store, as `Sampler.save` does, and the trainer's in all of them."""
+        with self._lock:
+            self._check_open()
+            note = self._own_state()
+            for link in self._links:
+                link.with_sampler(lambda sampler: sampler.save(name))
+                link.with_store(lambda store: store.write_note(f"ray-trainer-{name}", note))
+
+    def load(self, name: str) -> None:
+        """Go on from what was saved under a name; see `Sampler.load`."""
+        with self._lock:
+            self._check_open()
+            self._drop_queue()
+            notes = [link.with_store(lambda store: store.read_note(f"ray-trainer-{name}")) for link in self._links]
+            if None in notes:
+                raise dr.StoreNotFound(f"{self._links[notes.index(None)].place[0]} has no sampler state named {name!r}")
+            for link in self._links:
+                link.with_sampler(lambda sampler: sampler.load(name))
+            self._load_own(notes[0])
+            self._rounds.refresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the trainer and of each shard, for `torch.save`; see `Sampler.state_dict`.
+
+        Batches asked for ahead are not in it: they are drawn again.
+        """
+        with self._lock:
+            self._check_open()
+            shards = [link.with_sampler(lambda sampler: sampler.state_dict()) for link in self._links]
+            return {**self._own_state(), "shards": shards}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`.
+
+        Raises
+        ------
+        ValueError
+            It is no state, or one of another number of shards; or a shard refuses its own.
+        """
+        if not isinstance(state, Mapping) or not {"rng", "batches", "shards"} <= state.keys():
+            raise ValueError(f"this is no state of a sharded sampler, but {type(state).__name__}")
+        if len(state["shards"]) != len(self._links):
+            raise ValueError(f"this is the state of {len(state['shards'])} shards, and there are {len(self._links)}")
+        with self._lock:
+            self._check_open()
+            self._drop_queue()
+            for link, own in zip(self._links, state["shards"], strict=True):
+                link.with_sampler(partial(_load_state, state=own))
+            self._load_own(state)
+            self._rounds.refresh()
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"rng": self._rounds.rng.bit_generator.state, "batches": self._batches}
+
+    def _load_own(self, state: Mapping[str, Any]) -> None:
+        self._rounds.rng.bit_generator.state = state["rng"]
+        self._batches = int(state["batches"])
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dr.Batch:
+        return self.sample()
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the sampler has done so far, and which shards are missing.
+
+        `batches` delivered, and `batches_per_second` since the first was asked for; `seconds_waiting` for shards;
+        `bytes` and `messages` between shards and this trainer; `redrawn`, items that others gave for a silent shard;
+        `updates_sent`, `updates_lost` (to shards that did not answer) and `updates_skipped` in ids, and
+        `oldest_update_s`, the longest that one waited here; `population` and `priority_sum` over the shards that
+        answer. `missing` are the numbers of those that do not; `shards` has path, address, mass and population of each,
+        and for a missing one the reason and the seconds since.
+        """
+        with self._lock:
+            links, elapsed = self._links, perf_counter() - self._started
+            return {
+                "batches": self._batches,
+                "batches_per_second": self._batches / elapsed if self._started else 0.0,
+                "seconds_waiting": self._rounds.seconds_waiting,
+                "bytes": self._rounds.nbytes,
+                "messages": sum(link.messages for link in links),
+                "redrawn": self._rounds.redrawn,
+                "updates_sent": sum(link.updates_sent for link in links),
+                "updates_lost": sum(link.updates_lost for link in links),
+                "updates_skipped": sum(link.skipped for link in links),
+                "oldest_update_s": max(link.oldest_update_s for link in links),
+                "population": sum(link.population for link in links),
+                "priority_sum": sum(link.mass for link in links) if self._target.distribution.weighted else np.nan,
+                "missing": [link.shard for link in links if link.lost is not None],
+                "shards": [link.stats() for link in links],
+            }
+
+    def close(self) -> None:
+        """Send the updates that wait, and release what was opened. The shards stay."""
+        self._end.set()
+        if self._flusher is not None:
+            self._flusher.join()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.clear()
+                for link in self._links:
+                    link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a sampler cannot be sent to another process: make one there, of the same ShardedStore and name"
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise dr.Closed("this sampler is closed; make another")
+
+
+def _load_state(sampler: dr.Sampler, state: Mapping[str, Any]) -> None:
+    sampler.load_state_dict(state)
+
+
+def _within(probabilities: NDArray[np.float64] | None, count: int, size: int) -> NDArray[np.float64]:
+    return np.full(size, 1.0 / count) if probabilities is None else probabilities
+
+
+def _errors(td_error: Any) -> NDArray[np.float64]:
+    """Return errors as float64, (n,) or (n, length)."""
+    if isinstance(td_error, torch.Tensor):
+        td_error = td_error.detach().cpu().double().numpy()
+    errors = np.asarray(td_error, np.float64)
+    if errors.ndim == 2 and errors.shape[1] == 1:
+        errors = errors.reshape(-1)
+    if errors.ndim not in (1, 2):
+        raise ValueError(f"td_error must be (batch,), (batch, 1) or (batch, length), not shape {list(errors.shape)}")
+    return errors
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be an int of at least {least}, not {value!r}")
+    return int(value)

@@ -1,0 +1,86 @@
+"""Stores on many nodes as one: which shards there are, and where."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from diskreplay.interop.ray.ray_calls import RayCalls
+from diskreplay.interop.ray.shard_actor import addresses, own_address, shard_actor, start_ray
+from diskreplay.interop.ray.shard_group import ShardGroup
+
+_MOST_SHARDS = 1 << 16
+
+PathLike = str | os.PathLike[str]
+
+
+class ShardedStore(ShardGroup):
+    """The stores of many nodes, each a shard: collectors write to that of their node, trainers draw from all.
+
+    Each shard is an actor of Ray on its node, which opens the store there; every process of the cluster that names the
+    same path and node gets the same actor. Collectors go on as always, with `dr.open(path, "a")` on their node, and
+    need neither Ray nor this class. Stores have one schema, and must exist.
+
+    `ray.init` is called if it was not. A ShardedStore pickles; what is unpickled has the same shards.
+
+    Parameters
+    ----------
+    path : path or sequence of paths
+        Where the stores are. One path: the same on each node. Several: each a shard, on the node of the same place in
+        `nodes`, or all on this process' node.
+    nodes : sequence of str or None
+        Addresses of nodes, as `ray.nodes()` has them in "NodeManagerAddress"; None: all that are alive for one path,
+        this process' own for several.
+    save_s : float
+        Seconds after which the priorities that were updated are saved in the store of their shard. A shard that dies
+        goes on with those that were saved last.
+
+    Raises
+    ------
+    ValueError
+        There is no node, a node is named twice for the same path, or numbers of paths and nodes differ.
+    """
+
+    def __init__(
+        self, path: PathLike | Sequence[PathLike], nodes: Sequence[str] | None = None, *, save_s: float = 10.0
+    ) -> None:
+        if not save_s > 0:
+            raise ValueError(f"save_s must be a number of seconds above 0, not {save_s!r}")
+        if isinstance(nodes, str) or (nodes is not None and not all(isinstance(node, str) for node in nodes)):
+            raise ValueError(f"nodes must be a sequence of addresses of nodes, not {nodes!r}")
+        start_ray()
+        self._save_s = float(save_s)
+        super().__init__(_places(path, nodes), RayCalls())
+
+    def make_actor(self, shard: int) -> Any:
+        """Return the actor of a shard, a new one if there is none."""
+        path, address = self._places[shard]
+        return shard_actor(path, address, self._save_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        paths, nodes = zip(*self._places, strict=True)
+        return _rebuilt, (list(paths), list(nodes), self._save_s)
+
+
+def _rebuilt(paths: list[str], nodes: list[str], save_s: float) -> ShardedStore:
+    return ShardedStore(paths, nodes, save_s=save_s)
+
+
+def _places(path: Any, nodes: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Return path and address of each shard, or raise ValueError."""
+    if isinstance(path, str | os.PathLike):
+        nodes = addresses() if nodes is None else list(nodes)
+        paths = [path] * len(nodes)
+    elif isinstance(path, Sequence) and all(isinstance(one, str | os.PathLike) for one in path):
+        paths = list(path)
+        nodes = [own_address()] * len(paths) if nodes is None else list(nodes)
+    else:
+        raise ValueError(f"path must be a path or a sequence of paths, not {path!r}")
+    if len(paths) != len(nodes):
+        raise ValueError(f"{len(paths)} paths need as many nodes, not {len(nodes)}")
+    if not 0 < len(paths) <= _MOST_SHARDS:
+        raise ValueError(f"there must be 1 to {_MOST_SHARDS} shards, not {len(paths)}")
+    found = [(os.path.abspath(one), node) for one, node in zip(paths, nodes, strict=True)]
+    if len(set(found)) < len(found):
+        twice = next(place for place in found if found.count(place) > 1)
+        raise ValueError(f"{twice[0]} on node {twice[1]} is named twice")
+    return found

@@ -1,0 +1,138 @@
+"""The sampler of one name in one shard, which all trainers share."""
+
+import re
+import secrets
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.interop.ray.batch_form import Form, take_apart
+from diskreplay.interop.ray.messages import NOTHING, TOLD, Part, Target, Update
+
+_ATTEMPTS = 100  # each failed one means that an id was evicted between its draw and its gathering
+_SKIPPED_DRAWS = 256
+
+
+class SharedSampler:
+    """Draws ids, and tells mass and population at the draw. Not thread-safe, but for `prioritized`.
+
+    One `Sampler` gathers, and draws uniformly; `prioritized` draws ids by priorities and gathers nothing, since
+    trainers on the same node need the ids only. It is None until a target has priorities, and keeps them ever after.
+
+    `run` is the run of a trainer that it belongs to, `version` counts how often its view or distribution was set, and
+    `updates` how often priorities were.
+    """
+
+    def __init__(self, store: dr.Store, target: Target, run: str, seed: int) -> None:
+        self._store, self._target, self._seed = store, target, seed
+        self.run, self.version, self.updates = run, 0, 0
+        fields = ("...", "population") if target.fields is None else (*target.fields, "population")
+        self._gathering = dr.Sampler(store, target.view, fields=fields, where=target.where, seed=seed)
+        self.prioritized: dr.Sampler | None = None
+        self._draw_by(target)
+
+    def _draw_by(self, target: Target) -> None:
+        view, distribution, _, where = target
+        if not distribution.weighted:
+            return
+        if self.prioritized is None:
+            self.prioritized = dr.Sampler(self._store, view, distribution, fields=TOLD, where=where, seed=self._seed)
+        else:
+            self.prioritized.distribution = distribution
+
+    @property
+    def sampler(self) -> dr.Sampler:
+        """What draws."""
+        return self.prioritized if self.prioritized is not None and self._weighted else self._gathering
+
+    @property
+    def _weighted(self) -> bool:
+        return bool(self._target.distribution.weighted)
+
+    def difference(self, target: Target) -> str | None:
+        """Say what is other here than in the target of a trainer; None: nothing."""
+        for field in ("view", "distribution", "fields"):
+            own = getattr(self._target, field)
+            if _described(own) != _described(getattr(target, field)):
+                return f"{field} {own}"
+        return None
+
+    def set_target(self, target: Target) -> int:
+        """Draw from now on with another view or distribution; return the new version."""
+        self._gathering.view = target.view
+        if self.prioritized is not None:
+            self.prioritized.view = target.view
+        self._draw_by(target)
+        self._target = target
+        self.version += 1
+        self.updates += 1
+        return self.version
+
+    def load(self, saved: str) -> None:
+        """Go on with the priorities that were saved under a name; StoreNotFound where there are none."""
+        if self.prioritized is None:
+            return
+        self.prioritized.load(saved)
+        # The random numbers that it was saved with were used already, for batches that trainers have had.
+        if self.prioritized.sampleable:
+            for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
+                self.prioritized.sample(1)
+
+    def save(self, saved: str) -> None:
+        """Save the priorities under a name, if there are any."""
+        if self.prioritized is not None:
+            self.prioritized.save(saved)
+
+    def update(self, update: Update) -> int:
+        """Set priorities; return how many ids were skipped."""
+        self.updates += 1
+        sampler = self.sampler if self.prioritized is None else self.prioritized
+        return sampler.update_priorities(update.ids, update.errors, update.kind)
+
+    def mass(self) -> tuple[float, int]:
+        """Return mass and population of what can be drawn now."""
+        count = self.sampler.sampleable
+        return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
+
+    def draw(self, size: int, ids_only: bool) -> tuple[Form | None, Part]:
+        """Draw a part; NotEnoughData where there is nothing to draw from."""
+        if not size:
+            return None, NOTHING
+        for _ in range(_ATTEMPTS):
+            batch = self.sampler.sample(size)
+            try:
+                return self._part(batch, ids_only)
+            except (dr.InvalidIndex, dr.SegmentGone):
+                continue
+        raise dr.SegmentGone(f"steps were evicted faster than they could be read, {_ATTEMPTS} times")
+
+    def _part(self, batch: dr.Batch, ids_only: bool) -> tuple[Form | None, Part]:
+        ids, count = batch["index"].numpy(), int(batch["population"][0])
+        if not self._weighted:
+            form, arrays = self._apart(batch)
+            return form, Part(ids, None, float(count), count, arrays)
+        part = Part(ids, batch["probability"].numpy(), float(batch["priority_sum"][0]), count, None)
+        if ids_only:
+            return None, part
+        form, arrays = self.gather(ids)
+        return form, part._replace(leaves=arrays)
+
+    def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
+        """Return the fields of exactly these ids."""
+        return self._apart(self._gathering.gather(ids))
+
+    def _apart(self, batch: dr.Batch) -> tuple[Form, list[NDArray[Any]]]:
+        return take_apart(batch, TOLD, windows=isinstance(self._target.view, dr.Sequences))
+
+    def close(self) -> None:
+        """Close the samplers."""
+        self._gathering.close()
+        if self.prioritized is not None:
+            self.prioritized.close()
+
+
+def _described(value: object) -> str:
+    """Return a repr without addresses: functions of two trainers are equal if their names are."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

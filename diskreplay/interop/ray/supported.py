@@ -1,0 +1,58 @@
+"""Which views and distributions a `ShardedSampler` has, and why it has no others."""
+
+from typing import Any
+
+import diskreplay as dr
+from diskreplay.interop.ray.messages import TOLD
+
+_VIEWS = {
+    dr.Rollouts: "each lane gives its steps once, in order, to one trainer: read each node's store by a Sampler",
+    dr.Episodes: "a batch is as long as its longest episode, and a shard knows its own part only: draw dr.Sequences",
+}
+_DISTRIBUTIONS = {
+    dr.Recency: "an age counts the newer steps of all shards, and a shard knows its own only",
+    dr.Sweep: "what was given is counted for one trainer, and after a shard's restart ids would come twice: "
+    "sweep each shard's store by a Sampler on its node",
+    dr.Stratified: "groups have equal shares over all shards, and a shard knows its own only",
+    dr.Mixture: "a shard has one mass, and a mixture draws by several: use one ShardedSampler for each, and dr.Mixture "
+    "in one store",
+}
+
+
+def _check_view(view: Any) -> None:
+    """Raise ValueError, with the reason, where shards cannot give batches of a view."""
+    for kind, reason in _VIEWS.items():
+        if isinstance(view, kind):
+            raise ValueError(f"{view} cannot be drawn from shards: {reason}")
+
+
+def check_together(view: Any, distribution: Any) -> None:
+    """Raise ValueError, with the reason, where shards cannot give batches of a view drawn by a distribution."""
+    _check_view(view)
+    _check_distribution(distribution)
+    if view.random and distribution.weighted:
+        raise ValueError(
+            f"{view} cannot be drawn by priorities from shards: goals are drawn where items are gathered, which may be "
+            "the trainer's node: draw with dr.Uniform()"
+        )
+
+
+def _check_distribution(distribution: Any) -> None:
+    """Raise ValueError, with the reason, where shards cannot be drawn from by a distribution."""
+    for kind, reason in _DISTRIBUTIONS.items():
+        if isinstance(distribution, kind):
+            raise ValueError(f"{distribution} cannot draw from shards: {reason}")
+    if type(distribution) not in (dr.Uniform, dr.Prioritized):
+        raise ValueError(
+            f"distribution must be Uniform() or Prioritized(), not {distribution!r}: by others no shard knows its mass"
+        )
+    if isinstance(distribution, dr.Prioritized) and distribution.normalize != "batch":
+        raise ValueError(
+            f'normalize={distribution.normalize!r} needs the largest weight of all shards: use normalize="batch"'
+        )
+
+
+def check_schema(schema: dr.Schema) -> None:
+    """Raise ValueError where a field of the store hides one that shards tell how they drew by."""
+    if taken := sorted(set(TOLD).intersection(schema.extra)):
+        raise ValueError(f"the store has a field {taken[0]!r}, by which shards tell how they drew: rename it")

@@ -1,0 +1,257 @@
+"""A sharded sampler's methods, with shards in this process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import diskreplay as dr
+from diskreplay.interop.ray.sharded_sampler import ShardedSampler
+from tests.interop.ray.in_process import SCHEMA, InProcess, append, make_stores
+
+STEPS = (30, 12, 50)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Iterator[InProcess]:
+    with InProcess(make_stores(tmp_path, STEPS)) as group:
+        yield group
+
+
+@pytest.fixture(params=["another node", "this node"])
+def near_or_far(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InProcess]:
+    with InProcess(make_stores(tmp_path, STEPS), node=request.param) as group:
+        yield group
+
+
+def made(shards: InProcess, view: Any = None, distribution: Any = None, **arguments: Any) -> ShardedSampler:
+    view = dr.Transitions() if view is None else view
+    return ShardedSampler(shards, view, distribution, **{"batch_size": 16, "seed": 3, **arguments})
+
+
+@pytest.mark.parametrize("distribution", [dr.Uniform, dr.Prioritized])
+@pytest.mark.parametrize(
+    "view",
+    [dr.Transitions(n_step=3), dr.Sequences(length=8, overlap=4), dr.Transitions(frame_stack=2)],
+    ids=["transitions", "sequences", "stacks"],
+)
+def test_a_batch_has_what_each_shard_s_own_sampler_gathers(
+    near_or_far: InProcess, view: Any, distribution: Any
+) -> None:
+    with made(near_or_far, view, distribution()) as sampler:
+        batch = sampler.sample()
+        again = sampler.gather(batch.index)
+        assert batch.kind == ("sharded", *view.kind)
+        for shard, (path, _) in enumerate(near_or_far.places):
+            rows = np.flatnonzero(batch.index[:, 0].numpy() == shard)
+            with dr.Sampler(path, view) as own:
+                expected = own.gather(batch.index[rows, 1])
+            assert set(batch) == set(expected)
+            for name in set(expected) - {"index", "weight"}:
+                assert torch.equal(batch[name][rows], expected[name]), name
+                assert torch.equal(again[name][rows], expected[name]), name
+        assert torch.equal(again.index, batch.index)
+
+
+def test_next_obs_of_windows_is_in_the_memory_of_obs(shards: InProcess) -> None:
+    with made(shards, dr.Sequences(length=8, overlap=4)) as sampler:
+        batch = sampler.sample()
+        assert batch.next_obs.data_ptr() == batch.obs.data_ptr() + 3 * 4
+
+
+def test_batches_made_ahead_have_the_fields_of_others(near_or_far: InProcess) -> None:
+    with made(near_or_far, distribution=dr.Prioritized(), prefetch=4) as sampler:
+        for _ in range(12):
+            batch = sampler.sample()
+            assert torch.equal(batch.obs[:, 0].long(), batch.index[:, 0])
+        assert len(sampler.sample(5)["index"]) == 5
+        assert len(next(iter(sampler))["index"]) == 16
+
+
+def test_equal_seeds_give_equal_batches(tmp_path: Path) -> None:
+    paths, found = make_stores(tmp_path, STEPS), []
+    for _ in range(2):
+        with InProcess(paths) as shards, made(shards) as sampler:
+            found.append([sampler.sample().index.tolist() for _ in range(5)])
+    assert found[0] == found[1]
+
+
+def test_a_state_goes_on_with_the_same_batches(shards: InProcess) -> None:
+    with made(shards, distribution=dr.Prioritized(beta=dr.Linear(0.4, 1.0, 10)), direct=False) as sampler:
+        for _ in range(4):
+            batch = sampler.sample()
+            sampler.update_priorities(batch.index, np.arange(16.0))
+        sampler.sampleable  # noqa: B018  # which sends the updates
+        sampler.save("here")
+        state = sampler.state_dict()
+        expected = [sampler.sample() for _ in range(3)]
+        sampler.load("here")
+        for wanted in expected:
+            found = sampler.sample()
+            assert torch.equal(found.index, wanted.index)
+            assert torch.equal(found.weight, wanted.weight)
+        sampler.load_state_dict(state)
+        assert torch.equal(sampler.sample().index, expected[0].index)
+
+
+def test_view_and_distribution_can_be_set_and_priorities_stay(near_or_far: InProcess) -> None:
+    with made(near_or_far, distribution=dr.Prioritized(1.0, 0.0, 1e-9)) as sampler:
+        sampler.update_priorities(sampler.ids(), np.full(sum(STEPS), 2.0))
+        sampler.view = dr.Transitions(n_step=5)
+        assert int(sampler.sample().n_steps.max()) == 5
+        sampler.distribution = dr.Uniform()
+        assert sampler.sample().weight.min() == 1.0
+        assert np.isnan(sampler.stats()["priority_sum"])
+        sampler.distribution = dr.Prioritized(1.0, 0.0, 1e-9)
+        assert sampler.sampleable == sum(STEPS)
+        assert sampler.stats()["priority_sum"] == pytest.approx(2.0 * sum(STEPS))
+        sampler.view = dr.Sequences(length=6, overlap=3)
+        assert sampler.sample().obs.shape == (16, 6, 3)
+
+
+def test_a_uniform_sampler_may_become_prioritized(shards: InProcess) -> None:
+    with made(shards) as sampler:
+        with pytest.raises(
+            ValueError, match=r"^Uniform\(\) has no priorities to update: draw with Prioritized\(...\)$"
+        ):
+            sampler.update_priorities([[0, 1]], [1.0])
+        sampler.distribution = dr.Prioritized()
+        batch = sampler.sample()
+        assert sampler.update_priorities(batch.index, torch.ones(16, 1, requires_grad=True)) == 0
+
+
+def test_errors_of_sequences_count_by_their_loss_mask(tmp_path: Path) -> None:
+    view, priorities = dr.Sequences(length=8, overlap=4), dr.Prioritized(1.0, 0.0, 1e-9, eta=0.5)
+    with InProcess(make_stores(tmp_path, (12,))) as shards, made(shards, view, priorities) as sampler:
+        errors = np.zeros((2, 8))
+        errors[:, 3] = 4.0
+        sampler.update_priorities(sampler.ids(), errors)
+        assert sampler.sampleable == 2
+        assert sampler.stats()["priority_sum"] == pytest.approx(2 * (0.5 * 4.0 + 0.5 * 0.5))
+
+
+def test_trainers_of_one_name_share_their_priorities_and_others_do_not(shards: InProcess) -> None:
+    names = ("default", "default", "apart")
+    one, *others = samplers = [made(shards, None, dr.Prioritized(1.0, 0.0, 1e-9), name=name) for name in names]
+    one.update_priorities(one.ids(), np.full(sum(STEPS), 5.0))
+    for sampler, expected in ((one, 5.0), (others[0], 5.0), (others[1], 1.0)):
+        assert sampler.sampleable == sum(STEPS)
+        assert sampler.stats()["priority_sum"] == pytest.approx(expected * sum(STEPS))
+    for sampler in samplers:
+        sampler.close()
+
+
+def test_another_view_under_the_same_name_is_refused(shards: InProcess) -> None:
+    with made(shards):
+        message = r"^the sampler 'default' of .* has view Transitions\(.*\): give yours another name, or the same argum"
+        with pytest.raises(ValueError, match=message):
+            made(shards, dr.Sequences(length=4, overlap=2))
+
+
+def test_where_is_asked_in_the_shards(shards: InProcess) -> None:
+    with made(shards, where=lambda episode: len(episode) < 40) as sampler:
+        assert sampler.sampleable == 42
+        assert set(sampler.sample().index[:, 0].tolist()) <= {0, 1}
+
+
+def test_a_batch_holds_the_fields_that_are_named(shards: InProcess) -> None:
+    with made(shards, fields=("reward", "population", "probability", "priority_sum")) as sampler:
+        batch = sampler.sample()
+        assert set(batch) == {"reward", "index", "weight", "population", "probability", "priority_sum"}
+        assert set(batch.population.tolist()) == {sum(STEPS)}
+        np.testing.assert_allclose(batch.probability, 1.0 / sum(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("view", "distribution", "message"),
+    [
+        (dr.Rollouts(4), None, "cannot be drawn from shards: each lane gives its steps once, in order, to one trainer"),
+        (dr.Episodes(), None, "cannot be drawn from shards: a batch is as long as its longest episode"),
+        (None, dr.Recency(10), "cannot draw from shards: an age counts the newer steps of all shards"),
+        (None, dr.Sweep(), "cannot draw from shards: what was given is counted for one trainer"),
+        (None, dr.Mixture([(dr.Uniform(), 1.0)]), "cannot draw from shards: a shard has one mass"),
+        (None, dr.Prioritized(normalize="store"), "^normalize='store' needs the largest weight of all shards"),
+        (None, "uniform", r"^distribution must be Uniform\(\) or Prioritized\(\), not 'uniform'"),
+    ],
+)
+def test_what_shards_cannot_do_is_refused_with_the_reason(
+    tmp_path: Path, view: Any, distribution: Any, message: str
+) -> None:
+    with InProcess(make_stores(tmp_path, (4,))) as shards, pytest.raises(ValueError, match=message):
+        made(shards, view, distribution)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda s: s.sample(beta=1.0), ValueError, r"^beta means nothing to Uniform\(\)"),
+        (lambda s: s.sample(0), ValueError, "^batch_size must be an int of at least 1, not 0$"),
+        (lambda s: s.gather([1, 2]), dr.InvalidIndex, r"^an index over shards is integers \(batch, 2\), shard and id"),
+        (lambda s: s.gather([[9, 2]]), dr.InvalidIndex, "^there is no shard 9: there are 3$"),
+        (lambda s: s.gather([[0, 1 << 40]]), dr.InvalidIndex, "^id 1099511627776 "),
+        (lambda s: s.load("nothing"), dr.StoreNotFound, "has no sampler state named 'nothing'$"),
+        (lambda s: s.load_state_dict({}), ValueError, "^this is no state of a sharded sampler, but dict$"),
+    ],
+)
+def test_what_is_wrong_is_refused(tmp_path: Path, call: Any, error: type[Exception], message: str) -> None:
+    with InProcess(make_stores(tmp_path, STEPS)) as shards, made(shards) as sampler:
+        with pytest.raises(error, match=message):
+            call(sampler)
+        sampler.sample()
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        ([1.0], "^td_error must have one row for each of 2 ids"),
+        ([1.0, np.nan], "^td_error must be finite: nothing was updated$"),
+        (np.zeros((2, 2, 2)), r"^td_error must be \(batch,\), \(batch, 1\) or \(batch, length\)"),
+    ],
+)
+def test_wrong_errors_update_nothing(tmp_path: Path, errors: Any, message: str) -> None:
+    with InProcess(make_stores(tmp_path, (4,))) as shards, made(shards, distribution=dr.Prioritized()) as sampler:
+        with pytest.raises(ValueError, match=message):
+            sampler.update_priorities(sampler.ids()[:2], errors)
+        sampler.sample()
+        assert sampler.stats()["updates_sent"] == 0
+
+
+def test_stores_of_different_schemas_are_refused(tmp_path: Path) -> None:
+    paths = make_stores(tmp_path, (4, 4))
+    with dr.create(tmp_path / "other", dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))):
+        pass
+    with InProcess([*paths, tmp_path / "other"]) as shards, pytest.raises(ValueError, match="have different schemas$"):
+        made(shards)
+
+
+def test_a_field_that_would_hide_how_items_were_drawn_is_refused(tmp_path: Path) -> None:
+    extra = {"probability": dr.Field((), "float32")}
+    with dr.create(tmp_path / "store", dr.Schema(obs=SCHEMA.obs, action=SCHEMA.action, extra=extra)):
+        pass
+    with InProcess([tmp_path / "store"]) as shards, pytest.raises(ValueError, match="^the store has a field 'probab"):
+        made(shards)
+
+
+def test_a_group_of_shards_tells_its_steps_and_schema(shards: InProcess) -> None:
+    assert len(shards) == sum(STEPS)
+    assert shards.schema == SCHEMA
+    assert [info["steps"] for info in shards.info()] == list(STEPS)
+
+
+def test_steps_that_are_appended_are_drawn(shards: InProcess) -> None:
+    with made(shards) as sampler:
+        sampler.sample()
+        append(Path(shards.places[1][0]), 1, 5000)
+        assert sampler.sampleable == sum(STEPS) + 5000
+        assert (sampler.sample().index[:, 0] == 1).sum() > 10
+
+
+def test_a_closed_sampler_says_so(shards: InProcess) -> None:
+    sampler = made(shards)
+    sampler.close()
+    sampler.close()
+    with pytest.raises(dr.Closed, match="^this sampler is closed; make another$"):
+        sampler.sample()
