@@ -6,6 +6,8 @@ and written here without TorchRL.
 """
 
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
@@ -116,10 +119,10 @@ def export_dataset(
     capacity: int | None = None,
     batch_size: int = 256,
 ) -> Exported:
-    """Export the ended episodes of a store to a folder that TorchRL's ``ReplayBuffer.loads`` reads.
+    """Export ended episodes to a folder that TorchRL's ``ReplayBuffer.loads`` reads, or the rest after an interruption.
 
     The buffer that loads it has a storage of the same capacity, as ``LazyMemmapStorage(capacity)``, and its random
-    sampler. After an interruption the export begins anew.
+    sampler.
 
     Parameters
     ----------
@@ -389,16 +392,17 @@ def _not_held(schema: Schema) -> dict[str, str]:
 
 
 class _Folder:
-    """A folder that is being written; `episodes` stays 0, as it is written anew."""
-
-    episodes = 0
+    """A folder that is being written."""
 
     def __init__(self, plan: Plan, capacity: int, batch_size: int) -> None:
         self._plan, self._capacity, self._batch_size = plan, capacity, batch_size
         self._folder, self._keys = plan.path / _STORAGE, _keys(plan.schema)
         self._maps: Leaves = {}
-        self._rows = self._trajectories = 0
         (self._folder / _META).unlink(missing_ok=True)
+        self.episodes, self._rows = Checkpoint.read(plan.checkpoint)
+        if not all((self._folder / f"{key}.memmap").exists() for key in self._keys.values()):
+            self.episodes = self._rows = 0
+        self._is_begun, self._bytes = self.episodes > 0, 0
 
     def add(self, episode: EpisodeData) -> None:
         count = len(episode)
@@ -419,15 +423,25 @@ class _Folder:
         for name, flag in ends.items():
             self._write(name, np.zeros((count, 1), np.bool_))
             self._write(f"{_NEXT}/{name}", flag[:, None])
-        self._write(_TRAJECTORY, np.full(count, self._trajectories))
+        self._write(_TRAJECTORY, np.full(count, self.episodes))
         self._rows += count
-        self._trajectories += 1
+        self.episodes += 1
+        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
+        # The last one may be open, which it is not where more episodes are exported by then.
+        if self._bytes >= CHECKPOINT_BYTES and self.episodes < self._plan.episodes:
+            Checkpoint(self.episodes, self._rows).write(self._plan.checkpoint)
+            self._bytes = 0
 
     def _write(self, key: str, rows: NDArray[Any]) -> None:
         if key not in self._maps:
             file = self._folder / f"{key}.memmap"
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._maps[key] = np.memmap(file, rows.dtype, "w+", shape=(self._capacity, *rows.shape[1:]))
+            if not self._is_begun:
+                file.unlink(missing_ok=True)
+            shape = self._capacity, *rows.shape[1:]
+            file.touch()
+            os.truncate(file, math.prod(shape) * rows.itemsize)
+            self._maps[key] = np.memmap(file, rows.dtype, "r+", shape=shape)
         self._maps[key][self._rows : self._rows + len(rows)] = rows
 
     def finish(self) -> None:

@@ -6,6 +6,7 @@ export keeps these in further arrays, which other readers of the format pass ove
 arrays with a row an episode. The attribute ``diskreplay`` of the root group says which array holds what.
 """
 
+import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from zarr.codecs import BloscCodec
 from zarr.storage import ZipStore
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     EXTRA,
@@ -44,6 +46,7 @@ _ATTRIBUTE, _VERSION = "diskreplay", 1
 _ENDS, _TERMINATED, _TRUNCATED = "episode_ends", "terminated", "truncated"
 _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
+_PRIORITIES = Field((), "float64")
 
 Rows = Mapping[str, NDArray[Any]]
 Ended = Literal["terminated", "truncated", "cut"]
@@ -123,9 +126,9 @@ def export_dataset(
     zarr_format: Literal[2, 3] = 2,
     names: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Export the ended episodes of a store to a data set of diffusion_policy.
+    """Export ended episodes to a data set of diffusion_policy, or the rest of them after an interruption.
 
-    After an interruption it begins anew.
+    A ``.zip`` is begun anew: what is in it cannot be replaced.
 
     Parameters
     ----------
@@ -160,8 +163,9 @@ def export_dataset(
         found = _names(plan.schema, names or {})
         document = {"version": _VERSION, "schema": plan.schema.to_json(), "names": found}
         attributes = {_ATTRIBUTE: {**document, "metadata": dict(plan.metadata)}}
-        with _created(plan.path, is_zip, zarr_format, attributes) as root:
-            yield _Arrays(root, plan, found)
+        with _created(plan.path, is_zip, zarr_format, attributes) as (root, is_begun):
+            whole = Checkpoint.read(plan.checkpoint) if is_begun else Checkpoint()
+            yield _Arrays(root, plan, found, whole, may_be_resumed=not is_zip)
 
     def make_format(schema: Schema, *_: object) -> Format:
         _names(schema, names or {})
@@ -360,16 +364,20 @@ def _meta_name(path: str) -> str:
 
 
 @contextmanager
-def _created(path: Path, is_zip: bool, zarr_format: Literal[2, 3], attributes: dict[str, Json]) -> Iterator[zarr.Group]:
+def _created(
+    path: Path, is_zip: bool, zarr_format: Literal[2, 3], attributes: dict[str, Json]
+) -> Iterator[tuple[zarr.Group, bool]]:
+    """Yield the root group, and whether there was one like it already."""
     if not is_zip:
         root = zarr.open_group(path, mode="a", zarr_format=zarr_format)
+        is_begun = root.attrs.asdict() == json.loads(json.dumps(attributes))
         root.attrs.put(attributes)
-        yield root
+        yield root, is_begun
         return
     draft = path.with_name(f".{path.name}.new")
     store = ZipStore(draft, mode="w")
     try:
-        yield zarr.create_group(store, zarr_format=zarr_format, attributes=attributes)
+        yield zarr.create_group(store, zarr_format=zarr_format, attributes=attributes), False
         store.close()
         os.replace(draft, path)
     finally:
@@ -378,21 +386,33 @@ def _created(path: Path, is_zip: bool, zarr_format: Literal[2, 3], attributes: d
 
 
 class _Arrays:
-    """The arrays of a data set that is being written; `episodes` stays 0, as they are written anew."""
+    """The arrays of a data set that is being written, or of which so much is ``whole``."""
 
-    episodes = 0
-
-    def __init__(self, root: zarr.Group, plan: Plan, names: Mapping[str, str]) -> None:
-        self._root, self._plan, self._names = root, plan, names
+    def __init__(
+        self, root: zarr.Group, plan: Plan, names: Mapping[str, str], whole: Checkpoint, may_be_resumed: bool
+    ) -> None:
+        self._root, self._plan, self._names, self._may_be_resumed = root, plan, names, may_be_resumed
+        is_there = all(f"data/{name}" in root for name in names.values()) and f"meta/{_ENDS}" in root
+        self.episodes, self._rows = whole if is_there else Checkpoint()
         leaves, flag = plan.schema.leaves, Field((), "bool")
-        self._data = {path: _Writing(root, f"data/{name}", plan.steps, leaves[path]) for path, name in names.items()}
+        self._data = {path: self._of_steps(name, leaves[path]) for path, name in names.items()}
         rows = {_ENDS: Field((), "int64")} | dict.fromkeys((_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS), flag)
         rows |= {f"{_FINAL}{name}": leaves[path] for path, name in names.items() if is_obs(path)}
         self._fields = {path: leaf for path, leaf in leaves.items() if is_part(path, "episode")}
         rows |= {_meta_name(path): leaf for path, leaf in self._fields.items()}
-        self._meta = {name: _Writing(root, f"meta/{name}", plan.episodes, leaf) for name, leaf in rows.items()}
+        self._meta = {
+            name: _Writing(root, f"meta/{name}", plan.episodes, leaf, self.episodes) for name, leaf in rows.items()
+        }
         self._priority: _Writing | None = None
-        self._rows = 0
+        if self._rows and f"data/{PRIORITY}" in root:
+            self._priority = self._of_steps(PRIORITY, _PRIORITIES, np.nan)
+        self._bytes = 0
+
+    def _of_steps(self, name: str, field: Field, fill: float = 0) -> "_Writing":
+        return _Writing(self._root, f"data/{name}", self._plan.steps, field, self._rows, fill)
+
+    def _columns(self) -> list["_Writing"]:
+        return [*self._data.values(), *self._meta.values(), *([self._priority] if self._priority else [])]
 
     def add(self, episode: EpisodeData) -> None:
         for path, column in self._data.items():
@@ -410,27 +430,40 @@ class _Arrays:
             meta[_meta_name(path)] = episode.fields.get(path, np.zeros(leaf.shape, leaf.dtype))
         for name, value in meta.items():
             self._meta[name].append(np.asarray(value)[None])
+        self.episodes += 1
+        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
+        if self._may_be_resumed and self._bytes >= CHECKPOINT_BYTES:
+            for column in self._columns():
+                column.save()
+            Checkpoint(self.episodes, self._rows).write(self._plan.checkpoint)
+            self._bytes = 0
 
     def _add_priority(self, episode: EpisodeData) -> None:
         if self._priority is None:
-            self._priority = _Writing(self._root, f"data/{PRIORITY}", self._plan.steps, Field((), "float64"))
-            self._priority.append(np.full(self._rows, np.nan))
+            self._priority = self._of_steps(PRIORITY, _PRIORITIES, np.nan)
         none = np.full(len(episode), np.nan)
         self._priority.append(none if episode.priority is None else episode.priority)
 
     def finish(self) -> None:
-        for column in (*self._data.values(), *self._meta.values(), *([self._priority] if self._priority else [])):
-            column.flush()
+        for column in self._columns():
+            column.save()
 
 
 class _Writing:
-    """An array that is written in order, a chunk at a time."""
+    """An array that is written in order, a chunk at a time, from row ``begin`` on."""
 
-    def __init__(self, root: zarr.Group, name: str, rows: int, field: Field) -> None:
-        self._chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))
-        self._array = _create(root, name, (rows, *field.shape), field.dtype, self._chunk)
-        self._waiting: list[NDArray[Any]] = []
-        self._count, self._start = 0, 0
+    def __init__(self, root: zarr.Group, name: str, rows: int, field: Field, begin: int, fill: float = 0) -> None:
+        there = root.get(name) if begin else None
+        if isinstance(there, zarr.Array):
+            there.resize((rows, *field.shape))
+            self._array = there
+        else:
+            chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))
+            self._array = _create(root, name, (rows, *field.shape), field.dtype, chunk, fill)
+        self._chunk = self._array.chunks[0]
+        self._start = begin - begin % self._chunk
+        self._waiting = [np.asarray(self._array[self._start : begin])]
+        self._count = begin - self._start
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows, which are written when they fill a chunk."""
@@ -440,24 +473,32 @@ class _Writing:
             joined = np.concatenate(self._waiting)
             whole = len(joined) - len(joined) % self._chunk
             self._write(joined[:whole])
+            self._start += whole
             self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
 
-    def flush(self) -> None:
-        """Write the rows of the last chunk."""
+    def save(self) -> None:
+        """Write the rows of the last chunk, too, which more may follow."""
         if self._count:
-            self._write(np.concatenate(self._waiting))
-        self._waiting, self._count = [], 0
+            self._waiting = [np.concatenate(self._waiting)]
+            self._write(self._waiting[0])
 
     def _write(self, rows: NDArray[Any]) -> None:
         self._array[self._start : self._start + len(rows)] = rows
-        self._start += len(rows)
 
 
-def _create(root: zarr.Group, name: str, shape: tuple[int, ...], dtype: Any, chunk: int) -> zarr.Array[Any]:
+def _create(
+    root: zarr.Group, name: str, shape: tuple[int, ...], dtype: Any, chunk: int, fill: float
+) -> zarr.Array[Any]:
     if root.metadata.zarr_format == 2:
         compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as diffusion_policy does
     else:
         compressor = BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle")
     return root.create_array(
-        name, shape=shape, dtype=dtype, chunks=(chunk, *shape[1:]), compressors=compressor, overwrite=True
+        name,
+        shape=shape,
+        dtype=dtype,
+        chunks=(chunk, *shape[1:]),
+        compressors=compressor,
+        fill_value=dtype.type(fill),
+        overwrite=True,
     )

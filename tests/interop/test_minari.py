@@ -14,6 +14,7 @@ minari = pytest.importorskip("minari", reason="needs minari")
 from gymnasium import spaces  # noqa: E402
 from minari.data_collector import EpisodeBuffer  # noqa: E402
 
+from diskreplay.interop.exchange import checkpoint  # noqa: E402
 from diskreplay.interop.exchange.importing import import_notes  # noqa: E402
 from diskreplay.interop.exchange.side_folder import replace_file  # noqa: E402
 from diskreplay.interop.minari import (  # noqa: E402
@@ -253,7 +254,7 @@ def test_an_interrupted_export_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
         replace_file(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(adapter, "replace_file", fail)
+        patch.setattr(checkpoint, "replace_file", fail)
         with pytest.raises(OSError, match="gone"):
             export_dataset(store, tmp_path / "set", data_format=data_format)
     with pytest.raises(dr.StoreNotFound, match="there is no data set of Minari at"):
@@ -274,7 +275,7 @@ def test_an_export_that_was_killed_in_the_middle_of_a_write_begins_anew(tmp_path
     with pytest.raises(KeyboardInterrupt):
         export_dataset(store, tmp_path / "set", progress=stop)
     (tmp_path / "set/.data/metadata.json").write_text('{"total')
-    (tmp_path / "set/.data/written").write_text("1 3")
+    (tmp_path / "set/diskreplay/checkpoint").write_text("1 3")
     assert export_dataset(store, tmp_path / "set").resumed == 0
     import_dataset(tmp_path / "set", tmp_path / "back")
     assert content(tmp_path / "back") == content(store)

@@ -13,7 +13,7 @@ from PIL import Image
 
 import diskreplay as dr
 from diskreplay.interop.exchange.importing import import_notes
-from diskreplay.interop.rlds import export_dataset, import_dataset
+from diskreplay.interop.rlds import export_dataset, import_dataset, writing
 from diskreplay.interop.rlds.records import make_example, parse_example, records, write_record
 from tests.interop.round_trips import ONE_FAST, PLAIN, StopAt, check_round_trip, content, make_store
 
@@ -125,14 +125,21 @@ def test_large_exports_have_several_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(map(int, info["splits"][0]["shardLengths"])) == 8
 
 
-def test_an_interrupted_export_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("torn", "whole"), [(None, 3), (-1, 2), (0, 1)])
+def test_an_interrupted_export_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int | None, whole: int
+) -> None:
     store = make_store(tmp_path / "store", "vectors")
-
+    monkeypatch.setattr(writing, "_SHARD_BYTES", 800)
     with pytest.raises(KeyboardInterrupt):
         export_dataset(store, tmp_path / "set", progress=StopAt(11))
     with pytest.raises(dr.StoreNotFound, match="set is not a data set of RLDS: there is no features.json$"):
         import_dataset(tmp_path / "set", tmp_path / "back")
-    export_dataset(store, tmp_path / "set")
+    files = sorted((tmp_path / "set").glob(".shard-*"))
+    assert len(files) > 1
+    if torn is not None:  # which no interruption does to another file than the last
+        files[torn].write_bytes(files[torn].read_bytes()[:-5])
+    assert export_dataset(store, tmp_path / "set").resumed == whole
     import_dataset(tmp_path / "set", tmp_path / "back")
     assert content(tmp_path / "back") == content(store)
     assert not list((tmp_path / "set").glob(".*"))

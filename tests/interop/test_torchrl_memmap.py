@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.interop import torchrl_memmap
 from diskreplay.interop.torchrl_memmap import export_dataset, import_dataset
 from tests.interop.round_trips import EPISODES, ONE_FAST, PLAIN, StopAt, check_round_trip, content, make_store
 
@@ -210,14 +211,14 @@ def test_capacities_and_keys_that_cannot_be_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
-def test_an_interrupted_export_cannot_be_read_and_begins_anew(tmp_path: Path) -> None:
+def test_an_interrupted_export_cannot_be_read_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrl_memmap, "CHECKPOINT_BYTES", 1)
     store = make_store(tmp_path / "store", "nested")
-
     with pytest.raises(KeyboardInterrupt):
         export_dataset(store, tmp_path / "set", progress=StopAt(11))
     with pytest.raises(dr.StoreNotFound, match="is not a folder of TorchRL: there is no meta.json$"):
         import_dataset(tmp_path / "set", tmp_path / "back")
-    assert export_dataset(store, tmp_path / "set").resumed == 0
+    assert export_dataset(store, tmp_path / "set", capacity=1000).resumed == 3
     import_dataset(tmp_path / "set", tmp_path / "back")
     assert content(tmp_path / "back") == content(store)
 

@@ -8,6 +8,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
+from diskreplay.interop import zarr_episodes
 from diskreplay.interop.zarr_episodes import export_dataset, import_dataset
 from tests.interop.round_trips import CASES, EPISODES, StopAt, check_round_trip, content, make_store
 
@@ -98,18 +99,32 @@ def test_large_rows_go_through_many_chunks(tmp_path: Path) -> None:
     assert zarr.open_group(tmp_path / "set", mode="r")["data/obs"].chunks[0] == 10
 
 
-def test_an_interrupted_export_begins_anew(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", "nested")
-
-    for name in ("set", "set.zip"):
-        with pytest.raises(KeyboardInterrupt):
-            export_dataset(store, tmp_path / name, progress=StopAt(11))
-        with pytest.raises((dr.FormatError, dr.StoreNotFound), match="was interrupted|is no such"):
-            import_dataset(tmp_path / name, tmp_path / "back")
-        assert export_dataset(store, tmp_path / name).resumed == 0
-        import_dataset(tmp_path / name, tmp_path / f"{name}-back")
-        assert content(tmp_path / f"{name}-back") == content(store)
+@pytest.mark.parametrize("priorities", [False, True])
+@pytest.mark.parametrize("name", ["set", "set.zip"])
+def test_an_interrupted_export_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, priorities: bool
+) -> None:
+    monkeypatch.setattr(zarr_episodes, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(zarr_episodes, "_CHUNK_BYTES", 512)
+    store = make_store(tmp_path / "store", "nested", priorities=priorities)
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(store, tmp_path / name, progress=StopAt(11))
+    with pytest.raises((dr.FormatError, dr.StoreNotFound), match="was interrupted|is no such"):
+        import_dataset(tmp_path / name, tmp_path / "back")
+    assert export_dataset(store, tmp_path / name).resumed == (0 if name == "set.zip" else 3)
+    import_dataset(tmp_path / name, tmp_path / f"{name}-back")
+    assert content(tmp_path / f"{name}-back") == content(store)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_an_interrupted_export_with_other_names_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_episodes, "CHECKPOINT_BYTES", 1)
+    store = make_store(tmp_path / "store", "vectors")
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(store, tmp_path / "set", progress=StopAt(11))
+    assert export_dataset(store, tmp_path / "set", names={"obs": "state"}).resumed == 0
+    import_dataset(tmp_path / "set", tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)
 
 
 def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from diskreplay.interop.exchange.side_folder import (
     SCHEMA,
     SideWriter,
     beyond,
+    checkpoint_path,
     names_of,
     read_document,
     read_ids,
-    remove_ids,
+    remove_progress,
     side_path,
     write_document,
     write_ids,
@@ -44,6 +45,8 @@ class Plan(NamedTuple):
         How many it will have.
     metadata : dict
         What the store's own import had noted: "format", "source" and the "metadata" of that; empty without one.
+    checkpoint : Path
+        Where a `Checkpoint` may be, until the data set is complete.
     """
 
     path: Path
@@ -51,6 +54,7 @@ class Plan(NamedTuple):
     episodes: int
     steps: int
     metadata: Mapping[str, Json]
+    checkpoint: Path
 
 
 class Target(Protocol):
@@ -186,7 +190,7 @@ def export_from(
         if dry_run:
             lost, resumed = _lost(store, episodes, notes, chosen_format), 0
         else:
-            plan = Plan(target, store.schema, len(episodes), steps, noted)
+            plan = Plan(target, store.schema, len(episodes), steps, noted, checkpoint_path(side))
             lost, resumed = _write(store, plan, episodes, notes, chosen_format, side, progress)
     whole = {SCHEMA} | ({METADATA} if noted else set())
     kept = lost | (whole & chosen_format.not_held.keys())
@@ -275,6 +279,8 @@ def _write(
         "metadata": dict(plan.metadata),
         "complete": False,
     }
+    if read_document(side) is None:
+        remove_progress(side)
     write_ids(side, _first_ids(episodes))
     write_document(side, document)
     beside = SideWriter(side, chosen.not_held)
@@ -295,7 +301,7 @@ def _write(
         target.finish()
     if beside.lost or {SCHEMA, METADATA} & chosen.not_held.keys():
         write_document(side, {**document, "complete": True, "not_held": sorted(beside.lost)})
-        remove_ids(side)
+        remove_progress(side)
     else:
         shutil.rmtree(side)
     return beside.lost, resumed

@@ -29,7 +29,7 @@ is both terminated and truncated, or neither; one that is neither alone; notes o
 import noted of the whole data set.
 """
 
-_NAME, _DOCUMENT, _IDS = "diskreplay", "export.json", "ids.npy"
+_NAME, _DOCUMENT, _IDS, _CHECKPOINT = "diskreplay", "export.json", "ids.npy", "checkpoint"
 _VERSION = 1
 _TEXTS = "json"
 # A file is written when what waits takes so many bytes, or is of so many episodes.
@@ -98,9 +98,15 @@ def write_ids(path: Path, ids: NDArray[np.int64]) -> None:
     os.replace(draft, path / _IDS)
 
 
-def remove_ids(path: Path) -> None:
-    """Remove them, when the export is complete."""
-    (path / _IDS).unlink(missing_ok=True)
+def checkpoint_path(path: Path) -> Path:
+    """Return the file in which a writer of a format says how far it is, if it does."""
+    return path / _CHECKPOINT
+
+
+def remove_progress(path: Path) -> None:
+    """Remove what an interrupted export is resumed by: the export is complete, or a new one."""
+    for name in (_IDS, _CHECKPOINT):
+        (path / name).unlink(missing_ok=True)
 
 
 class Side:

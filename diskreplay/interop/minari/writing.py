@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from diskreplay import MissingExtra, Schema
+from diskreplay.interop.exchange.checkpoint import Checkpoint
 from diskreplay.interop.exchange.episode_data import ACTION, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.exchange.side_folder import replace_file
 from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.exchange.write_behind import WriteBehind
 from diskreplay.interop.minari.arrow_files import Raw, write_file
@@ -42,8 +42,6 @@ _COMPUTED = {
     *("observation_space", "action_space", "dataset_id", "minari_version"),
 }
 _SETS = "author", "author_email"
-# In the draft: how many episodes and steps are whole.
-_WRITTEN = "written"
 # Episodes are written when they take so many bytes, or are so many.
 _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
@@ -60,7 +58,7 @@ class DataSet:
         self._layout = Layout.of(plan.schema, without_texts(observation_space, "obs")[1])
         self._draft = plan.path / ".data"
         plan.path.mkdir(parents=True, exist_ok=True)
-        self._storage = _begun(self._draft, data_format) or MinariStorage.new(
+        self._storage = _begun(self._draft, data_format, Checkpoint.read(plan.checkpoint)) or MinariStorage.new(
             self._draft, observation_space, action_space, data_format=data_format, jpeg_encoding=False
         )
         self.episodes: int = self._storage.total_episodes
@@ -109,7 +107,7 @@ class DataSet:
                 if values:
                     self._storage.update_episode_metadata([flat(values)], [number])
         self._steps += sum(len(episode["rewards"]) for episode in episodes)
-        replace_file(self._draft / _WRITTEN, f"{first + len(episodes)} {self._steps}".encode())
+        Checkpoint(first + len(episodes), self._steps).write(self._plan.checkpoint)
 
     def _write_arrow(self, number: int, episode: Raw, beyond: dict[str, Any]) -> None:
         storage, folder = self._storage, self._draft / str(number)
@@ -128,7 +126,6 @@ class DataSet:
             kept["diskreplay"] = self._noted
         kept |= {"dataset_id": self._name_of(), "minari_version": minari.__version__}
         kept |= {"total_episodes": self.episodes, "total_steps": self._steps, "dataset_size": self._storage.get_size()}
-        (self._draft / _WRITTEN).unlink(missing_ok=True)
         self._storage.update_metadata(kept)
         os.rename(self._draft, self._plan.path / "data")
 
@@ -141,16 +138,15 @@ class DataSet:
         return known if isinstance(known, str) else re.sub(r"[^-\w]", "-", folder) + "-v0"
 
 
-def _begun(draft: Path, data_format: str) -> "MinariStorage | None":
+def _begun(draft: Path, data_format: str, whole: Checkpoint) -> "MinariStorage | None":
     """Return the storage that an interrupted export has left, with its whole episodes; None where there is none."""
     try:
-        episodes, steps = map(int, (draft / _WRITTEN).read_text().split())
         storage = MinariStorage.read(draft)
-        if data_format == storage.FORMAT:
-            storage.update_metadata({"total_episodes": episodes, "total_steps": steps})
+        if data_format == storage.FORMAT and whole.episodes:
+            storage.update_metadata({"total_episodes": whole.episodes, "total_steps": whole.steps})
             if data_format == "hdf5":
                 with h5py.File(draft / "main_data.hdf5", "a") as file:
-                    for name in set(file) - {f"episode_{number}" for number in range(episodes)}:
+                    for name in set(file) - {f"episode_{number}" for number in range(whole.episodes)}:
                         del file[name]
             return storage
     except (OSError, ValueError, KeyError):

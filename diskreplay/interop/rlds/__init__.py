@@ -96,8 +96,8 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a data set that ``tfds.builder_from_directory`` reads.
 
-    There is one split, "train". Images are packed as PNG, and what an example does not hold exactly as bytes. After an
-    interruption the export begins anew.
+    There is one split, "train". Images are packed as PNG, and what an example does not hold exactly as bytes. An export
+    that was interrupted goes on.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,26 +25,43 @@ from diskreplay.interop.rlds.names import (
     TERMINAL,
     feature_names,
 )
-from diskreplay.interop.rlds.records import make_example, write_record
+from diskreplay.interop.rlds.records import make_example, record_bytes, whole_records, write_record
 
 _SHARD_BYTES = 256 << 20
 
 
 class Folder:
-    """A data set that is being written; `episodes` stays 0, as it is written anew."""
-
-    episodes = 0
+    """A data set that is being written."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         self._plan, self._name = plan, name
         self._names = feature_names(plan.schema)
         self._features = {path: feature_of(plan.schema.leaves[path]) for path in self._names}
         plan.path.mkdir(parents=True, exist_ok=True)
-        for old in plan.path.glob(".shard-*"):
-            old.unlink()
         self._shards: list[int] = []
         self._bytes = 0
         self._file: BinaryIO | None = None
+        self._resume()
+        self.episodes = sum(self._shards)
+
+    def _resume(self) -> None:
+        """Go on after the whole records that an interrupted export has left, and remove what is behind them."""
+        is_whole = True
+        while is_whole and (file := self._shard(len(self._shards))).exists():
+            lengths = whole_records(file)
+            nbytes = sum(map(record_bytes, lengths))
+            is_whole = nbytes == file.stat().st_size
+            os.truncate(file, nbytes)
+            self._shards.append(len(lengths))
+            self._bytes += sum(lengths)
+        kept = [self._shard(number) for number in range(len(self._shards))]
+        for old in set(self._plan.path.glob(".shard-*")).difference(kept):
+            old.unlink()
+        if kept:
+            self._file = kept[-1].open("ab")
+
+    def _shard(self, number: int) -> Path:
+        return self._plan.path / f".shard-{number}"
 
     def add(self, episode: EpisodeData) -> None:
         """Append an episode."""
@@ -62,11 +80,12 @@ class Folder:
             ended = (np.arange(rows) >= rows - 2) & episode.terminated
             features[f"{STEPS}{DISCOUNT}"] = np.where(ended, 0, 1).astype(np.float32)
         self._write(make_example(features))
+        self.episodes += 1
 
     def _write(self, data: bytes) -> None:
         if self._file is None or self._file.tell() + len(data) > _SHARD_BYTES:
             self.close()
-            self._file = (self._plan.path / f".shard-{len(self._shards)}").open("wb")
+            self._file = self._shard(len(self._shards)).open("wb")
             self._shards.append(0)
         write_record(self._file, data)
         self._shards[-1] += 1
@@ -83,7 +102,7 @@ class Folder:
         count = len(self._shards)
         for number in range(count):
             name = f"{self._name}-train.tfrecord-{number:05d}-of-{count:05d}"
-            os.replace(self._plan.path / f".shard-{number}", self._plan.path / name)
+            os.replace(self._shard(number), self._plan.path / name)
         split = {
             "name": "train",
             "numBytes": str(self._bytes),
