@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.tiers import NIGHTLY, part_of_cases
+
 # The machine may be busy with other tests: time says nothing about the code, so no deadline and no health check of it.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "ci", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None, print_blob=True
+    "ci", settings.get_profile("dev"), max_examples=50, derandomize=True, database=None, print_blob=True
 )
+settings.register_profile("nightly", settings.get_profile("dev"), max_examples=300, print_blob=True)
 settings.register_profile("thorough", settings.get_profile("dev"), max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("nightly" if NIGHTLY else "ci" if os.environ.get("CI") else "dev")
+)
 
 FAILED = pytest.StashKey[bool]()
 GRACE_SECONDS = 2.0  # sealing in the background and exiting processes get this long to finish
@@ -74,6 +79,26 @@ def look(folder: str) -> dict[str, set]:
 def leaked(before: dict[str, set], folder: str) -> dict[str, set]:
     """Tell what is there now and was not before."""
     return {kind: new for kind, now in look(folder).items() if (new := now - before[kind])}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which CI runs a part of the slow tests."""
+    parser.addoption(
+        "--part",
+        type=int,
+        metavar="NUMBER",
+        help="run a third of the cases of each test, with NUMBER + 1 the next third",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that are not in the part that was asked for."""
+    number = config.getoption("part")
+    if number is not None:
+        chosen = part_of_cases((item.nodeid for item in items), number)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
 
 
 def pytest_collection_finish() -> None:

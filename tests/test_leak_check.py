@@ -1,5 +1,6 @@
 """The fixture that looks for leaks must find them: it runs here on tests that leave something behind."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,10 @@ def test_each_kind_of_leak_fails_its_test_and_nothing_else_does(tmp_path: Path) 
     (tmp_path / "test_leaks.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = leaks\n")
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}  # which has `tests`
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     failed = [line for line in done.stdout.splitlines() if line.startswith("ERROR ")]
     assert len(failed) == 5, done.stdout
     for line, (name, reason) in zip(

@@ -143,32 +143,40 @@ class _Disk:
         return bytes(data)
 
 
-def states(recording: Recording, seed: int, subsets: int = 200, singles: bool = True) -> Iterator[State]:
+def states(
+    recording: Recording, seed: int, subsets: int = 200, singles: bool = True, every: int = 1
+) -> Iterator[State]:
     """Yield states that a loss of power during the recording could leave, each different one once.
 
     - after each event: all of it on the disk;
     - before each sync and mark, and at the end: nothing that no sync covers, and with ``singles`` all but one unit or
       name of that;
     - at ``subsets`` random points a random part of it, which may be older versions of units.
+
+    Of all these, many of which are alike, only each ``every``-th is made.
     """
     rng = random.Random(seed)
-    disk, seen = _Disk(recording), set()
+    disk, seen, number = _Disk(recording), set(), 0
     begin = recording.events.index(Sync(None)) + 1
     for event in recording.events[:begin]:
         disk.apply(event)
     events = recording.events[begin:]
     points = sorted(rng.choices(range(len(events) + 1), k=subsets))
     for position in range(len(events) + 1):
-        here = []
+        here: list[tuple[str, Callable[[], Files]]] = []
         if position == 0 or not isinstance(events[position - 1], Sync):
-            here.append(("all", disk.image()))
+            here.append(("all", disk.image))
         if position == len(events) or isinstance(events[position], Sync | Mark):
-            here.append(("none", disk.image(_oldest, _never)))
+            here.append(("none", partial(disk.image, _oldest, _never)))
             here += _without_one(disk) if singles else []
         while points and points[0] == position:
             points.pop(0)
-            here.append(("some", _random_image(disk, rng)))
-        for why, files in here:
+            here.append(("some", partial(_random_image, disk, rng)))
+        for why, image in here:
+            number += 1
+            if (number - 1) % every:
+                continue
+            files = image()
             key = hash((disk.marks, tuple(files.items())))
             if key not in seen:
                 seen.add(key)
@@ -177,13 +185,13 @@ def states(recording: Recording, seed: int, subsets: int = 200, singles: bool = 
             disk.apply(events[position])
 
 
-def _without_one(disk: _Disk) -> Iterable[tuple[str, Files]]:
+def _without_one(disk: _Disk) -> Iterable[tuple[str, Callable[[], Files]]]:
     for missing in disk.pending():
         if isinstance(missing, int):
             names = disk.names[missing][0].changes
-            yield f"without the names {names}", disk.image(take=partial(ne, missing))
+            yield f"without the names {names}", partial(disk.image, take=partial(ne, missing))
         else:
-            yield f"without unit {missing}", disk.image(lost=missing)
+            yield f"without unit {missing}", partial(disk.image, lost=missing)
 
 
 def _random_image(disk: _Disk, rng: random.Random) -> Files:

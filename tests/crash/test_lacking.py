@@ -11,6 +11,7 @@ import diskreplay as dr
 from diskreplay.store.repair.repair import repair
 from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
+from tests.tiers import whole_or_part
 
 SEGMENT = Path("segments/00000000")
 STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))
@@ -72,4 +73,4 @@ def test_a_copy_that_lacks_a_file_loses_nothing_to_an_opener_that_is_killed(lack
 
 @pytest.mark.slow
 def test_nor_at_any_operation(lacking: Path, tmp_path: Path) -> None:
-    check_points(lacking, tmp_path, max(1, STRIDE))
+    check_points(lacking, tmp_path, STRIDE or whole_or_part(1, 4))

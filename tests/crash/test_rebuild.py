@@ -14,6 +14,7 @@ from diskreplay.store.repair.repair import repair
 from diskreplay.verify import check_segment
 from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
+from tests.tiers import whole_or_part
 
 # How many points lie between two that are tried. 1 tries all of them.
 STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))
@@ -99,5 +100,5 @@ def test_a_repair_that_is_killed_around_the_replacement_leaves_a_segment(damaged
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_repair_that_is_killed_anywhere_leaves_a_segment(damaged: Path, tmp_path: Path) -> None:
-    points = itertools.count(0, STRIDE or 7)
+    points = itertools.count(0, STRIDE or whole_or_part(7, 31))
     assert check_points(damaged, tmp_path, points) == {False, True}

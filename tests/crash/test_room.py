@@ -22,6 +22,7 @@ from tests.crash.injection import Point, failing, in_child, intercepted, needs_r
 from tests.crash.test_writers import KINDS, STRIDE, check_recovered, check_spans
 from tests.testing.coded import check_coded_store
 from tests.testing.support import digest
+from tests.tiers import whole_or_part
 
 Told = list[dict[str, Any]]
 
@@ -229,27 +230,25 @@ def refuse_each(folder: Path, kind: str, condition: Any, error: Any, stride: int
     return kinds
 
 
-STRIDES = [STRIDE or 997, pytest.param(STRIDE or 307, marks=pytest.mark.slow)]
+REFUSED_STRIDE = STRIDE or whole_or_part(307, 997)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3000)
-def test_a_writer_that_finds_no_descriptor_at_any_open_loses_nothing(tmp_path: Path, kind: str, stride: int) -> None:
+def test_a_writer_that_finds_no_descriptor_at_any_open_loses_nothing(tmp_path: Path, kind: str) -> None:
     def error() -> OSError:
         return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    kinds = refuse_each(tmp_path, kind, lambda point: point.name == "open", error, stride // 3 + 1)
+    kinds = refuse_each(tmp_path, kind, lambda point: point.name == "open", error, REFUSED_STRIDE // 3 + 1)
     assert kinds == {"OSError"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3000)
-def test_a_writer_that_is_interrupted_at_any_point_loses_nothing(tmp_path: Path, kind: str, stride: int) -> None:
-    kinds = refuse_each(tmp_path, kind, lambda _: True, KeyboardInterrupt, stride)
+def test_a_writer_that_is_interrupted_at_any_point_loses_nothing(tmp_path: Path, kind: str) -> None:
+    kinds = refuse_each(tmp_path, kind, lambda _: True, KeyboardInterrupt, REFUSED_STRIDE)
     assert kinds == {"KeyboardInterrupt"}
 
 

@@ -21,6 +21,7 @@ from diskreplay.format.root import read_root
 from diskreplay.format.state_files import read_state, write_state
 from tests.crash.injection import die_at
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
+from tests.tiers import whole_or_part
 
 SAVE = """
 import sys
@@ -110,7 +111,7 @@ def test_a_process_that_is_killed_at_a_random_instant_leaves_one_whole_state(tmp
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_process_that_is_killed_at_many_random_instants_leaves_one_whole_state(tmp_store: Path) -> None:
-    check_rounds(tmp_store, 40)
+    check_rounds(tmp_store, whole_or_part(40, 8))
 
 
 def save(path: Path, number: int, _: Any) -> None:

@@ -13,6 +13,7 @@ import diskreplay as dr
 from tests.crash import workloads
 from tests.crash.injection import STORE, die_at, points_of
 from tests.testing.coded import check_coded_store, coded_obs, coded_step, make_codes
+from tests.tiers import whole_or_part
 
 # How many points lie between two that are tried. 1 tries all of them, which takes minutes.
 STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))
@@ -121,5 +122,5 @@ def test_a_writer_that_is_killed_at_some_points_loses_nothing(tmp_path: Path, ki
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_writer_that_is_killed_at_any_point_loses_nothing(tmp_path: Path, kind: str) -> None:
-    last = run(tmp_path, kind, itertools.count(0, STRIDE or 53))
+    last = run(tmp_path, kind, itertools.count(0, STRIDE or whole_or_part(53, 211)))
     assert last > 1000

@@ -52,7 +52,7 @@ def test_a_sampler_in_a_worker_names_the_data_set_to_use(tmp_store):
             next(batches)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2))])
 def test_a_sweep_gives_every_id_once_over_all_workers(tmp_store, workers):
     with filled(tmp_store) as store:
         dataset = StoreDataset(store, dr.Transitions(), dr.Sweep(), batch_size=64, seed=0)

@@ -17,7 +17,7 @@ from tests.tiers import whole_or_part
 # How many bytes lie between two that are damaged. 1 damages each of them in turn: of the tiny store in half an hour,
 # of the others in hours.
 STRIDE = int(os.environ.get("DISKREPLAY_DAMAGE_STRIDE", 0))
-FAST, SLOW = 20, whole_or_part(400, 80)  # bytes that are damaged of each store by default
+FAST, SLOW = whole_or_part(20, 8), whole_or_part(400, 24)  # bytes that are damaged of each store by default
 
 
 class Kind(NamedTuple):
