@@ -10,17 +10,17 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
+from diskreplay.cli.format_options import Options, named_options, parse_options
 from diskreplay.cli.where import Where, compile_where
 
 __all__ = ["SCHEMES", "Scheme", "export_store", "import_store"]
 
 
 class Scheme(NamedTuple):
-    """A format by the word before the colon: the adapter's module, what WHERE is, and options that only it has."""
+    """A format by the word before the colon: the adapter's module, and what WHERE is."""
 
     module: str
     where: str
-    options: tuple[str, ...] = ()
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -32,7 +32,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "torchrl_memmap": Scheme("diskreplay.interop.torchrl_memmap", "a folder of memory-mapped tensors of TorchRL"),
     "rlds": Scheme("diskreplay.interop.rlds", "a folder of TFDS with episodes of RLDS, as TFRecord files"),
     "dreamer": Scheme("diskreplay.interop.dreamer", "a replay folder of Dreamer"),
-    "lerobot": Scheme("diskreplay.interop.lerobot", "a folder of LeRobot", ("video",)),
+    "lerobot": Scheme("diskreplay.interop.lerobot", "a folder of LeRobot"),
     "d4rl": Scheme("diskreplay.interop.d4rl", "an HDF5 file of D4RL"),
 }
 
@@ -60,6 +60,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def import_store(
     source: Source,
     path: Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the new store.")],
+    option: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a data set into a new store.
@@ -68,8 +69,10 @@ def import_store(
     each episode ended, and in its notes what the format says of the whole data set.
     """
     scheme, where = _parsed(source)
-    with console.bar("Importing steps") as progress:
-        done = import_module(scheme.module).import_dataset(where, path, progress=progress)
+    import_dataset = import_module(scheme.module).import_dataset
+    options = parse_options(source.partition(":")[0], import_dataset, option or ())
+    with named_options(options), console.bar("Importing steps") as progress:
+        done = import_dataset(where, path, progress=progress, **options)
     if as_json:
         console.emit(text.to_json(asdict(done)))
         return
@@ -81,7 +84,10 @@ def export_store(
     target: Target,
     where: Where = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be.")] = False,
-    video: Annotated[bool, typer.Option("--video", help="Encode images as video, which loses detail.")] = False,
+    option: Options = None,
+    video: Annotated[
+        bool, typer.Option("--video", help="As --option video=true: encode images as video, which loses detail.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Export the ended episodes of a store, or those that meet an expression, to a new data set.
@@ -91,15 +97,13 @@ def export_store(
     the command is repeated. Open episodes are left out.
     """
     scheme, to = _parsed(target)
-    given = {"video": True} if video else {}
-    if unknown := given.keys() - set(scheme.options):
-        raise typer.BadParameter(f"{target.partition(':')[0]} has no option --{min(unknown)}")
+    export_dataset = import_module(scheme.module).export_dataset
+    given = [*(option or ()), *(["video=true"] if video else [])]
+    options = parse_options(target.partition(":")[0], export_dataset, given)
     with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
-        with console.bar("Exporting steps") as progress:
-            done = import_module(scheme.module).export_dataset(
-                store, to, where=condition, progress=progress, dry_run=dry_run, **given
-            )
+        with named_options(options), console.bar("Exporting steps") as progress:
+            done = export_dataset(store, to, where=condition, progress=progress, dry_run=dry_run, **options)
     if as_json:
         named = {name: [each._asdict() for each in vars(done)[name]] for name in ("not_held", "lossy")}
         console.emit(text.to_json({**asdict(done), **named, "dry_run": dry_run}))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["export_dataset", "import_dataset"]
 
 NAME = "parquet"
+_COMPRESSIONS = "snappy", "zstd", "gzip", "brotli", "lz4", "none"
 _STEPS, _EPISODES = "steps", "episodes"
 _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
     *("episode", "step", "length"),
@@ -120,13 +121,17 @@ def export_dataset(
     dry_run : bool
         Write nothing, only return what would be.
     compression : str
-        Of pyarrow's: "snappy", "zstd", "gzip", "none", ...
+        Of pyarrow's: "snappy", "zstd", "gzip", "brotli", "lz4" or "none".
 
     Raises
     ------
     StoreExists
         Something else is at ``path``.
+    ValueError
+        There is no such compression.
     """
+    if compression not in _COMPRESSIONS:
+        raise ValueError(f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}, and not {compression!r}")
 
     @contextmanager
     def open_folder(plan: Plan) -> Iterator[_Folder]:

@@ -1,10 +1,17 @@
 """`diskreplay import` and `export`."""
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+import typer
+import zarr
+
+import diskreplay as dr
 from diskreplay.cli.exchange import SCHEMES
+from diskreplay.cli.format_options import parse_options
 from tests.interop.round_trips import content, make_store
 
 
@@ -47,12 +54,77 @@ def test_wrong_arguments_are_one_line(run: Callable, tmp_path: Path) -> None:
             f"diskreplay: Invalid value: {said} (see diskreplay export --help)\n",
         )
         assert run("import", given, tmp_path / "b").err.startswith(f"diskreplay: Invalid value: {said}")
-    assert "npz has no option --video" in run("export", store, f"npz:{tmp_path / 'x'}", "--video").err
+    assert "npz has no option 'video' here; it has none" in run("export", store, f"npz:{tmp_path / 'x'}", "--video").err
     assert "it has no dataset.json" in run("import", f"npz:{tmp_path / 'x'}", tmp_path / "b").err
     assert (
         "is no store" in run("export", tmp_path / "x", "npz:y").err or run("export", tmp_path / "x", "npz:y").code == 2
     )
     assert not (tmp_path / "b").exists()
+
+
+def test_options_of_a_format_are_passed_on(run: Callable, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", "nested")
+    options = ("--option", "zarr_format=3", "--option", "names=obs/image:img,action/move:push")
+    assert run("export", store, f"zarr_episodes:{tmp_path / 'set'}", *options).code == 0
+    root = zarr.open_group(tmp_path / "set", mode="r")
+    assert root.metadata.zarr_format == 3
+    assert {"img", "push"} <= set(root["data"].keys())
+    del zarr.open_group(tmp_path / "set", mode="a").attrs["diskreplay"]
+    given = ("ended=cut", "action=push", "extra=img")
+    options = tuple(word for option in given for word in ("--option", option))
+    assert run("import", f"zarr_episodes:{tmp_path / 'set'}", tmp_path / "b", *options).code == 0
+    with dr.open(tmp_path / "b") as back:
+        assert list(back.schema.extra) == ["img"]
+        assert back.episodes[0].cut
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("format=3", "zarr_episodes has no option 'format' here; it has zarr_format=2|3, names=KEY:NAME,...|none"),
+        ("where=3", "zarr_episodes has no option 'where' here; it has zarr_format=2|3, names=KEY:NAME,...|none"),
+        ("zarr_format=4", "the option is zarr_format=2|3, not 'zarr_format=4'"),
+        ("zarr_format", "the option is zarr_format=2|3, not 'zarr_format'"),
+        ("names=a", "the option is names=KEY:NAME,...|none, not 'names=a'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(run: Callable, tmp_path: Path, given: str, said: str) -> None:
+    store = make_store(tmp_path / "a", "vectors")
+    asked = run("export", store, f"zarr_episodes:{tmp_path / 'set'}", "--option", given)
+    assert asked == (2, "", f"diskreplay: Invalid value: {said} (see diskreplay export --help)\n")
+    assert not (tmp_path / "set").exists()
+
+
+def test_every_option_of_every_format_can_be_given() -> None:
+    values = ("3", "true", "a:b", "cut", "final", "arrow")
+    for scheme in SCHEMES.values():
+        module = pytest.importorskip(scheme.module, reason=f"needs the libraries of {scheme.module}")
+        for function in (module.import_dataset, module.export_dataset):
+            for name, parameter in inspect.signature(function).parameters.items():
+                if parameter.kind is parameter.KEYWORD_ONLY and name not in ("progress", "where", "dry_run"):
+                    assert any(takes(function, f"{name}={value}") for value in values), (scheme, name)
+
+
+def takes(function: Callable, given: str) -> bool:
+    try:
+        return bool(parse_options("some", function, [given]))
+    except typer.BadParameter:
+        return False
+
+
+def test_what_the_format_refuses_is_one_line(run: Callable, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    store = make_store(tmp_path / "a", "vectors")
+    asked = run("export", store, f"parquet:{tmp_path / 'set'}", "--option", "compression=loose")
+    assert asked.err.startswith("diskreplay: Invalid value: compression is one of ")
+    assert asked.err.endswith("and not 'loose' (see diskreplay export --help)\n")
+    assert not (tmp_path / "set").exists()
+
+
+def test_an_option_is_given_once(run: Callable, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", "vectors")
+    twice = ("--option", "zarr_format=2", "--option", "zarr_format=3")
+    assert "the option zarr_format is given twice" in run("export", store, f"zarr_episodes:{tmp_path}/x", *twice).err
 
 
 def test_help_lists_the_schemes(run: Callable) -> None:
