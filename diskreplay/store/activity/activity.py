@@ -2,18 +2,21 @@
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from diskreplay.errors import SegmentGone
+from diskreplay.errors import MissingExtra, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.limiters import StepCounter
 from diskreplay.format.quarantine import read_quarantine
 from diskreplay.format.root import Root, read_root
+from diskreplay.format.segment import SegmentInfo
+from diskreplay.kernels.table import chosen
 from diskreplay.store.activity.disk import DiskUse, Progress
 from diskreplay.store.activity.newest_episodes import NewestEpisodes, count_ended
 from diskreplay.store.activity.rates import Rate
@@ -25,6 +28,10 @@ from diskreplay.store.reading.snapshot import Snapshot
 
 NEWEST = 100
 """Episodes over which the mean return is taken."""
+
+# Lanes that may grow from which on they are followed by compiled code: without it, each that has new rows takes 70 us.
+# That has to be loaded, or even compiled, so not for a single look.
+_MANY_LANES = 256
 
 # Steps come evenly, bytes in blocks that are reserved ahead.
 _RATE_S, _GROWTH_S = 10.0, 600.0
@@ -116,6 +123,7 @@ class Activity:
         self._limiters, self._disk = Limiters(root, limiters, _RATE_S), DiskUse(root)
         self._rates = {name: Rate(_RATE_S) for name in ("inserted", "gone", "episodes")}
         self._growth = Rate(_GROWTH_S)
+        self._is_first, self._is_compiled = True, False
         self._steps.read()
         self._disk.read({info.number for info in self._steps.growing()}, progress)
 
@@ -139,10 +147,20 @@ class Activity:
             It was damaged as a whole.
         """
         with self._root.still_there():
-            return self._look(self._root)
+            look = self._look(self._root)
+        self._is_first = False
+        return look
+
+    def _compile(self, growing: Sequence[SegmentInfo]) -> None:
+        """Follow lanes by compiled code from now on, where there are many and it can be had."""
+        if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
+            self._is_compiled = True
+            with suppress(MissingExtra):
+                self._follower.follow_with(chosen)
 
     def _look(self, root: Root) -> Look:
         inserted = self._steps.read()  # before the snapshot: else steps in between would seem to be gone
+        self._compile(self._steps.growing())
         snapshot, _ = self._follower.refresh()
         root.follow_limits()
         now = time.time()

@@ -120,6 +120,23 @@ def test_the_newest_episodes_are_those_that_ended_last(store: dr.Store) -> None:
     assert look.mean_return == pytest.approx((2 * sum(range(20, 70)) - 20 + 1000) / 100)
 
 
+def test_many_lanes_are_followed_by_compiled_code_from_the_second_look_on(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diskreplay.store.activity.activity._MANY_LANES", 3)
+    obs, rng, flags = np.zeros((3, 2), np.float32), np.random.default_rng(0), np.zeros(3, bool)
+    with dr.create(tmp_store, SCHEMA) as store, store.writer(num_envs=3) as writer, Activity(tmp_store) as activity:
+        for number in range(3):
+            for _ in range(20):
+                writer.append(obs, np.zeros(3, int), np.ones(3), rng.random(3) < 0.2, flags, next_obs=obs)
+            look = activity.look()
+            assert activity._is_compiled is (number > 0)
+            with Activity(tmp_store) as other:  # whose first look is without it
+                plain = other.look()
+            assert look.steps == 60 * (number + 1)
+            assert (look.steps, look.episodes, look.mean_return) == (plain.steps, plain.episodes, plain.mean_return)
+
+
 def test_a_full_store_tells_what_leaves(tmp_store: Path, clock: Any) -> None:
     with dr.create(tmp_store, SCHEMA, capacity=20, segment_steps=5) as store, Activity(tmp_store) as activity:
         with store.writer() as writer:
