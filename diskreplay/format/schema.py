@@ -198,7 +198,9 @@ class Schema:
         SchemaError
             If a key or a value does not fit the schema; the message names it.
         """
-        leaves = self.leaves
+        leaves, plan = self.leaves, self._plans[part]
+        if type(plan) is str:  # as most parts are, in most schemas
+            return {plan: leaves[plan].cast(value, plan, leading)}
         return {path: leaves[path].cast(raw, path, leading) for path, raw in self.flatten(part, value)}
 
     def flatten(self, part: str, value: Any) -> list[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +24,8 @@ from diskreplay.views.requested import OF_DRAWS
 NOTHING = Pipeline()
 
 
-class Gathered(NamedTuple):
-    """A batch in memory, and on its way to a CUDA device where that is wanted; see `BufferPool.acquire`."""
-
-    slot: Slot
-    fields: Fields
-    sent: Sent | None
+# A batch in memory (see `BufferPool.acquire`), and on its way to a CUDA device where that is wanted.
+Gathered = tuple[Slot, Fields, Sent | None]
 
 
 class Destination:
@@ -113,7 +109,7 @@ class Gatherer:
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:
             self.disk.end(begun)
-        return Gathered(slot, fields, sent)
+        return slot, fields, sent
 
     def close(self) -> None:
         """End the thread that helps."""

@@ -65,6 +65,6 @@ class ItemErrors:
                 self._has_windows = False
         if not self._has_windows:
             return None
-        block = self._readers[fields].gather(snapshot, ids).slot.block
-        paths = [leaf.path for leaf in block.leaves]
-        return [block.arrays[paths.index((name,))] for name in fields]
+        slot, _, _ = self._readers[fields].gather(snapshot, ids)
+        paths = [leaf.path for leaf in slot.block.leaves]
+        return [slot.block.arrays[paths.index((name,))] for name in fields]

@@ -156,7 +156,8 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The frozen state that everything here is read from."""
-        return self._open_follower().snapshot
+        # By the attribute, as in `newest_snapshot`.
+        return (self._follower or self._open_follower()).snapshot
 
     def __len__(self) -> int:
         """Return the number of steps in the current snapshot."""

@@ -43,6 +43,8 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation for a lane's next row is written already
+        # Whether all are open, are no continuations and have that observation, as before most steps; in doubt, no.
+        self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # the same bytes
 
@@ -64,7 +66,7 @@ class LaneArrays:
     def discontinuous(self, values: list[Array]) -> Bools | None:
         """Tell which lanes were to go on with another observation than they do; None for no lane."""
         found = None
-        if not np.count_nonzero(self.known):
+        if not self.steady and not np.count_nonzero(self.known):
             return None
         for words, value in zip(self._words, values, strict=False):
             differ = words != np.frombuffer(value, words.dtype)
@@ -98,7 +100,7 @@ class _ArrayLane(Lane):
 
     @open.setter
     def open(self, value: bool) -> None:
-        self._arrays.open[self.number] = value
+        self._arrays.open[self.number], self._arrays.steady = value, False
 
     @property
     def continues(self) -> bool:
@@ -106,7 +108,7 @@ class _ArrayLane(Lane):
 
     @continues.setter
     def continues(self, value: bool) -> None:
-        self._arrays.continues[self.number] = value
+        self._arrays.continues[self.number], self._arrays.steady = value, False
 
     @property
     def segment(self) -> SegmentWriter | None:
@@ -127,7 +129,7 @@ class _ArrayLane(Lane):
     def pending(self, value: list[bytes] | None) -> None:
         # An observation that is known is kept by `LaneArrays.keep_next_obs`, for all lanes in one.
         assert value is None
-        self._arrays.known[self.number] = False
+        self._arrays.known[self.number] = self._arrays.steady = False
 
 
 class VectorSteps:
@@ -184,16 +186,16 @@ class VectorSteps:
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
         """Return the newest ids of lanes of one segment, None for all."""
         at = self._places(lanes)
-        ids = segment.rows_of(at)
-        ids -= 1
-        is_open = self._state.open if lanes is None else self._state.open[lanes]
-        if np.count_nonzero(is_open) < len(is_open):
-            ids -= ~is_open & (ids == (segment.final_rows if at is None else segment.final_rows[at]))
-        nowhere = ids < 0
-        ids *= len(segment.info.lanes)
+        ids, count = segment.rows_of(at), len(segment.info.lanes)  # rows behind the newest steps, for a start
+        nowhere = None
+        if not self._state.steady:
+            is_open = self._state.open if lanes is None else self._state.open[lanes]
+            ids -= ~is_open & (ids == 1 + (segment.final_rows if at is None else segment.final_rows[at]))
+            nowhere = ids < 1
+        ids *= count
         ids += self._every if at is None else at
-        ids += segment.number << POSITION_BITS
-        if np.count_nonzero(nowhere):
+        ids += (segment.number << POSITION_BITS) - count
+        if nowhere is not None:
             ids[nowhere] = -1
         return ids
 
@@ -239,8 +241,10 @@ class VectorSteps:
         newest = rotation.newest
         if newest is None or len(rotation.by_number) > 1 or not newest.has_room() or rotation.has_to_end(newest):
             return False
-        if np.count_nonzero(state.open) < len(state.open) and (
-            not rotation.has_room_for_episode() or np.count_nonzero(state.continues)
+        if (
+            not state.steady
+            and np.count_nonzero(state.open) < len(state.open)
+            and (not rotation.has_room_for_episode() or np.count_nonzero(state.continues))
         ):
             return False
         discontinuous = state.discontinuous(step.values)
@@ -313,13 +317,15 @@ class VectorSteps:
     def _flags(self, lanes: Ints | None, some_end: bool, step: Step) -> NDArray[np.uint8]:
         state = self._state
         is_open = state.open if lanes is None else state.open[lanes]
-        if not some_end and np.count_nonzero(is_open) == len(is_open):
+        if not some_end and (state.steady or np.count_nonzero(is_open) == len(is_open)):
             return self._no_flags[: len(is_open)]
         continues, ends, cuts = _of(lanes, (state.continues, step.ends, step.cuts))
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
         """Write the observations that are not there since the step before."""
+        if self._state.steady:
+            return
         known = self._state.known if lanes is None else self._state.known[lanes]
         count = np.count_nonzero(known)
         if count == len(known):
@@ -336,13 +342,14 @@ class VectorSteps:
         state = self._state
         if step.next_obs is not None:
             state.keep_next_obs(step.lanes, step.next_obs)
-            if step.lanes is None and not step.some_end and np.count_nonzero(state.known) == len(state.known):
-                return  # all of them are what they were, as in most steps
+            if state.steady and not step.some_end:
+                return  # all of them are what they were
         chosen: Any = slice(None) if step.lanes is None else step.lanes
         going_on = ~step.ended[chosen]
         state.open[chosen] = going_on
         state.continues[chosen] = False
         state.known[chosen] = going_on if step.next_obs is not None else False
+        state.steady = step.lanes is None and step.next_obs is not None and not step.some_end
 
 
 def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
