@@ -50,7 +50,10 @@ class ShardGroup:
 
     def renew(self, shard: int) -> None:
         """Get the actor of a shard again, which may have been lost for good."""
-        self._actors[shard] = self.make_actor(shard)
+        found = self.make_actor(shard)
+        # Of the same actor the first handle stays: an actor of Ray ends with it, though there are others.
+        if found != self._actors[shard]:
+            self._actors[shard] = found
 
     @property
     def places(self) -> list[tuple[str, str]]:

@@ -12,6 +12,8 @@ import diskreplay as dr
 from diskreplay.interop.ray.sharded_sampler import ShardedSampler
 from tests.interop.ray.in_process import InProcess, append, make_stores
 
+pytestmark = pytest.mark.slow
+
 STEPS = (60, 20, 150, 7)
 ALPHA, BETA, EPS = 0.7, 0.5, 1e-6
 NODES = {"read by its actor": "another node", "read directly": "this node"}

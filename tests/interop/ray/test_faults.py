@@ -129,3 +129,26 @@ def test_empty_shards_are_not_enough_data(tmp_path: Path) -> None:
         message = r"^2 shards have 0 steps sampleable as Transitions\(.*\); 1 is needed$"
         with pytest.raises(dr.NotEnoughData, match=message):
             sampler.sample()
+
+
+def test_the_first_handle_of_an_actor_is_kept_since_it_ends_with_it(tmp_path: Path) -> None:
+    class SameActor(InProcess):
+        def make_actor(self, shard: int) -> Any:
+            return Handle(super().make_actor(shard))
+
+    class Handle:
+        def __init__(self, actor: Any) -> None:
+            self.actor = actor
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Handle) and other.actor is self.actor
+
+        __hash__ = None  # type: ignore[assignment]
+
+    with SameActor(make_stores(tmp_path, (4,))) as shards:
+        first = shards.actor(0)
+        shards.renew(0)
+        assert shards.actor(0) is first
+        shards.kill(0)
+        shards.renew(0)
+        assert shards.actor(0) is not first
