@@ -31,7 +31,7 @@ TRIED = {
     "sb3": ("diskreplay.interop.sb3", "tests/interop/test_sb3.py"),
     "torchrl": ("diskreplay.interop.torchrl", "tests/interop/test_torchrl.py", "tests/loading/test_tensordicts.py"),
     "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py"),
-    "ray": ("ray", "tests/interop/ray"),
+    "ray": ("ray", "tests/interop/ray", "tests/store/test_ray_dataset.py"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
 # Its upper bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.

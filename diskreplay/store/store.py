@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import EllipsisType
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import markup
-from diskreplay.errors import Closed, ReadOnlyError
+from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.format import layout
 from diskreplay.format.file_systems import warn_of
@@ -49,6 +49,7 @@ from diskreplay.verify.verify import Problem, verify
 
 if TYPE_CHECKING:
     import pandas
+    import ray.data
     import xarray
 
 PathLike = str | os.PathLike[str]
@@ -496,6 +497,44 @@ class Store:
             As for `to_numpy`.
         """
         return tables.to_xarray(self.snapshot)
+
+    @shown_paths()
+    def to_ray_dataset(
+        self, *, where: Callable[[Episode], bool] | None = None, fields: Sequence[str] | None = None
+    ) -> "ray.data.Dataset":
+        """Return the steps of the current snapshot as a dataset of Ray Data, a row a step, which its tasks read.
+
+        It has the columns of `to_pandas`, with `episode` and `step` among them, and arrays as tensors: ``obs`` has the
+        shape of the field. Tasks read whole segments, several small ones or parts of a large one, on the machine of the
+        caller, and yield blocks of up to 32 MiB; nothing is read here. Rows of an episode are in order inside a block,
+        and blocks come as Ray's execution options say.
+
+        Parameters
+        ----------
+        where : callable, optional
+            A predicate over episodes: those whose steps are in it. Tasks ask it, so it is pickled.
+        fields : sequence of str, optional
+            The columns; "obs" is all below it, "obs.image" one leaf, "..." all columns. Only when it is named,
+            "next_obs" is there: the observation that a step led to. A step that lacks it, the last one of an episode
+            without a final observation, is left out then.
+
+        Raises
+        ------
+        MissingExtra
+            Ray Data is not installed.
+        SchemaError
+            There is no such column.
+        ValueError
+            `where` is no function.
+        SegmentGone
+            In a task: a segment was evicted since the snapshot.
+        """
+        with MissingExtra.raised_for("a dataset of Ray", "ray"):
+            from diskreplay.store.ray_dataset import to_ray_dataset
+
+        if where is not None and not callable(where):
+            raise ValueError(f"where must be a function of an episode, not {where!r}")
+        return to_ray_dataset(self.snapshot, self._root, where, fields)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def to_pandas(snapshot: Snapshot) -> "pandas.DataFrame":
     )
     columns = dict(properties)
     for path, column in leaves.items():
-        columns |= _scalars(_name(path), column)
+        columns |= _scalars(column_name(path), column)
     return pandas.DataFrame(columns, index=index)
 
 
@@ -57,11 +57,11 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
 
     properties, leaves = step_columns(snapshot)
     known, values = episode_columns(snapshot)
-    variables = {_name(path): _variable("step", path, column) for path, column in leaves.items()}
+    variables = {column_name(path): _variable("step", path, column) for path, column in leaves.items()}
     variables |= {name: _variable("step", name, properties.pop(name)) for name in ("terminated", "truncated")}
     variables |= {f"episode_{name}": _variable("episode", name, column) for name, column in known.items()}
     for path, column in values.items():
-        name = f"final_{_name(path)}" if path in leaves else f"episode_{_name(path)}"
+        name = f"final_{column_name(path)}" if path in leaves else f"episode_{column_name(path)}"
         variables[name] = _variable("episode", path, np.ma.getdata(column))
         variables[f"has_{name}"] = _variable("episode", name, ~_missing(column))
     times = (properties.pop("time") * 1e9).astype("datetime64[ns]")
@@ -85,12 +85,12 @@ def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Colum
         "episode": episode,
         "step": step,
         "id": episodes.first[episode] + step * episodes.stride[episode],
-        "time": _joined((count,), np.dtype(np.float64), (each.times for each in EpisodeList(snapshot))),
+        "time": joined((count,), np.dtype(np.float64), (each.times for each in EpisodeList(snapshot))),
         "terminated": ends[0],
         "truncated": ends[1],
     }
     leaves = snapshot.schema.step_leaves.items()
-    return properties, {path: _joined((count, *leaf.shape), leaf.dtype, _rows(snapshot, path)) for path, leaf in leaves}
+    return properties, {path: joined((count, *leaf.shape), leaf.dtype, _rows(snapshot, path)) for path, leaf in leaves}
 
 
 def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
@@ -99,7 +99,7 @@ def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
         yield snapshot.rows(path, first, steps)
 
 
-def _joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]) -> Column:
+def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]) -> Column:
     """Return an array of parts, one behind the other."""
     out, at = np.empty(shape, dtype), 0
     for part in parts:
@@ -160,7 +160,7 @@ def _missing(column: Column) -> NDArray[np.bool_]:
     return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
 
 
-def _name(path: str) -> str:
+def column_name(path: str) -> str:
     """Return the name of a leaf in tables, where a slash would be a folder."""
     return path.removeprefix("extra/").removeprefix("episode/").replace("/", ".")
 

@@ -16,6 +16,7 @@ from diskreplay.ids import (
     POSITION_MASK,
     TERMINATED,
     TRUNCATED,
+    EpisodeTable,
     is_end_with_values,
 )
 from diskreplay.store.reading.chunk_table import LACKING
@@ -33,8 +34,9 @@ class Episode:
 
     __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")
 
-    def __init__(self, snapshot: Snapshot, position: int) -> None:
-        episodes = snapshot.episodes
+    def __init__(self, snapshot: Snapshot, position: int, episodes: EpisodeTable | None = None) -> None:
+        # Those of an earlier snapshot of the same store, where they are given.
+        episodes = snapshot.episodes if episodes is None else episodes
         self._snapshot = snapshot
         self._first, self._stride = int(episodes.first[position]), int(episodes.stride[position])
         self._steps, self._obs_rows = int(episodes.steps[position]), int(episodes.obs_rows[position])

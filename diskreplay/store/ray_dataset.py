@@ -1,0 +1,242 @@
+"""The steps of a snapshot as a dataset of Ray Data: what its tasks read, and how."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.data
+from numpy.typing import NDArray
+from ray.data.block import BlockAccessor, BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from diskreplay.errors import SchemaError, StoreNotFound
+from diskreplay.format.layout import TIME
+from diskreplay.format.root import Root, read_root
+from diskreplay.format.schema import Schema
+from diskreplay.ids import POSITION_BITS, TERMINATED, TRUNCATED, EpisodeTable, Ints
+from diskreplay.store.reading.episodes import Episode
+from diskreplay.store.reading.follower import Follower
+from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.store.tables import column_name, joined
+
+Where = Callable[[Episode], bool]
+
+# A block's bytes: small enough that several are on their way, and large enough for Ray's cost of each.
+BLOCK_BYTES = 32 << 20
+NEXT_OBS = "next_obs"
+_EVERY = "..."
+# Columns beside those of the leaves.
+_PROPERTIES: dict[str, Any] = {
+    "episode": np.dtype(np.int64),
+    "step": np.dtype(np.int64),
+    "id": np.dtype(np.int64),
+    "time": np.dtype(np.float64),
+    "terminated": np.dtype(np.bool_),
+    "truncated": np.dtype(np.bool_),
+}
+
+
+def to_ray_dataset(
+    snapshot: Snapshot, root: Root, where: Where | None, fields: Sequence[str] | None
+) -> "ray.data.Dataset":
+    """Return the dataset; see `Store.to_ray_dataset`."""
+    source = StoreDatasource(root, snapshot.episodes, where, chosen_columns(root.schema, fields))
+    return ray.data.read_datasource(source)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its shape and dtype, and the leaf that it is of; None for a property of the step."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    leaf: str | None = None
+
+    @property
+    def is_next(self) -> bool:
+        """Whether rows are those of the steps that come next."""
+        return self.leaf is not None and self.name.split(".")[0] == NEXT_OBS
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes a row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column, ...]:
+    """Return the columns that are named; SchemaError where there is no such one."""
+    columns = [Column(name, (), dtype) for name, dtype in _PROPERTIES.items()]
+    leaves = schema.step_leaves.items()
+    columns += [Column(column_name(path), leaf.shape, leaf.dtype, path) for path, leaf in leaves]
+    usual = set(columns)
+    of_obs = [(path, leaf) for path, leaf in leaves if path.split("/")[0] == "obs"]
+    columns += [Column(f"next_{column_name(path)}", leaf.shape, leaf.dtype, path) for path, leaf in of_obs]
+    chosen: set[Column] = set()
+    for name in (_EVERY,) if fields is None else fields:
+        found = {each for each in columns if each.name == name or each.name.startswith(f"{name}.")}
+        if not found and name != _EVERY:
+            known = ", ".join(dict.fromkeys(each.name for each in columns))
+            raise SchemaError(f"there is no column {name!r}; the dataset has {known}")
+        chosen |= usual if name == _EVERY else found
+    return tuple(column for column in columns if column in chosen)
+
+
+class StoreDatasource(Datasource):  # type: ignore[misc]
+    """Reads the steps of episodes of a store."""
+
+    def __init__(self, root: Root, episodes: EpisodeTable, where: Where | None, columns: tuple[Column, ...]) -> None:
+        super().__init__()
+        self._path, self._uuid = str(root.path), root.uuid
+        self._episodes, self._where, self._columns = episodes, where, columns
+        self._steps = episodes.steps
+        if any(column.is_next for column in columns):
+            self._steps = np.minimum(self._steps, episodes.obs_rows - 1)
+
+    def get_name(self) -> str:
+        """Return the name that Ray shows."""
+        return "Store"
+
+    @property
+    def supports_distributed_reads(self) -> bool:
+        """Whether tasks may run on other nodes: a store belongs to one machine."""
+        return False
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Return the bytes of all rows, before `where`."""
+        return int(self._steps.sum()) * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(column.row_bytes for column in self._columns)
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
+    ) -> list[Any]:
+        """Return about so many tasks, each of the episodes of some segments, or of a part of one."""
+        cuts = segment_cuts(self._episodes.first >> POSITION_BITS, self._steps, parallelism)
+        # Of a row, as Ray has no tensors without any.
+        row = [np.zeros((1, *column.shape), column.dtype) for column in self._columns]
+        schema = BlockAccessor.for_block(_block(self._columns, [row])).schema()
+        tasks = []
+        for start, stop in pairwise(cuts):
+            episodes, steps = self._episodes.select(slice(start, stop)), self._steps[start:stop]
+            rows = int(steps.sum())
+            metadata = BlockMetadata(
+                num_rows=None if self._where else rows,
+                size_bytes=None if self._where else rows * self._row_bytes,
+                exec_stats=None,
+                input_files=None,
+            )
+            read = ReadSteps(
+                self._path, self._uuid, start, episodes, self._steps[start:stop], self._where, self._columns
+            )
+            tasks.append(ReadTask(read, metadata, schema=schema, per_task_row_limit=per_task_row_limit))
+        return tasks
+
+
+def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
+    """Return where episodes, in the order of their segments, are cut into about so many parts of equal steps.
+
+    Cuts are between segments, and inside of those that are larger than a part.
+    """
+    count, ends = len(steps), np.cumsum(steps)
+    if not count:
+        return [0]
+    most = max(1, -(-int(ends[-1]) // max(parts, 1)))
+    cuts = [0]
+    for behind in [*(np.flatnonzero(np.diff(segments)) + 1).tolist(), count]:
+        done = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
+        while ends[behind - 1] - done >= 2 * most:
+            cut = int(np.searchsorted(ends, done + most)) + 1
+            if cut >= behind:
+                break
+            cuts.append(cut)
+            done = int(ends[cut - 1])
+        if ends[behind - 1] - done >= most or behind == count:
+            cuts.append(behind)
+    return cuts
+
+
+@dataclass(frozen=True, eq=False)
+class ReadSteps:
+    """Reads the steps of some episodes, in whichever process it is called.
+
+    ``number`` is the place of the first of them among all, ``steps`` how many of each are read.
+    """
+
+    path: str
+    uuid: str
+    number: int
+    episodes: EpisodeTable
+    steps: Ints
+    where: Where | None
+    columns: tuple[Column, ...]
+
+    def __call__(self) -> Iterator[Any]:
+        """Yield blocks of rows."""
+        snapshot = _follower(self.path, self.uuid).refresh()[0]
+        most = max(1, BLOCK_BYTES // max(1, sum(column.row_bytes for column in self.columns)))
+        pieces: list[list[NDArray[Any]]] = []
+        rows = 0
+        for at in range(len(self.episodes)):
+            if self.where is not None and not self.where(Episode(snapshot, at, self.episodes)):
+                continue
+            start, steps = 0, int(self.steps[at])
+            while start < steps:
+                stop = min(steps, start + most - rows)
+                pieces.append([self._rows(snapshot, at, column, start, stop) for column in self.columns])
+                rows += stop - start
+                start = stop
+                if rows == most:
+                    yield _block(self.columns, pieces)
+                    pieces, rows = [], 0
+        if rows:
+            yield _block(self.columns, pieces)
+
+    def _rows(self, snapshot: Snapshot, at: int, column: Column, start: int, stop: int) -> NDArray[Any]:
+        """Return a column of some steps of an episode."""
+        episodes = self.episodes
+        ids: Ints = episodes.first[at] + np.arange(start, stop) * episodes.stride[at]
+        if column.leaf is not None:
+            first = int(ids[0]) + (int(episodes.stride[at]) if column.is_next else 0)
+            return snapshot.rows(column.leaf, first, stop - start)
+        match column.name:
+            case "episode":
+                return np.full(stop - start, self.number + at, np.int64)
+            case "step":
+                return np.arange(start, stop)
+            case "id":
+                return ids
+            case "time":
+                times = snapshot.rows(TIME, int(ids[0]), stop - start)
+                clock = snapshot.clocks[(int(ids[0]) >> POSITION_BITS) - snapshot.origin]
+                seconds: NDArray[np.float64] = (times + clock) / 1e9
+                return seconds
+        flag = TERMINATED if column.name == "terminated" else TRUNCATED
+        ends = np.zeros(stop - start, np.bool_)
+        ends[-1] = stop == episodes.steps[at] and bool(episodes.end[at] & flag)
+        return ends
+
+
+def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any:
+    """Return rows, which are given piece by piece, as a block of Ray."""
+    rows = sum(len(piece[0]) for piece in pieces)
+    found = zip(columns, zip(*pieces, strict=True), strict=True)
+    return BlockAccessor.batch_to_block(
+        {column.name: joined((rows, *column.shape), column.dtype, part) for column, part in found}
+    )
+
+
+@lru_cache(maxsize=1)
+def _follower(path: str, uuid: str) -> Follower:
+    """Return what follows the store; kept, as a worker of Ray reads many tasks of one store after the other."""
+    root = read_root(Path(path))
+    if root.uuid != uuid:
+        raise StoreNotFound(f"the store at {path} is another than when the dataset was made: make the dataset again")
+    return Follower(root, root.counters())
