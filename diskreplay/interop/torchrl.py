@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay import MissingExtra
 from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.trajectory_writers import TrajectoryWriters
 
 with MissingExtra.raised_for("a storage of TorchRL", "torchrl"):
     import torch
@@ -27,8 +28,6 @@ Key = tuple[str, ...]
 TRAJECTORY = ("collector", "traj_ids")
 FLAGS = ("done", "terminated", "truncated")
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-# Trajectories that go on at the same time. Beyond, the one that has waited longest is cut: its collector is gone.
-MAX_TRAJECTORIES = 256
 # TorchRL keeps its cursor in an int32.
 UNBOUNDED = (1 << 31) - 1
 
@@ -110,11 +109,9 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     def _begin(self) -> None:
         """Begin with no store and no steps."""
         self._store = None
-        self._writers: list[dr.Writer] = []
-        self._free: list[dr.Writer] = []
-        self._open: dict[int, dr.Writer] = {}  # by trajectory, the one that has waited longest first
         self._kept: Kept = []
         self._close = closes(self, self._kept)
+        self._writers = TrajectoryWriters(self._kept, self._durability)
         self._ids: Ints = np.zeros(0, np.int64)  # of each position; longer than the storage where it grows
         self._size = self._next = 0
         # Positions that the buffers' samplers have not been told of, while their cursors are not at `_next`.
@@ -234,11 +231,11 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         terminated, truncated = _ends(items)
         trajectories = _column(items, TRAJECTORY).tolist() if TRAJECTORY in items.keys(True) else [0] * count
         for i, trajectory in enumerate(trajectories):
-            writer = self._writer_of(store, trajectory)
+            writer = self._writers.of(store, trajectory)
             ends = bool(terminated[i]), bool(truncated[i])
             writer.append(_row(obs, i), _row(action, i), reward[i], *ends, _row(next_obs, i), **_row(extra, i))
             if any(ends):
-                self._free.append(self._open.pop(trajectory))
+                self._writers.ended(trajectory)
             yield writer.last_id
 
     def _opened(self, items: TensorDictBase) -> dr.Store:
@@ -248,31 +245,12 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             self._attach_sampler(self._store)
         return self._store
 
-    def _writer_of(self, store: dr.Store, trajectory: int) -> dr.Writer:
-        """Return the writer that a trajectory goes on with, or begins with."""
-        writer = self._open.pop(trajectory, None)
-        if writer is None and self._free:
-            writer = self._free.pop()
-        elif writer is None and len(self._open) == MAX_TRAJECTORIES:
-            writer = self._open.pop(next(iter(self._open)))
-            writer.end_episode()
-        elif writer is None:
-            writer = store.writer(durability=self._durability)
-            writer.leave_at_exit()
-            self._kept.append(writer)
-            self._writers.append(writer)
-        self._open[trajectory] = writer
-        return writer
-
     def _empty(self) -> None:
         """Forget all steps: they are evicted from the store."""
         if self._store is not None:
-            for writer in self._writers:
-                self._kept.remove(writer)
-                writer.close()
+            self._writers.close()
             self._store.refresh()
             self._store.evict(lambda _: True)
-        self._writers, self._free, self._open = [], [], {}
         self._size = self._next = 0
         self._bump_mutation_revision()
 
@@ -306,8 +284,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return which steps of which store are at which positions; they are durable then."""
-        for writer in self._writers:
-            writer.flush()
+        self._writers.flush()
         return {
             "uuid": None if self._store is None else self._store.uuid,
             "ids": torch.as_tensor(self._ids[: self._size].copy()),
@@ -342,7 +319,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: it opens the store itself, by its path."""
         state: dict[str, Any] = super(TensorStorage, self).__getstate__()
-        for name in ("_len_value", "_kept", "_close", "_writers", "_free", "_open", "_sampler"):
+        for name in ("_len_value", "_kept", "_close", "_writers", "_sampler"):
             state.pop(name, None)
         return state
 

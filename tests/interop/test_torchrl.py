@@ -365,7 +365,7 @@ def test_done_alone_terminates_and_what_comes_behind_an_item_that_is_refused_has
 
 
 def test_trajectories_that_nobody_goes_on_with_are_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr("diskreplay.interop.torchrl.MAX_TRAJECTORIES", 2)
+    monkeypatch.setattr("diskreplay.interop.trajectory_writers.MAX_TRAJECTORIES", 2)
     storage = StoreStorage(tmp_path / "store")
     buffer = ReplayBuffer(storage=storage, batch_size=16)
     for number in range(5):

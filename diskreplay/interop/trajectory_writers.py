@@ -1,0 +1,63 @@
+"""Writers for trajectories that are collected side by side, of which nobody says beforehand how many there are."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import diskreplay as dr
+from diskreplay.closing import Kept
+
+__all__ = ["TrajectoryWriters"]
+
+# Trajectories that go on at the same time. Beyond, the one that has waited longest is cut: its collector is gone.
+MAX_TRAJECTORIES = 256
+
+
+class TrajectoryWriters:
+    """One writer for each trajectory that goes on; one that ends leaves its writer to the next.
+
+    Parameters
+    ----------
+    kept : list
+        What `closes` closes: writers are added to it as they are made.
+    durability : float or str
+        As for `Store.writer`.
+    """
+
+    def __init__(self, kept: Kept, durability: float | str) -> None:
+        self._kept = kept
+        self._durability: Any = durability
+        self._writers: list[dr.Writer] = []
+        self._free: list[dr.Writer] = []
+        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory, the one that has waited longest first
+
+    def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
+        """Return the writer that a trajectory goes on with, or begins with."""
+        writer = self._open.pop(trajectory, None)
+        if writer is None and self._free:
+            writer = self._free.pop()
+        elif writer is None and len(self._open) == MAX_TRAJECTORIES:
+            writer = self._open.pop(next(iter(self._open)))
+            writer.end_episode()
+        elif writer is None:
+            writer = store.writer(durability=self._durability)
+            writer.leave_at_exit()
+            self._kept.append(writer)
+            self._writers.append(writer)
+        self._open[trajectory] = writer
+        return writer
+
+    def ended(self, trajectory: Hashable) -> None:
+        """Free the writer of a trajectory whose last step was appended."""
+        self._free.append(self._open.pop(trajectory))
+
+    def flush(self) -> None:
+        """Make durable what was appended."""
+        for writer in self._writers:
+            writer.flush()
+
+    def close(self) -> None:
+        """Close the writers, which cuts what is open; further trajectories get others."""
+        for writer in self._writers:
+            self._kept.remove(writer)
+            writer.close()
+        self._writers, self._free, self._open = [], [], {}
