@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = {"tianshou", "tensordict", "torchrl"}  # large: their snippets are left out where they are not installed
+# Large, or with RLlib (tree): their snippets are left out where they are not installed.
+OPTIONAL = {"ray", "tianshou", "tensordict", "torchrl", "tree"}
 START = ROOT / "docs/start.md"
 FENCE = re.compile(r'^```(python|bash)(?: title="([^"\n]*)")?\n(.*?)^```$', re.S | re.M)
 EXPECTED = re.compile(r"^\s*print\(.*\)  # ([^;\n]+)", re.M)
@@ -52,6 +53,10 @@ class Snippet(NamedTuple):
             named.add(adapter)
         if ".to_tensordict(" in self.code:
             named.add("tensordict")
+        if ".to_ray_dataset(" in self.code:
+            named.add("ray")
+        if "ray.rllib" in self.code:
+            named.add("tree")
         return {name for name in named & OPTIONAL if find_spec(name) is None}
 
 

@@ -77,7 +77,10 @@ LIBRARIES = {
         *("loading", "buffers", "cli", "interop.sb3", "interop.torch", "interop.torchrl", "interop.tianshou"),
         *("interop.ray.batch_form", "interop.ray.sharded_sampler"),
     },
-    "ray": {"interop.ray", "interop.ray.ray_calls", "interop.ray.shard_actor", "store.ray_dataset"},
+    "ray": {
+        *("interop.ray", "interop.ray.ray_calls", "interop.ray.shard_actor"),
+        *("interop.rllib", "interop.rllib_episodes", "store.ray_dataset"),
+    },
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},

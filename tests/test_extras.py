@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 USER_EXTRAS = EXTRAS.keys() - {"all", "bench", "docs", "fuzz", "test"}
 # Libraries that take long to install: their tests skip by name.
-LARGE = {"ray", "tianshou", "torchrl"}
+LARGE = {"ray", "rllib", "tianshou", "torchrl"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 # Libraries that are installed by another name.
 DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf"}
@@ -159,6 +159,7 @@ print(json.dumps([message(call) for call in calls]))
     [
         ("sb3", "stable_baselines3", "a buffer of Stable-Baselines3"),
         ("tianshou", "tianshou", "a replay buffer of Tianshou"),
+        ("rllib", "ray", "a replay buffer of RLlib"),
         ("torch", "torch", "a data set for a DataLoader"),
         ("minari", "minari", "a data set of Minari"),
         ("rlds", "google", "a data set of RLDS"),  # the namespace of protobuf
@@ -286,10 +287,10 @@ def test_the_tests_install_all_that_the_package_can_use() -> None:
     assert own.extras == USER_EXTRAS - LARGE
 
 
-def test_all_installs_every_extra_for_users_but_the_one_that_limits_other_libraries() -> None:
+def test_all_installs_every_extra_for_users_but_those_that_limit_other_libraries() -> None:
     (own,) = map(Requirement, EXTRAS["all"])
     assert own.name == "diskreplay"
-    assert own.extras == USER_EXTRAS - {"tianshou"}
+    assert own.extras == USER_EXTRAS - {"rllib", "tianshou"}
 
 
 def test_every_extra_for_another_library_is_tried_in_an_environment_of_its_own() -> None:

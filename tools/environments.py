@@ -32,10 +32,11 @@ TRIED = {
     "torchrl": ("diskreplay.interop.torchrl", "tests/interop/test_torchrl.py", "tests/loading/test_tensordicts.py"),
     "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py"),
     "ray": ("ray", "tests/interop/ray", "tests/store/test_ray_dataset.py"),
+    "rllib": ("diskreplay.interop.rllib", "tests/interop/test_rllib.py", "tests/interop/test_local_ray.py"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
-# Its upper bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
-WITHOUT_PINS = ("tianshou",)
+# Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
+WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging")
 # A collector's day, without any extra.

@@ -1,0 +1,347 @@
+"""Replay buffers of RLlib's new API stack whose steps are in a store."""
+
+import os
+from abc import ABCMeta
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.trajectory_writers import TrajectoryWriters
+
+with dr.MissingExtra.raised_for("a replay buffer of RLlib", "rllib"):
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from ray.rllib.utils import force_list
+    from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
+    from ray.rllib.utils.spaces.space_utils import batch
+
+    from diskreplay.interop.rllib_episodes import StepReader, StoredEpisode
+
+__all__ = ["DiskEpisodeReplayBuffer", "DiskPrioritizedEpisodeReplayBuffer"]
+
+PathLike = str | os.PathLike[str]
+Array = NDArray[Any]
+
+
+class Chunk(NamedTuple):
+    """What is appended of an episode: arrays as the schema says, of T steps and T + 1 observations."""
+
+    obs: Any
+    action: Any
+    rewards: Array
+    extra: dict[str, Any]
+
+
+class NamedInConfigs(ABCMeta):
+    """Makes a class serve as the "type" of a ``replay_buffer_config``, in which RLlib looks for a part of a name."""
+
+    def __contains__(cls, text: object) -> bool:
+        """Tell whether a text is in the name of the class."""
+        return str(text) in cls.__name__
+
+
+class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[misc]
+    """What the buffers below have of a store; goes before a buffer of RLlib."""
+
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        path: PathLike | dr.Store,
+        durability: float | str = 5.0,
+        info_fields: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(capacity, **kwargs)
+        self._path = Path(path.path if isinstance(path, dr.Store) else path).absolute()
+        self._info_fields = tuple(info_fields)
+        self._store: dr.Store | None = None
+        self._kept: Kept = []
+        self._close = closes(self, self._kept)
+        self._writers = TrajectoryWriters(self._kept, durability)
+        with suppress(dr.StoreNotFound):
+            dr.open(self._path).close()  # where there is none, none is made before the first step
+            self._open(dr.open(self._path, "a"))
+            self._restore()
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+
+    def _open(self, store: dr.Store) -> None:
+        """Work with a store, which is closed with the buffer."""
+        self._kept.append(store)
+        if store.capacity is not None and store.capacity < self.capacity:
+            self.close()
+            raise dr.StoreExists(
+                f"the store at {self._path} keeps {store.capacity} steps, fewer than the buffer's capacity of "
+                f'{self.capacity}: give it a new path, or change it with diskreplay.open(path, "a").resize(capacity='
+                f"{2 * self.capacity})"
+            )
+        missing = sorted(set(self._info_fields) - store.schema.extra.keys())
+        if missing:
+            self.close()
+            raise dr.StoreExists(
+                f"the store at {self._path} has no fields for the infos {', '.join(missing)}: give it a new path"
+            )
+        self._store, self._reader = store, StepReader(store, self._info_fields, self._kept)
+
+    def _restore(self) -> None:
+        """Begin with the newest episodes of the store."""
+        assert self._store is not None
+        there, steps = self._reader.ids(), 0
+        chosen: list[StoredEpisode] = []
+        for episode in reversed(self._store.episodes):
+            kept = np.isin(episode.ids, there)  # the last step of an episode may lack its next observation
+            steps += int(kept.sum())
+            if chosen and steps > self.capacity:
+                break
+            if kept.any():
+                ends = {"terminated": episode.terminated, "truncated": episode.truncated}
+                name, ids = str(int(episode.ids[0])), episode.ids[kept]
+                chosen.append(StoredEpisode(self._reader, ids, episode.reward[kept], id_=name, **ends))
+        super().add(chosen[::-1])
+
+    @property
+    def store(self) -> dr.Store | None:
+        """The store that holds the steps, None before the first one; it is closed with the buffer."""
+        return self._store
+
+    def close(self) -> None:
+        """Close the store; sampled episodes stay valid. Closing twice is fine."""
+        self._close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._path)!r}, steps={len(self)}, capacity={self.capacity})"
+
+    # --- adding ------------------------------------------------------------------------------------------------------
+
+    def add(self, episodes: Any, *args: Any, **kwargs: Any) -> None:
+        """Add episodes, or chunks of them, as the buffer of RLlib does.
+
+        Raises
+        ------
+        SchemaError
+            A value is not as in the episodes before, or an episode is none of a single agent; nothing was added.
+        ValueError
+            A chunk does not go on where its episode stopped; nothing was added.
+        StorageFull
+            There is no room; the buffer is as it was.
+        """
+        check_open(self, self._close)
+        episodes = force_list(episodes)
+        self._check(episodes)
+        chunks = [self._chunk(episode) for episode in episodes]
+        added = [self._append(episode, chunk) for episode, chunk in zip(episodes, chunks, strict=True)]
+        super().add(added, *args, **kwargs)
+
+    def _check(self, episodes: list[Any]) -> None:
+        """Refuse what is no chunk, or does not go on where the one before stopped."""
+        last: dict[str, tuple[int, bool]] = {}
+        for episode in episodes:
+            if not isinstance(episode, SingleAgentEpisode):
+                raise dr.SchemaError(f"the buffer takes episodes of single agents, not {type(episode).__name__}")
+            name = episode.id_
+            if name in self.episode_id_to_index:
+                known = self.episodes[self.episode_id_to_index[name] - self._num_episodes_evicted]
+                last.setdefault(name, (known.t, known.is_done))
+            if name in last and last[name] != (episode.t_started, False):
+                t, done = last[name]
+                raise ValueError(
+                    f"a chunk of the episode {name} begins at step {episode.t_started}, and the buffer has "
+                    f"{'all of it' if done else f'it up to step {t}'}"
+                )
+            last[name] = episode.t, episode.is_done
+
+    def _chunk(self, episode: Any) -> Chunk | None:
+        """Return what is appended of an episode, None where it has no steps."""
+        count = len(episode)
+        if not count:
+            return None
+        obs, action, rewards = (
+            _arrays(each) for each in (episode.get_observations(), episode.get_actions(), episode.get_rewards())
+        )
+        extra = {name: _arrays(episode.get_extra_model_outputs(name)) for name in episode.extra_model_outputs}
+        extra |= {name: _info_field(episode, name) for name in self._info_fields}
+        schema = self._opened(obs, action, extra).schema
+        named = {name: extra[name] for name in schema.extra if name in extra}
+
+        def cast(part: str, values: Any, rows: int) -> Any:
+            return schema.unflatten(part, schema.cast(part, values, (rows,)))
+
+        rewards = schema.reward.cast(rewards, "reward", (count,))
+        return Chunk(cast("obs", obs, count + 1), cast("action", action, count), rewards, cast("extra", named, count))
+
+    def _opened(self, obs: Any, action: Any, extra: dict[str, Any]) -> dr.Store:
+        """Return the store, which is made for steps like the first one of these."""
+        if self._store is None:
+            step = dr.Schema.from_example(_row(obs, 0), _row(action, 0), extra=_row(extra, 0))
+            schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
+            # The buffer keeps whole episodes, in the order in which they began: some steps are older than others that
+            # have left.
+            self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
+        assert self._store is not None
+        return self._store
+
+    def _append(self, episode: Any, chunk: Chunk | None) -> StoredEpisode:
+        """Append a chunk to its episode, and return it as the buffer keeps it."""
+        assert self._store is not None
+        ids: list[int] = []
+        if chunk is not None:
+            obs, action, rewards, extra = chunk
+            writer, last = self._writers.of(self._store, episode.id_), len(rewards) - 1
+            self._reader.outdated = True
+            for i, reward in enumerate(rewards):
+                ends = (bool(episode.is_terminated), bool(episode.is_truncated)) if i == last else (False, False)
+                writer.append(_row(obs, i), _row(action, i), reward, *ends, _row(obs, i + 1), **_row(extra, i))
+                ids.append(writer.last_id)
+            if episode.is_done:
+                self._writers.ended(episode.id_)
+        return StoredEpisode(
+            self._reader,
+            ids,
+            () if chunk is None else chunk.rewards,
+            id_=episode.id_,
+            agent_id=episode.agent_id,
+            module_id=episode.module_id,
+            observation_space=episode.observation_space,
+            action_space=episode.action_space,
+            t_started=episode.t_started,
+            terminated=episode.is_terminated,
+            truncated=episode.is_truncated,
+        )
+
+    # --- sampling ----------------------------------------------------------------------------------------------------
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample episodes, or a batch, as the buffer of RLlib does.
+
+        Raises
+        ------
+        NotEnoughData
+            The buffer is empty.
+        SegmentGone, InvalidIndex
+            The store has evicted a step that the buffer holds. Give the store a larger capacity.
+        """
+        check_open(self, self._close)
+        if not len(self):
+            raise dr.NotEnoughData("the buffer is empty, and a sample needs at least one step: add episodes")
+        return super().sample(*args, **kwargs)
+
+    def _sample_batch(self, *args: Any, batch_length_T: int | None = None, **kwargs: Any) -> Any:
+        with self._reader.at_most(batch_length_T or self.batch_length_T):
+            return super()._sample_batch(*args, batch_length_T=batch_length_T, **kwargs)
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Return which steps of which store the buffer has, and what RLlib keeps beside; the steps are durable then."""
+        check_open(self, self._close)
+        self._writers.flush()
+        return {**super().get_state(), "store": None if self._store is None else self._store.uuid}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Have the steps that a state names, in place of those that there are.
+
+        Raises
+        ------
+        ValueError
+            The state is that of a buffer whose steps are in no store.
+        StoreNotFound
+            The state is of another store.
+        SegmentGone
+            The store has evicted some of the steps.
+        """
+        check_open(self, self._close)
+        if "store" not in state:
+            raise ValueError(f"the state holds the steps themselves, as {type(self).__name__}.get_state does not")
+        uuid = None if self._store is None else self._store.uuid
+        if state["store"] not in (None, uuid):
+            raise dr.StoreNotFound(f"the state is of the store {state['store']}, and that at {self._path} is {uuid}")
+        if self._store is not None:
+            ids = np.concatenate([np.zeros(0, np.int64), *(each["ids"] for each in state["episodes"])])
+            self._reader.outdated = True
+            gone = int((~np.isin(ids, self._reader.ids())).sum())
+            if gone:
+                raise dr.SegmentGone(
+                    f"the store at {self._path} has evicted {gone} of the {len(ids)} steps of the state: go on with "
+                    "its newest ones, which the buffer has without a state"
+                )
+        super().set_state(state)
+
+    def _set_episodes(self, state: dict[str, Any]) -> None:
+        self.episodes = deque(StoredEpisode(self._reader, **each) for each in state["episodes"])
+
+
+def _arrays(values: Any) -> Any:
+    """Return values of an episode as arrays, nested as one of them is."""
+    return batch(values) if isinstance(values, list) else values
+
+
+def _row(tree: Any, i: int) -> Any:
+    """Return one item's part of arrays."""
+    if isinstance(tree, dict):
+        return {name: _row(part, i) for name, part in tree.items()}
+    return tuple(_row(part, i) for part in tree) if isinstance(tree, tuple) else tree[i]
+
+
+def _info_field(episode: Any, name: str) -> Array:
+    """Return what infos have under a name, for each step."""
+    infos = episode.get_infos()[1:]
+    lacking = [i for i, info in enumerate(infos) if name not in info]
+    if lacking:
+        raise dr.SchemaError(f"the info of step {lacking[0]} of the episode {episode.id_} has no {name!r}")
+    return np.stack([np.asarray(info[name]) for info in infos])
+
+
+class DiskEpisodeReplayBuffer(InStore):
+    """An `EpisodeReplayBuffer` of RLlib whose steps are in a store.
+
+    DQN, SAC and others take it by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
+    "run.replay"})``. RLlib's own code draws steps and makes items of them, so that with equal seeds they are those of
+    its buffer, and so are the networks, bit for bit. In memory are the id and the reward of each step, and what RLlib
+    keeps beside, 100 to 160 bytes a step.
+
+    A store that is at the path already is continued: the buffer begins with its newest episodes. A step in the store
+    has its observation, action and reward, and what the module gave beside, such as ``action_logp``, under its name.
+
+    Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
+
+    Parameters
+    ----------
+    capacity : int
+        Steps that the buffer holds; the oldest episodes leave. A store that is made keeps twice as many.
+    path : path or Store
+        Where the store is, or is made when the first step comes; of a Store, its path, which the buffer opens by
+        itself. Its schema is that of the first step; a given store takes the outputs of the module that it names.
+    durability : float or str
+        As for `Store.writer`.
+    info_fields : sequence of str
+        What is stored of the infos of steps. Infos of sampled episodes have nothing else.
+    **kwargs
+        Those of `EpisodeReplayBuffer`.
+
+    Raises
+    ------
+    StoreExists
+        The store at the path keeps fewer steps than `capacity`, or lacks one of `info_fields`.
+    """
+
+
+class DiskPrioritizedEpisodeReplayBuffer(InStore, PrioritizedEpisodeReplayBuffer):  # type: ignore[misc]
+    """A `PrioritizedEpisodeReplayBuffer` of RLlib whose steps are in a store; see `DiskEpisodeReplayBuffer`.
+
+    Priorities are in memory, and saved with the state of the buffer. A buffer that continues a store begins with equal
+    ones.
+
+    Parameters
+    ----------
+    alpha : float
+        As for `PrioritizedEpisodeReplayBuffer`.
+    **kwargs
+        Those of `DiskEpisodeReplayBuffer`.
+    """

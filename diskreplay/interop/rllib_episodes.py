@@ -1,0 +1,254 @@
+"""Episodes of RLlib whose steps are in a store, and are read when RLlib asks for them."""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+from diskreplay.closing import Kept
+
+with dr.MissingExtra.raised_for("a replay buffer of RLlib", "rllib"):
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
+
+__all__ = ["StepReader", "StoredEpisode"]
+
+Array = NDArray[Any]
+Path = tuple[str, ...]
+Ids = array  # of int64
+
+
+class StepReader:
+    """Reads steps by their ids.
+
+    It keeps the windows that it read last: the columns of an episode ask for the same one, one after the other.
+    """
+
+    def __init__(self, store: dr.Store, info_fields: tuple[str, ...], kept: Kept) -> None:
+        self.schema, self.info_fields = store.schema, info_fields
+        self.outputs = {name: tree for name, tree in self.schema.extra.items() if name not in info_fields}
+        trees = {"obs": self.schema.obs, "next_obs": self.schema.obs, "action": self.schema.action, **self.schema.extra}
+        self._paths = [path for name, tree in trees.items() for path in _paths(tree, (name,))]
+        self._store = store
+        # Steps are looked for where some were added: most batches have none of the newest.
+        self._sampler = dr.Sampler(store, dr.Transitions(n_step=1), fields=tuple(trees), seed=0, refresh=False)
+        kept.append(self._sampler)
+        self._windows: deque[tuple[bytes, dict[Path, Array]]] = deque(maxlen=2)
+        self.outdated = False  # whether steps were added since the store was looked at
+        self.longest: int | None = None
+
+    @contextmanager
+    def at_most(self, steps: int) -> Iterator[None]:
+        """Let slices end after so many steps: RLlib asks for the rest of an episode, and then cuts it off."""
+        self.longest = steps
+        try:
+            yield
+        finally:
+            self.longest = None
+
+    def refresh(self) -> None:
+        """Look for the steps that were added."""
+        if self.outdated:
+            self._store.refresh()
+            self.outdated = False
+
+    def ids(self) -> NDArray[np.int64]:
+        """Return the ids of all steps that can be read, oldest first."""
+        self.refresh()
+        return self._sampler.ids()
+
+    def has_read(self, ids: "Ids[int]") -> bool:
+        """Tell whether these steps are among what was read last."""
+        return any(known == ids.tobytes() for known, _ in self._windows)
+
+    def read(self, path: Path, ids: "Ids[int]") -> Array:
+        """Return a field of the steps with these ids, ``(len(ids), *shape)``."""
+        key = ids.tobytes()
+        for known, window in self._windows:
+            if known == key:
+                return window[path]
+        self.refresh()
+        batch = self._sampler.gather(np.asarray(ids, np.int64))
+        # Copies: the memory of a batch serves the next one, unless somebody holds it, as items would for long.
+        window = {each: _below(batch, each).numpy().copy() for each in self._paths}
+        self._windows.append((key, window))
+        return window[path]
+
+
+def _paths(tree: Any, path: Path) -> Iterator[Path]:
+    if isinstance(tree, dr.Field):
+        yield path
+    else:
+        for name, part in _parts(tree):
+            yield from _paths(part, (*path, name))
+
+
+def _parts(tree: Any) -> list[tuple[str, Any]]:
+    return list(tree.items()) if isinstance(tree, Mapping) else [(str(i), part) for i, part in enumerate(tree)]
+
+
+def _below(tree: Any, path: Path) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+class Steps:
+    """The ids and rewards of an episode's steps."""
+
+    __slots__ = ("ids", "reader", "rewards")
+
+    def __init__(self, reader: StepReader, ids: Any, rewards: Any) -> None:
+        self.reader, self.ids, self.rewards = reader, array("q", ids), array("d", rewards)
+
+
+class Column:
+    """What an episode has of each step: for RLlib an array, whose rows are read when it is indexed."""
+
+    __slots__ = ("_field", "_path", "_steps")
+    more = 0  # rows beside those of the steps
+
+    def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
+        self._steps, self._field, self._path = steps, field, path
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._steps.ids) + self.more
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a row, or those of a slice, ``(n, *shape)``."""
+        if isinstance(index, slice):
+            positions = range(len(self))[index]
+            longest = self._steps.reader.longest
+            if longest is not None:
+                positions = positions[: longest + self.more]
+            low, high = min(positions, default=0), max(positions, default=-1)
+            return self._rows(low, high + 1)[:: positions.step]
+        position = range(len(self))[index]
+        return self._rows(position, position + 1)[0]
+
+    def _rows(self, start: int, stop: int) -> Any:
+        if start == stop:
+            assert self._field is not None
+            return np.empty((0, *self._field.shape), self._field.dtype)
+        return self._steps.reader.read(self._path, self._steps.ids[start:stop])
+
+
+class Observations(Column):
+    """Observations, of which an episode has one more than steps."""
+
+    __slots__ = ()
+    more = 1
+
+    def _rows(self, start: int, stop: int) -> Any:
+        ids, reader = self._steps.ids, self._steps.reader
+        if stop - start == 1:
+            # The observation of a step, or the next one of the step before, whichever is at hand.
+            before = ids[start - 1 : start]
+            if start < len(ids) and not (start and reader.has_read(before)):
+                return super()._rows(start, stop)
+            return reader.read(("next_obs", *self._path[1:]), before)
+        if stop == start:
+            return super()._rows(start, stop)
+        first, after = (reader.read((name, *self._path[1:]), ids[start : stop - 1]) for name in ("obs", "next_obs"))
+        return np.concatenate([first, after[-1:]])
+
+
+class Rewards(Column):
+    """Rewards, which are in memory."""
+
+    __slots__ = ()
+
+    def _rows(self, start: int, stop: int) -> Any:
+        return np.array(self._steps.rewards[start:stop])
+
+
+class Infos(Column):
+    """Infos with the fields that the store has, a dict for each observation; that of the first one is empty."""
+
+    __slots__ = ()
+    more = 1
+
+    def _rows(self, start: int, stop: int) -> Any:
+        reader = self._steps.reader
+        infos: list[dict[str, Any]] = [{} for _ in range(start, stop)]
+        ids = self._steps.ids[max(start - 1, 0) : max(stop - 1, 0)]
+        for name in reader.info_fields if ids else ():
+            for info, value in zip(infos[-len(ids) :], reader.read((name,), ids), strict=True):
+                info[name] = value
+        return infos
+
+
+def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -> Any:
+    """Return columns, nested as a part of the schema is."""
+    if isinstance(tree, dr.Field):
+        return kind(steps, tree, path)
+    parts = {name: _columns(kind, steps, part, (*path, name)) for name, part in _parts(tree)}
+    return parts if isinstance(tree, Mapping) else tuple(parts.values())
+
+
+class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
+    """A `SingleAgentEpisode`, or a chunk of one, with ids and rewards in memory and everything else in a store.
+
+    Parameters
+    ----------
+    reader : StepReader
+        Reads the steps.
+    ids, rewards : sequence
+        Of the steps, ``(T,)``.
+    **kwargs
+        Those of `SingleAgentEpisode` but for the data.
+    """
+
+    t: int
+    is_terminated: bool
+    is_truncated: bool
+
+    def __init__(self, reader: StepReader, ids: Any, rewards: Any, **kwargs: Any) -> None:
+        self._steps = steps = Steps(reader, ids, rewards)
+        schema = reader.schema
+        super().__init__(
+            observations=InfiniteLookbackBuffer(_columns(Observations, steps, schema.obs, ("obs",))),
+            infos=InfiniteLookbackBuffer(Infos(steps)),
+            actions=InfiniteLookbackBuffer(_columns(Column, steps, schema.action, ("action",))),
+            rewards=InfiniteLookbackBuffer(Rewards(steps, schema.reward)),
+            extra_model_outputs={
+                name: InfiniteLookbackBuffer(_columns(Column, steps, tree, (name,)))
+                for name, tree in reader.outputs.items()
+            },
+            **kwargs,
+        )
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids of its steps, ``(T,)`` int64."""
+        return np.array(self._steps.ids, np.int64)
+
+    def concat_episode(self, other: Self) -> None:
+        """Go on with the steps of the chunk that comes next."""
+        self._steps.ids.extend(other._steps.ids)
+        self._steps.rewards.extend(other._steps.rewards)
+        self.t, self.is_terminated, self.is_truncated = other.t, other.is_terminated, other.is_truncated
+        self.custom_data.update(other.custom_data)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: a buffer copies what is added, which is read-only here and nobody else's."""
+        return self
+
+    def get_state(self) -> dict[str, Any]:
+        """Return which steps it has; what they are is in the store."""
+        return {
+            "id_": self.id_,
+            "ids": self.ids,
+            "rewards": np.array(self._steps.rewards),
+            "agent_id": self.agent_id,
+            "module_id": self.module_id,
+            "t_started": self.t_started,
+            "terminated": self.is_terminated,
+            "truncated": self.is_truncated,
+        }
