@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.episode_leaves import cell, episode_leaves, step_leaves
+from diskreplay.cli.episode_leaves import cell, episode_leaves
 from diskreplay.format.layout import PRIORITY
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
@@ -81,7 +81,7 @@ def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
     ends = [dict(zip(_ENDS, (len(e), e.terminated, e.truncated, e.cut), strict=True)) for e in (a, b)]
     if found := next(_of_mappings("", *ends), None):
         return found
-    rows = [{**step_leaves(e, schema, list(schema.step_leaves)), PRIORITY: e[PRIORITY]} for e in (a, b)]
+    rows = [{**{path: e.rows(path) for path in schema.step_leaves}, PRIORITY: e[PRIORITY]} for e in (a, b)]
     for path, one in rows[0].items():
         two = rows[1][path]
         if len(one) != len(two):

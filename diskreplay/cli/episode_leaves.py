@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from diskreplay.cli import text
 from diskreplay.format.schema import Schema
 from diskreplay.store.reading.episodes import Episode, EpisodeList
 
 EXTRA, EPISODE = "extra", "episode"
-Rows = Mapping[str, NDArray[Any]]
 
 
 def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
@@ -31,19 +29,6 @@ def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
             raise typer.BadParameter(f"no field {name!r} in this store; it has {known}")
         chosen |= dict.fromkeys(found)
     return list(chosen) or list(schema.step_leaves)
-
-
-def step_leaves(episode: Episode, schema: Schema, paths: Sequence[str]) -> Rows:
-    """Return arrays of these leaves, (T, ...); of observations (T + 1, ...) where there is a final one."""
-    found: dict[str, NDArray[Any]] = {}
-    for part in dict.fromkeys(path.split("/")[0] for path in paths):
-        if part == EXTRA:
-            names = dict.fromkeys(path.split("/")[1] for path in paths if path.startswith(f"{EXTRA}/"))
-            for name in names:
-                found |= below(f"{EXTRA}/{name}", episode[name])
-        else:
-            found |= below(part, episode[part])
-    return {path: found[path] for path in paths}
 
 
 def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:

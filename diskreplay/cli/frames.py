@@ -1,17 +1,19 @@
 """`diskreplay frames`: the images of an episode, as a strip or an animation."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.episode_leaves import chosen_leaves, find_episode, step_leaves
+from diskreplay.cli.episode_leaves import chosen_leaves, find_episode
 from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice
 from diskreplay.format.schema import Schema
 from diskreplay.pictures import as_images, gif, is_image, mp4, png, strip
+from diskreplay.store.reading.episodes import Episode
 
 MOST_FPS_OF_GIF = 50  # what browsers do not slow down
 MOST_FRAMES = 64  # of a strip, where no steps are named
@@ -46,10 +48,8 @@ def frames(
     with dr.open(path) as store:
         found = store.episodes[find_episode(store.episodes, episode, is_id=is_id)]
         leaf = image_leaf(store.schema, field)
-        rows = step_leaves(found, store.schema, [leaf])[leaf][part]
-        if steps is None and out.suffix == ".png" and len(rows) > MOST_FRAMES:
-            rows = rows[np.linspace(0, len(rows) - 1, MOST_FRAMES).round().astype(int)]
-        images = as_images(rows).repeat(scale, 1).repeat(scale, 2)
+        images = as_images(_rows(found, leaf, part, steps is None and out.suffix == ".png"))
+        images = images.repeat(scale, 1).repeat(scale, 2)
     if not len(images):
         raise typer.BadParameter(f"--steps {steps} names no step of the {text.plural(len(found), 'step')}")
     if out.suffix == ".png":
@@ -58,6 +58,16 @@ def frames(
         picture = (gif if out.suffix == ".gif" else mp4)(images, fps)
     out.write_bytes(picture)
     console.emit(f"saved {text.plural(len(images), 'frame')} of {text.clean(leaf)}  {text.clean(out)}")
+
+
+def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[Any]:
+    """Read a part of the rows of a leaf, and only these; or, where they should be few, some that are evenly spaced."""
+    count = len(episode) + (episode.has_final_obs and leaf.split("/")[0] == "obs")
+    numbers = range(count)[part]
+    if are_few and len(numbers) > MOST_FRAMES:
+        chosen = np.linspace(numbers.start, numbers.stop - 1, MOST_FRAMES).round().astype(int).tolist()
+        return np.concatenate([episode.rows(leaf, number, number + 1) for number in chosen])
+    return episode.rows(leaf, numbers.start, max(numbers.start, numbers.stop))
 
 
 def image_leaf(schema: Schema, name: str | None) -> str:

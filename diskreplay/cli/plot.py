@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.chart import Chart, Series, draw, save
-from diskreplay.cli.episode_leaves import chosen_leaves, short, step_leaves
+from diskreplay.cli.episode_leaves import chosen_leaves, short
 from diskreplay.cli.priorities import read_priorities
 from diskreplay.cli.where import Where, compile_where, matching
 from diskreplay.errors import SegmentGone
@@ -107,7 +107,7 @@ def chart_of(
         times = np.concatenate(each(lambda episode: episode.times))
         return distribution("ages of steps", *in_units(times.max() - times, "before the newest"))
     path = "reward" if what is What.rewards and field is None else chosen_leaves(store.schema, [field or "action"])[0]
-    rows = each(lambda episode: step_leaves(episode, store.schema, [path])[path][: len(episode)])
+    rows = each(lambda episode: episode.rows(path, 0, len(episode)))
     steps, name = np.concatenate([array.reshape(len(array), -1) for array in rows]), text.clean(short(path))
     if steps.shape[1] == 1:
         return distribution(name, steps[:, 0], "value")

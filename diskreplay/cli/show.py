@@ -7,7 +7,7 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.episode_leaves import cell, chosen_leaves, episode_leaves, find_episode, short, step_leaves
+from diskreplay.cli.episode_leaves import cell, chosen_leaves, episode_leaves, find_episode, short
 from diskreplay.format.schema import Schema
 from diskreplay.store.reading.episodes import Episode
 
@@ -71,10 +71,14 @@ def as_slice(steps: str) -> slice:
 
 def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
     """Return what is known of an episode, and of a part of its steps; `final_obs` with the last one."""
-    length, rows = len(episode), step_leaves(episode, schema, paths)
+    length = len(episode)
     numbers = range(length)[part]
+    first = numbers.start
+    # With the last step goes the final observation, which observations have behind it.
+    stop = None if numbers and numbers.stop == length else max(first, numbers.stop)
+    rows = {path: episode.rows(path, first, stop) for path in paths}
     ids, times = episode.ids, episode.times
-    final = {path: array[length] for path, array in rows.items() if len(array) > length}
+    final = {path: array[-1] for path, array in rows.items() if len(array) > len(numbers)}
     return {
         "index": index,
         "id": int(ids[0]),
@@ -86,10 +90,10 @@ def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str],
         **{name: getattr(episode, name) for name in ("terminated", "truncated", "cut")},
         **episode_leaves(episode, schema),
         "steps": [
-            {"step": t, "id": ids[t], "time": times[t], **{path: array[t] for path, array in rows.items()}}
+            {"step": t, "id": ids[t], "time": times[t], **{path: array[t - first] for path, array in rows.items()}}
             for t in numbers
         ],
-        "final_obs": final if final and length - 1 in numbers else None,
+        "final_obs": final or None,
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.episode_leaves import episode_leaves, step_leaves
+from diskreplay.cli.episode_leaves import episode_leaves
 from diskreplay.interop.exchange.exporting import began
 from tests.cli.conftest import EPISODES, SCHEMA, small_episode, write_small
 
@@ -18,7 +18,7 @@ def content(store: dr.Store) -> list[SEEN]:
     """All that a copy keeps, oldest first, bytes for bytes."""
     found = []
     for episode in sorted(store.episodes, key=began):
-        rows = step_leaves(episode, store.schema, list(store.schema.step_leaves))
+        rows = {path: episode.rows(path) for path in store.schema.step_leaves}
         values = [(path, array.dtype, array.shape, array.tobytes()) for path, array in rows.items()]
         fields = [(path, np.asarray(value).tobytes()) for path, value in episode_leaves(episode, store.schema).items()]
         found.append((episode.terminated, episode.truncated, episode.cut, values, fields))

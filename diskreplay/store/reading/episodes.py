@@ -98,6 +98,11 @@ class Episode:
         return self._read("obs", self._obs_rows)
 
     @property
+    def has_final_obs(self) -> bool:
+        """Whether there is an observation after the last step."""
+        return self._obs_rows > self._steps
+
+    @property
     def action(self) -> Any:
         """Actions, ``(T, ...)``; nested as the space is: dicts, and tuples that also have the keys "0", "1"."""
         return self._read("action", self._steps)
@@ -122,6 +127,33 @@ class Episode:
     def total_reward(self) -> float:
         """The undiscounted return, summed in float64."""
         return float(self.reward.sum(dtype=np.float64))
+
+    def rows(self, path: str, first: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Return rows of one leaf of the steps, ``(stop - first, ...)``, without reading any others.
+
+        Parameters
+        ----------
+        path : str
+            A path of `Schema.step_leaves`: "reward", "obs/image", "extra/log_prob".
+        first, stop : int
+            From which row to before which; None: to the last one, which of an observation may be that after the last
+            step.
+
+        Raises
+        ------
+        SchemaError
+            The schema has no such leaf.
+        IndexError
+            The episode has no such rows.
+        """
+        leaves = self._snapshot.schema.step_leaves
+        if path not in leaves:
+            raise SchemaError(f"the steps of this store have no leaf {path!r}; they have {', '.join(leaves)}")
+        count = self._obs_rows if path.split("/")[0] == "obs" else self._steps
+        stop = count if stop is None else stop
+        if not 0 <= first <= stop <= count:
+            raise IndexError(f"{path} of this episode has the rows 0 to {count - 1}, not {first} to {stop - 1}")
+        return self._snapshot.rows(path, self._first + first * self._stride, stop - first)
 
     def __getitem__(self, name: str) -> Any:
         """Return a field by name: one of the steps ``(T, ...)``, or an episode's value ``(...)``, None if not given.

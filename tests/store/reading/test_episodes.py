@@ -155,6 +155,33 @@ def test_an_episode_in_one_chunk_is_not_copied(tmp_store):
         assert np.shares_memory(episode.reward, episode.reward)
 
 
+def test_rows_of_one_leaf_are_read_alone(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=64) as store, store.writer() as writer:
+        append_numbered(writer, range(40))
+    with dr.open(tmp_store) as store:
+        episode = store.episodes[0]
+        assert not store.snapshot.leaf("obs").holder
+        np.testing.assert_array_equal(episode.rows("obs", 9, 11), np.repeat([[9], [10]], 3, 1))
+        assert 0 < len(store.snapshot.leaf("obs").holder) <= 2
+        assert not store.snapshot.leaf("reward").holder
+        for path in ("obs", "action", "reward"):
+            np.testing.assert_array_equal(episode.rows(path), episode[path])
+        assert len(episode.rows("reward", 40)) == 0
+
+
+def test_rows_that_are_not_there_are_refused(store):
+    with store.writer() as writer:
+        write(store, writer, 3)
+    episode = store.episodes[0]
+    assert episode.has_final_obs
+    assert len(episode.rows("obs/image")) == 4
+    for first, stop in ((0, 4), (-1, 2), (2, 1)):
+        with pytest.raises(IndexError, match=f"^reward of this episode has the rows 0 to 2, not {first} to"):
+            episode.rows("reward", first, stop)
+    with pytest.raises(dr.SchemaError, match="^the steps of this store have no leaf 'obs'; they have obs/image, "):
+        episode.rows("obs")
+
+
 def test_arrays_of_an_episode_cannot_be_written(tmp_store):
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
         append_numbered(writer, range(5))
