@@ -31,7 +31,7 @@ def du(
     or keep of evicted steps. Holes are bytes that files seem to have and the disk does not. Quarantine, and what
     samplers have saved, are apart. Nothing is written.
     """
-    with dr.open(path) as store, console.bar("Reading segments") as progress:
+    with dr.open(path) as store, console.bar("Measuring segments", in_bytes=True) as progress:
         usage = usage_of(store, store.info(returns=False), progress)
     if json:
         console.emit(text.to_json(usage))
@@ -84,7 +84,8 @@ def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report)
     fields: Counter[str] = Counter()
     leaves = [*store.schema.leaves, *OWN_ARRAYS]
     segments = []
-    for done, known in enumerate(info["segments"]):
+    done, total = 0, sum(known["bytes"] for known in info["segments"])
+    for known in info["segments"]:
         folder = root.segment_path(known["number"])
         on_disk, apparent = disk_usage(folder)
         own = {leaf: disk_usage(folder / leaf)[0] for leaf in leaves}
@@ -93,7 +94,7 @@ def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report)
         segments.append(
             {"number": known["number"], "steps": known["steps"], "bytes": on_disk, "holes": max(0, apparent - on_disk)}
         )
-        progress(done + 1, len(info["segments"]))
+        progress(done := done + known["bytes"], total)
     places = {"quarantine": QUARANTINE, "samplers": layout.SAMPLERS}
     beside = {name: disk_usage(root.folder / place)[0] for name, place in places.items()}
     rows, steps = {path: leaf.row_bytes for path, leaf in store.schema.leaves.items()} | OWN_ARRAYS, info["steps"]

@@ -114,7 +114,7 @@ def episodes(
         raise typer.BadParameter(problem)
     if json and csv:
         raise typer.BadParameter("--json and --csv exclude each other")
-    with dr.open(path, mode="r") as store, console.bar("Reading episodes") as progress:
+    with dr.open(path, mode="r") as store, console.bar("Reading rewards", in_bytes=True) as progress:
         condition = None if where is None else compile_where(where, store.schema)
         columns = read_columns(store, progress)
         key = sort_key(columns, sort)

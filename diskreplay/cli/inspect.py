@@ -30,7 +30,7 @@ def inspect(
     and dead, and the bytes it takes on disk. Nothing is written, and a store that is being written can be inspected.
     Exit code 1 if a segment is damaged, or steps are in quarantine or not shown as no mark proves them.
     """
-    with dr.open(path, mode="r") as store, console.bar("Reading segments") as progress:
+    with dr.open(path, mode="r") as store, console.bar("Reading rewards", in_bytes=True) as progress:
         info, has_aside = store.info(progress=progress), bool(aside(store.quarantine))
     if json:
         console.emit(text.to_json(info))

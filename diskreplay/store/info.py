@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -64,20 +64,23 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
     order = np.lexsort((start, lane, segment))
     breaks = np.flatnonzero((np.diff(segment[order]) != 0) | (np.diff(lane[order]) != 0)) + 1
     returns, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
-    for done, group in enumerate(groups := np.split(order, breaks) if len(order) else []):
+    row_bytes = snapshot.schema.reward.row_bytes
+    done, total = 0, int(episodes.steps.sum()) * row_bytes
+    for group in np.split(order, breaks) if len(order) else []:
         try:
-            _sum_lane(snapshot, group, start, returns)
+            for some in _sum_lane(snapshot, group, start, returns):
+                done += int(episodes.steps[some].sum()) * row_bytes
+                if progress is not None:
+                    progress(done, total)
         except SegmentGone:
             gone[group] = True
-        if progress is not None:
-            progress(done + 1, len(groups))
     return returns, gone
 
 
 def _sum_lane(
     snapshot: Snapshot, group: NDArray[np.int64], start: NDArray[np.int64], returns: NDArray[np.float64]
-) -> None:
-    """Sum episodes of one lane, which are in order, a bounded number of rows at a time."""
+) -> Iterator[NDArray[np.int64]]:
+    """Sum episodes of one lane, which are in order, a bounded number of rows at a time; yield which were summed."""
     episodes = snapshot.episodes
     stop = start[group] + episodes.steps[group]
     at = 0
@@ -89,6 +92,7 @@ def _sum_lane(
         with np.errstate(invalid="ignore"):
             sums = np.add.reduceat(rewards, start[group[at:upto]] - first, dtype=np.float64)
         returns[group[at:upto]] = sums
+        yield group[at:upto]
         at = upto
 
 

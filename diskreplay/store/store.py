@@ -197,7 +197,7 @@ class Store:
         Parameters
         ----------
         progress : callable, optional
-            Called with how much has been read, and of how much.
+            Called with how many bytes of rewards have been read, and of how many.
         returns : bool
             Whether to read every reward once; if not, `returns` is None.
         """
@@ -441,7 +441,10 @@ class Store:
 
     @shown_paths()
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
-        """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ..."""
+        """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ...
+
+        ``progress`` is called with how many bytes of rewards have been read, and of how many.
+        """
         return episode_table(self.snapshot, progress)
 
     @shown_paths()

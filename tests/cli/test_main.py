@@ -160,6 +160,6 @@ def test_bars_go_to_a_terminal_and_results_do_not(tmp_store: Path, run_in_termin
     dr.create(tmp_store, schema).close()
     done, shown = run_in_terminal("inspect", tmp_store, "--json")
     assert done.returncode == 0
-    assert b"Reading segments" in shown
+    assert b"Reading rewards" in shown
     assert done.stdout.startswith(b"{")
     assert b"\x1b" not in done.stdout

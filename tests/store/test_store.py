@@ -20,6 +20,23 @@ def all_serials(store):
     return [int(serial) for episode in store.episodes for serial in episode["serial"]]
 
 
+def test_progress_of_reading_rewards_is_in_bytes(tmp_store, monkeypatch):
+    monkeypatch.setattr("diskreplay.store.info._ROWS_AT_ONCE", 8)
+    with dr.create(tmp_store, serial_schema()) as store:
+        with store.writer() as writer:
+            for start in range(0, 20, 5):
+                append_numbered(writer, range(start, start + 5))
+        store.refresh()
+        told: list[tuple[int, int]] = []
+        table = store.episode_table(progress=lambda done, total: told.append((done, total)))
+    nbytes = 20 * store.schema.reward.row_bytes
+    assert len(told) > 1
+    assert told == sorted(told)
+    assert {total for _, total in told} == {nbytes}
+    assert told[-1][0] == nbytes
+    assert table["return"].sum() == sum(range(20))
+
+
 def test_a_new_store_is_empty(tmp_store):
     with dr.create(tmp_store, serial_schema()) as store:
         assert (len(store), store.num_episodes, len(store.episodes)) == (0, 0, 0)

@@ -42,11 +42,13 @@ def report(
     """
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
-    with dr.open(path) as store, console.bar("Reading the store") as progress:
+    with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
         info = store.info(returns=False)
-        usage = usage_of(store, info, progress)
-        episodes = read_episodes(store, condition, progress)
+        with console.bar("Measuring segments", in_bytes=True) as progress:
+            usage = usage_of(store, info, progress)
+        with console.bar("Reading episodes") as progress:
+            episodes = read_episodes(store, condition, progress)
         steps = sample_steps(store, None if where is None else episodes)
         chosen = choose_examples(episodes, examples)
         html = page(

@@ -158,6 +158,8 @@ class Episode:
     def __getitem__(self, name: str) -> Any:
         """Return a field by name: one of the steps ``(T, ...)``, or an episode's value ``(...)``, None if not given.
 
+        Of an episode that was given some of its values, the others are zeros: a store does not tell them apart.
+
         "priority" is what each step was appended with, ``(T,)`` float64, NaN where that is none.
 
         Raises
