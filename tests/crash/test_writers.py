@@ -122,5 +122,5 @@ def test_a_writer_that_is_killed_at_some_points_loses_nothing(tmp_path: Path, ki
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_writer_that_is_killed_at_any_point_loses_nothing(tmp_path: Path, kind: str) -> None:
-    last = run(tmp_path, kind, itertools.count(0, STRIDE or whole_or_part(53, 211)))
+    last = run(tmp_path, kind, itertools.count(0, STRIDE or whole_or_part(53, 307)))
     assert last > 1000

@@ -326,7 +326,7 @@ def test_store_machine_for_longer():
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=whole_or_part(120, 60),
+            max_examples=whole_or_part(120, 20),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
