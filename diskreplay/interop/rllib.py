@@ -58,6 +58,8 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         info_fields: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
+        if isinstance(info_fields, str):  # which would be taken letter by letter
+            raise ValueError(f'info_fields must be a sequence of names, such as ("lives",), not {info_fields!r}')
         super().__init__(capacity, **kwargs)
         self._path = Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._info_fields = tuple(info_fields)
@@ -93,18 +95,33 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     def _restore(self) -> None:
         """Begin with the newest episodes of the store."""
         assert self._store is not None
-        there, steps = self._reader.ids(), 0
-        chosen: list[StoredEpisode] = []
+        chosen: list[dr.Episode] = []
+        steps = 0
         for episode in reversed(self._store.episodes):
-            kept = np.isin(episode.ids, there)  # the last step of an episode may lack its next observation
-            steps += int(kept.sum())
+            steps += len(episode)
             if chosen and steps > self.capacity:
                 break
-            if kept.any():
-                ends = {"terminated": episode.terminated, "truncated": episode.truncated}
-                name, ids = str(int(episode.ids[0])), episode.ids[kept]
-                chosen.append(StoredEpisode(self._reader, ids, episode.reward[kept], id_=name, **ends))
-        super().add(chosen[::-1])
+            chosen.append(episode)
+        chosen.reverse()
+        if not chosen:
+            return
+        ids = [episode.ids for episode in chosen]
+        # The last step of an episode may lack its next observation.
+        there = np.split(np.isin(np.concatenate(ids), self._reader.ids()), np.cumsum([len(each) for each in ids])[:-1])
+        super().add(
+            [
+                StoredEpisode(
+                    self._reader,
+                    numbers[kept],
+                    episode.reward[kept],
+                    id_=str(int(numbers[0])),
+                    terminated=episode.terminated,
+                    truncated=episode.truncated,
+                )
+                for episode, numbers, kept in zip(chosen, ids, there, strict=True)
+                if kept.any()
+            ]
+        )
 
     @property
     def store(self) -> dr.Store | None:
@@ -133,7 +150,8 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             There is no room; the buffer is as it was.
         """
         check_open(self, self._close)
-        episodes = force_list(episodes)
+        # Before the first step there is no schema, and so no episode without steps.
+        episodes = [each for each in force_list(episodes) if self._store is not None or len(each)]
         self._check(episodes)
         chunks = [self._chunk(episode) for episode in episodes]
         added = [self._append(episode, chunk) for episode, chunk in zip(episodes, chunks, strict=True)]
@@ -224,7 +242,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         ------
         NotEnoughData
             The buffer is empty.
-        SegmentGone, InvalidIndex
+        InvalidIndex
             The store has evicted a step that the buffer holds. Give the store a larger capacity.
         """
         check_open(self, self._close)
@@ -327,6 +345,8 @@ class DiskEpisodeReplayBuffer(InStore):
 
     Raises
     ------
+    ValueError
+        `info_fields` is a lone text.
     StoreExists
         The store at the path keeps fewer steps than `capacity`, or lacks one of `info_fields`.
     """

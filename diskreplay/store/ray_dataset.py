@@ -71,6 +71,8 @@ class Column:
 
 def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column, ...]:
     """Return the columns that are named; SchemaError where there is no such one."""
+    if isinstance(fields, str):  # which would be taken letter by letter
+        raise ValueError(f'fields must be a sequence of columns, such as ("obs",), not {fields!r}')
     columns = [Column(name, (), dtype) for name, dtype in _PROPERTIES.items()]
     leaves = schema.step_leaves.items()
     columns += [Column(column_name(path), leaf.shape, leaf.dtype, path) for path, leaf in leaves]

@@ -528,7 +528,7 @@ class Store:
         SchemaError
             There is no such column.
         ValueError
-            `where` is no function.
+            `where` is no function, or `fields` a lone text.
         SegmentGone
             In a task: a segment was evicted since the snapshot.
         """

@@ -319,6 +319,16 @@ def test_a_state_whose_steps_the_store_has_evicted_is_refused(made):
         ours.set_state(state)
 
 
+def test_a_step_that_the_store_has_evicted_is_an_error_of_its_own(made):
+    ours, stream = made(DiskEpisodeReplayBuffer, 100), Stream()
+    ours.add(stream.chunks(30))
+    with dr.open(ours.store.path, "a") as store:
+        store.resize(capacity=5)
+    ours.add(stream.chunks(1))
+    with pytest.raises(dr.InvalidIndex, match="is not in the store: it was evicted"):
+        ours.sample(n_step=1, **ITEMS)
+
+
 def test_a_store_that_exists_is_continued_with_what_it_names(made, tmp_path):
     schema = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"), extra={"lives": dr.Field((), "i8")})
     with dr.create(tmp_path / "store", schema) as store, store.writer() as writer:
@@ -337,6 +347,8 @@ def test_a_store_that_does_not_fit_the_buffer_is_refused(made, tmp_path):
         made(DiskEpisodeReplayBuffer, 401)
     with pytest.raises(dr.StoreExists, match="has no fields for the infos frames, lives: give it a new path"):
         made(DiskEpisodeReplayBuffer, info_fields=("lives", "frames"))
+    with pytest.raises(ValueError, match="info_fields must be a sequence of names, such as .* not 'lives'"):
+        made(DiskEpisodeReplayBuffer, info_fields="lives")
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_added(made):
@@ -366,9 +378,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_added(made):
 
 def test_episodes_without_steps_are_taken(made):
     ours, theirs = pair(made, "uniform")
+    ours.add(Stream(seed=2).begun())
+    assert len(ours) == 0
     for buffer in (ours, theirs):
         stream = Stream(envs=1, end=0)
-        buffer.add([*stream.chunks(3), Stream(seed=1).begun()])
+        buffer.add(stream.chunks(3))
+        buffer.add(Stream(seed=1).begun())
         assert (len(buffer), buffer.get_num_episodes()) == (3, 2)
     assert_same_items(*(buffer.sample(n_step=1, **ITEMS) for buffer in (ours, theirs)))
 
