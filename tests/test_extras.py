@@ -327,7 +327,7 @@ def test_what_a_collector_installs_takes_less_than_165_megabytes() -> None:
         distribution = metadata.distribution(name)
         paths = (Path(str(distribution.locate_file(file))) for file in distribution.files or ())
         sizes = [(path.suffix, path.stat().st_size) for path in paths if path.exists() and path.suffix != ".pyc"]
-        # Compiled, which pip may leave to the first import, these sources take 1.3 times their size again.
+        # The record of a package need not name what is compiled of it, which takes 1.3 times the size of the source.
         nbytes += sum(round(2.4 * size) if suffix == ".py" else size for suffix, size in sizes)
         needed = [Requirement(line) for line in distribution.requires or ()]
         waiting |= {r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})} - seen
