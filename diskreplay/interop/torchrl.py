@@ -324,6 +324,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._durability = state["_durability"]
         self._begin()
         super(TensorStorage, self).__setstate__(state)
         if self._store is not None:
