@@ -33,6 +33,11 @@ TRIED = {
     "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py"),
     "ray": ("ray", "tests/interop/ray", "tests/store/test_ray_dataset.py"),
     "rllib": ("diskreplay.interop.rllib", "tests/interop/test_rllib.py", "tests/interop/test_local_ray.py"),
+    "parquet": ("diskreplay.interop.parquet", "tests/interop/test_parquet.py"),
+    "minari": ("diskreplay.interop.minari", "tests/interop/test_minari.py"),
+    "lerobot": ("diskreplay.interop.lerobot", "tests/interop/lerobot"),
+    "d4rl": ("diskreplay.interop.d4rl", "tests/interop/test_d4rl.py"),
+    "rlds": ("diskreplay.interop.rlds", "tests/interop/test_rlds.py"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
 # Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.

@@ -124,6 +124,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
+        # Of a step of all environments.
         self._action_shape = (n_envs, *(action_space.shape or ()))
         self._obs_shape = (
             {key: (n_envs, *(part.shape or ())) for key, part in observation_space.items()}

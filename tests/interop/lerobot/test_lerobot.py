@@ -140,8 +140,9 @@ def test_all_layouts_make_equal_stores_and_the_same_data_set_again(tmp_path: Pat
         (5, 12, 0.5),
         (12, 16, 1.0),
     ]
-    tasks = pq.read_table(tmp_path / "set/meta/tasks.parquet").to_pandas()
-    assert (tasks.index.tolist(), tasks["task_index"].tolist()) == (["pick", "place"], [0, 1])
+    tasks = pq.read_table(tmp_path / "set/meta/tasks.parquet")
+    (index,) = tasks.schema.pandas_metadata["index_columns"]
+    assert (tasks[index].to_pylist(), tasks["task_index"].to_pylist()) == (["pick", "place"], [0, 1])
     import_dataset(tmp_path / "set", tmp_path / "c")
     assert content(tmp_path / "c") == content(tmp_path / "a")
 
