@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.interop.ray.batch_form import Form
 from diskreplay.interop.ray.mass_draw import split_batch
-from diskreplay.interop.ray.messages import Part, Reply, Target
+from diskreplay.interop.ray.messages import Part, Target
 from diskreplay.interop.ray.shard_group import Calls
 from diskreplay.interop.ray.shard_link import Asked, ShardLink
 
@@ -27,7 +26,6 @@ class Given(NamedTuple):
     shard: int
     mass: float
     part: Part
-    form: Form | None
 
 
 class Drawn(NamedTuple):
@@ -47,7 +45,7 @@ class Round:
     masses: NDArray[np.float64]
     counts: NDArray[np.int64]
     asked: dict[int, Asked] = field(default_factory=dict)
-    replies: dict[int, Reply] = field(default_factory=dict)
+    parts: dict[int, Part | None] = field(default_factory=dict)
     next: int = 0
 
 
@@ -142,8 +140,8 @@ class DrawRounds:
             shard = refs[ref]
             reply = self.links[shard].take(found.asked[shard])
             if reply is not None:
-                found.replies[shard] = reply
-                self.nbytes += sum(part.nbytes for part in reply.parts)
+                self.nbytes += 0 if reply.part is None else reply.part.nbytes
+                found.parts[shard] = self._read(shard, reply.part)
         for ref in refs.keys() - set(ready):
             link = self.links[refs[ref]]
             link.lose(f"silent for {self._deadline_s:g} s")
@@ -192,28 +190,33 @@ class DrawRounds:
         """Return what the shards gave to a batch of a round, all that was wanted of each or nothing."""
         given = []
         for shard in np.flatnonzero(found.counts[at]).tolist():
-            part_and_form = self._part(found, at, shard)
-            if part_and_form is not None:
-                given.append(Given(shard, float(found.masses[shard]), *part_and_form))
+            part = self._part(found, at, shard)
+            if part is not None:
+                given.append(Given(shard, float(found.masses[shard]), part))
         return given
 
-    def _part(self, found: Round, at: int, shard: int) -> tuple[Part, Form | None] | None:
+    def _part(self, found: Round, at: int, shard: int) -> Part | None:
         link = self.links[shard]
         if link.local is not None and link.local.draws:
             try:
-                form, part = link.local.draw(int(found.counts[at, shard]))
+                part = link.local.draw(int(found.counts[at, shard]))
             except dr.NotEnoughData:
                 return None
             link.hear(part.mass, part.population)
-            return part, form
-        reply = found.replies.get(shard)
-        if reply is None or at >= len(reply.parts):
+            return part
+        whole = found.parts.get(shard)
+        if whole is None:
             return None
-        part, form = reply.parts[at], reply.form
-        if part.leaves is None and link.local is not None:
-            try:
-                form, leaves = link.local.gather(part.ids)
-            except (dr.InvalidIndex, dr.SegmentGone):  # evicted since it was drawn
-                return None
-            part = part._replace(leaves=leaves)
-        return part, form
+        start = int(found.counts[:at, shard].sum())
+        return whole.cut(start, start + int(found.counts[at, shard]))
+
+    def _read(self, shard: int, part: Part | None) -> Part | None:
+        """Return a part with what its ids mean, read here where the shard gave only the ids."""
+        local = self.links[shard].local
+        if part is None or part.leaves is not None or local is None:
+            return part
+        try:
+            form, leaves = local.gather(part.ids)
+        except (dr.InvalidIndex, dr.SegmentGone):  # evicted since it was drawn: others give what is missing
+            return None
+        return part._replace(form=form, leaves=leaves)

@@ -47,9 +47,9 @@ class LocalShard:
         """Return how many ids can be drawn, as mass and population."""
         return self._reading.mass()
 
-    def draw(self, size: int) -> tuple[Form | None, Part]:
+    def draw(self, size: int) -> Part:
         """Draw a part; NotEnoughData where there is nothing to draw from."""
-        return self._reading.draw(size, ids_only=False)
+        return self._reading.draw([size], ids_only=False)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
         """Return the fields of these ids; InvalidIndex or SegmentGone where one was evicted meanwhile."""

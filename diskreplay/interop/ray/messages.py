@@ -49,7 +49,7 @@ class Update(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a trainer asks of a shard: to take these updates, then to draw parts of these sizes.
+    """What a trainer asks of a shard: to take these updates, then to draw parts of batches of these sizes.
 
     `ids_only`: the trainer reads the store itself. `version` is the sampler's that it reckons with.
     """
@@ -62,17 +62,18 @@ class Request(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A shard's part of a batch. `within` has the probability of each id in the shard, None where all are alike.
+    """What a shard gave. `within` has the probability of each id in the shard, None where all are alike.
 
-    `mass` and `population` are the shard's when it drew. `leaves` are the fields, apart from index and weight; None
-    where only ids were wanted.
+    `mass` and `population` are the shard's when it drew. `leaves` are the fields, apart from index and weight, and
+    `form` how they are put together; None where only ids were wanted.
     """
 
     ids: Ints
     within: Floats | None
     mass: float
     population: int
-    leaves: list[NDArray[Any]] | None
+    leaves: list[NDArray[Any]] | None = None
+    form: Form | None = None
 
     @property
     def nbytes(self) -> int:
@@ -80,18 +81,22 @@ class Part(NamedTuple):
         arrays = [self.ids, *([] if self.within is None else [self.within]), *(self.leaves or [])]
         return sum(array.nbytes for array in arrays)
 
-
-NOTHING = Part(np.zeros(0, np.int64), None, 0.0, 0, None)
+    def cut(self, start: int, stop: int) -> "Part":
+        """Return some of its items, without a copy."""
+        return self._replace(
+            ids=self.ids[start:stop],
+            within=None if self.within is None else self.within[start:stop],
+            leaves=None if self.leaves is None else [leaf[start:stop] for leaf in self.leaves],
+        )
 
 
 class Reply(NamedTuple):
-    """A shard's answer to a request: a part of each size, mass and population of now, and how many ids updates skipped.
+    """A shard's answer to a request: the parts of all batches, one behind the other, and mass and population of then.
 
-    The last parts are missing where there was nothing to draw from.
+    `part` is None where nothing was asked for, or there was nothing to draw from. `skipped` counts ids of updates.
     """
 
-    parts: list[Part]
+    part: Part | None
     mass: float
     population: int
     skipped: int
-    form: Form | None

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.interop.ray.batch_form import Form
-from diskreplay.interop.ray.messages import Joined, Part, Reply, Request, Target
+from diskreplay.interop.ray.messages import Joined, Reply, Request, Target
 from diskreplay.interop.ray.priority_saver import PrioritySaver
 from diskreplay.interop.ray.shared_sampler import SharedSampler
 from diskreplay.interop.ray.supported import check_schema
@@ -64,18 +64,15 @@ class Shard:
         return self._store
 
     def draw(self, request: Request) -> Reply:
-        """Take updates, then draw a part of each size."""
+        """Take updates, then draw the parts."""
         shared = self._of(request.name, request.version)
         skipped = sum(shared.update(update) for update in request.updates)
-        parts: list[Part] = []
-        form: Form | None = None
         try:
-            for size in request.sizes:
-                form, part = shared.draw(size, request.ids_only)
-                parts.append(part)
+            part = shared.draw(request.sizes, request.ids_only) if any(request.sizes) else None
         except dr.NotEnoughData:
-            pass  # the trainer sees that parts are missing
-        return Reply(parts, *shared.mass(), skipped, form)
+            part = None
+        mass, population = shared.mass() if part is None else (part.mass, part.population)
+        return Reply(part, mass, population, skipped)
 
     def gather(self, name: str, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
         """Return the fields of exactly these ids; InvalidIndex as `Sampler.gather` does."""

@@ -246,7 +246,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         else:
             weight = np.ones(size, np.float32)
         pinned = self._device.type == "cuda"
-        form = next(one.form for one in given if one.form is not None)
+        form = next(one.part.form for one in given if one.part.form is not None)
         fields = put_together(form, [one.part.leaves or [] for one in given], pinned)
         told = {"probability": probability}
         if len(self._told):

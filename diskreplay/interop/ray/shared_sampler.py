@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.interop.ray.batch_form import Form, take_apart
-from diskreplay.interop.ray.messages import NOTHING, TOLD, Part, Target, Update
+from diskreplay.interop.ray.messages import TOLD, Part, Target, Update
 
 _ATTEMPTS = 100  # each failed one means that an id was evicted between its draw and its gathering
 _SKIPPED_DRAWS = 256
@@ -96,28 +97,32 @@ class SharedSampler:
         count = self.sampler.sampleable
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
 
-    def draw(self, size: int, ids_only: bool) -> tuple[Form | None, Part]:
-        """Draw a part; NotEnoughData where there is nothing to draw from."""
-        if not size:
-            return None, NOTHING
+    def draw(self, sizes: Sequence[int], ids_only: bool) -> Part:
+        """Draw parts of these sizes together; NotEnoughData where there is nothing to draw from."""
         for _ in range(_ATTEMPTS):
-            batch = self.sampler.sample(size)
+            batch = self.sampler.sample(sum(sizes))
             try:
-                return self._part(batch, ids_only)
+                return self._part(batch, len(sizes) > 1, ids_only)
             except (dr.InvalidIndex, dr.SegmentGone):
                 continue
         raise dr.SegmentGone(f"steps were evicted faster than they could be read, {_ATTEMPTS} times")
 
-    def _part(self, batch: dr.Batch, ids_only: bool) -> tuple[Form | None, Part]:
-        ids, count = batch["index"].numpy(), int(batch["population"][0])
+    def _part(self, batch: dr.Batch, several: bool, ids_only: bool) -> Part:
+        ids, population = batch["index"].numpy(), int(batch["population"][0])
         if not self._weighted:
-            form, arrays = self._apart(batch)
-            return form, Part(ids, None, float(count), count, arrays)
-        part = Part(ids, batch["probability"].numpy(), float(batch["priority_sum"][0]), count, None)
+            form, leaves = self._apart(batch)
+            return Part(ids, None, float(population), population, leaves, form)
+        within, mass = batch["probability"].numpy(), float(batch["priority_sum"][0])
+        if several:
+            # A stratified draw is in order: it is dealt out to the batches at random. By what was drawn, so that a
+            # state which is loaded goes on with the same batches.
+            order = np.random.Generator(np.random.PCG64(int(np.bitwise_xor.reduce(ids)))).permutation(len(ids))
+            ids, within = ids[order], within[order]
+        part = Part(ids, within, mass, population)
         if ids_only:
-            return None, part
-        form, arrays = self.gather(ids)
-        return form, part._replace(leaves=arrays)
+            return part
+        form, leaves = self.gather(ids)
+        return part._replace(form=form, leaves=leaves)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
         """Return the fields of exactly these ids."""
