@@ -25,7 +25,7 @@ WITH_TORCHRL = {
 }
 MANY_SECONDS = (
     *("before", "busy", "cold", "compile", "durability", "many_segments"),
-    *("memory", "online", "open", "retention", "sb3", "uniform", "write_path"),
+    *("memory", "online", "open", "retention", "sb3", "sharded", "uniform", "write_path"),
 )
 ONLY_BESIDE_OTHERS = ("append", "uniform", "cold")  # their targets: beside peers, or fio
 
@@ -41,6 +41,8 @@ def module_of(name):
 def test_a_bench_runs_and_says_how_its_page_was_made(name, tmp_path):
     if name == "before" and not (ROOT / ".git").exists():
         pytest.skip("this is no checkout of a repository")
+    if name == "sharded":
+        pytest.importorskip("ray", reason="needs the extra ray")
     report = command.run_bench(name, tiny=True, rounds=1, folder=tmp_path, peers=False)
     page = report.markdown(f"tools/bench/run {name}", tmp_path)
 

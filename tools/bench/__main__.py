@@ -31,6 +31,8 @@ BENCHES = {
     "retention": "retention",
     "sb3": "sb3",
     "exchange": "exchange",
+    "sharded": "sharded",
+    "scale": "scale",
 }
 
 

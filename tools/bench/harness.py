@@ -18,7 +18,8 @@ OURS = "diskreplay"
 RESULTS = Path(__file__).parent / "results"
 LEAST_ROUNDS = 7
 PACKAGES = (
-    "diskreplay", "numpy", "numba", "zarr", "torch", "torchrl", "tensordict", "cpprb", "stable-baselines3", "tianshou"
+    "diskreplay", "numpy", "numba", "zarr", "torch", "torchrl", "tensordict", "cpprb", "stable-baselines3", "tianshou",
+    "ray",
 )  # fmt: skip
 
 Seconds = NDArray[np.float64]

@@ -50,6 +50,7 @@ class Raylets:
             self.start(address)
         self._cluster.wait_for_nodes()
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+        self.address = self._cluster.address
         self.addresses = [ray.util.get_node_ip_address(), *OTHERS]
 
     def start(self, address: str) -> None:
@@ -161,6 +162,24 @@ def test_shards_are_named_by_path_and_address(tmp_path: Path) -> None:
 def test_the_schema_is_that_of_the_stores(store: Any) -> None:
     assert store.schema == SCHEMA
     assert len(store) == sum(STEPS)
+
+
+def test_the_example_runs_on_a_cluster_as_it_is(raylets: Raylets, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/many_machines.py"), "--small", "--path", str(tmp_path)],
+        env={**os.environ, **ENVIRONMENT, "RAY_ADDRESS": raylets.address},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "from 1500 steps in 2 stores" in done.stdout.splitlines()[-1]
+    lengths = []
+    for number in range(2):
+        with dr.open(tmp_path / f"node{number}") as own:
+            lengths.append(len(own))
+    assert lengths == [750, 750]
 
 
 COLLECT = """
