@@ -36,7 +36,17 @@ def module_of(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY_SECONDS)) for name in command.BENCHES]
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[
+                *([pytest.mark.slow] if name in MANY_SECONDS else []),
+                *([pytest.mark.leaks("Ray keeps the file of its log")] if name == "sharded" else []),
+            ],
+        )
+        for name in command.BENCHES
+    ],
 )
 def test_a_bench_runs_and_says_how_its_page_was_made(name, tmp_path):
     if name == "before" and not (ROOT / ".git").exists():

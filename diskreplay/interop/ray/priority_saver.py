@@ -1,15 +1,19 @@
 """Priorities of a shard, saved in its store in the background."""
 
+import logging
 import threading
 
 import diskreplay as dr
 from diskreplay.interop.ray.shared_sampler import SharedSampler
 
+_logger = logging.getLogger("diskreplay")
+
 
 class PrioritySaver:
     """Saves the priorities that were updated every `every_s` seconds, in a thread that the first sampler starts.
 
-    Samplers and stores are used meanwhile. A failure to save surfaces in the next call of `follow` or `close`.
+    Samplers and stores are used meanwhile. A failure to save is logged, and surfaces in the next call of `follow`
+    or `close`; draws go on.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -49,6 +53,7 @@ class PrioritySaver:
             try:
                 self.save()
             except Exception as error:
+                _logger.error("priorities were not saved, and would be lost with this shard: %s", error)
                 self._failed = error
 
     def save(self) -> None:

@@ -41,9 +41,9 @@ def start_ray() -> None:
         ray.init()
 
 
-def addresses() -> list[str]:
-    """Return the addresses of the living nodes, in order."""
-    return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
+def addresses(alive: bool = True) -> list[str]:
+    """Return the addresses of the nodes, in order: of the living ones, or of all that there ever were."""
+    return sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] or not alive})
 
 
 def own_address() -> str:

@@ -18,7 +18,6 @@ _RETRY_S = 0.25  # between two attempts to join a shard again
 _CALL_S = 120.0  # for what a shard saves or loads
 _FETCH_S = 10.0  # for an answer that is there, and on its way from another node
 
-
 _Found = TypeVar("_Found")
 
 
@@ -67,7 +66,7 @@ class ShardLink:
         joined: Joined = self._calls.answer(joining, timeout_s)
         if self.joined is not None and self.joined.uuid != joined.uuid:
             raise Lost(f"{self.place[0]} is another store than it was")
-        if self.joined is None and self._direct and joined.node == self._calls.node() and not target.view.random:
+        if self.joined is None and self._direct and joined.node == self._calls.node():
             self.local = LocalShard.opened(self.place[0], joined.uuid, target, self._seed)
         self.joined, self._run, self.lost = joined, joined.run, None
         self.hear(joined.mass, joined.population)
@@ -98,7 +97,9 @@ class ShardLink:
             self.mass, self.population = 0.0, 0
             self._next_attempt = 0.0
         self.updates_lost += sum(asked.updated for asked in self._pings)
+        self.updates_lost += sum(len(update.ids) for update in self._pending)
         self._pings.clear()
+        self._pending.clear()
 
     # --- asking ------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
 """The sampler over many shards: batches from all of them, and one set of priorities for all trainers."""
 
+import re
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ from diskreplay.interop.ray.supported import check_together
 
 _START_S = 120.0  # in which a shard imports torch, opens its store and loads what it needs
 _PATIENCE_S = 60.0  # an actor that died is there again in a few seconds, a machine in a minute or never
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class ShardedSampler(IterableDataset[dr.Batch]):
@@ -106,6 +108,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         for argument, value in (("deadline_s", deadline_s), ("update_age_s", update_age_s)):
             if not value > 0:
                 raise ValueError(f"{argument} must be a number of seconds above 0, not {value!r}")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name must be 1 to 80 letters, digits, dots, dashes and underscores, not {name!r}")
         self._per_round = max(1, -(-prefetch // 2))
         self._rounds_ahead = 1 + -(-prefetch // self._per_round)
         self._told = tuple(one for one in fields or () if one in TOLD)
@@ -136,9 +140,10 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def _join(self) -> None:
         for link in self._links:
             link.begin_join(self._target)
+        until = monotonic() + _START_S
         for link in self._links:
             try:
-                link.end_join(self._target, _START_S)
+                link.end_join(self._target, max(until - monotonic(), 0.0))
             except Lost as error:
                 link.lost = str(error)
         joined = [link for link in self._links if link.joined is not None]

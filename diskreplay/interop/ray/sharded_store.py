@@ -37,7 +37,7 @@ class ShardedStore(ShardGroup):
     Raises
     ------
     ValueError
-        There is no node, a node is named twice for the same path, or numbers of paths and nodes differ.
+        There is no such node, a node is named twice for the same path, or numbers of paths and nodes differ.
     """
 
     def __init__(
@@ -49,7 +49,10 @@ class ShardedStore(ShardGroup):
             raise ValueError(f"nodes must be a sequence of addresses of nodes, not {nodes!r}")
         start_ray()
         self._save_s = float(save_s)
-        super().__init__(_places(path, nodes), RayCalls())
+        places, known = _places(path, nodes), addresses(alive=False)
+        if unknown := {address for _, address in places}.difference(known):
+            raise ValueError(f"there is no node {min(unknown)!r}: the nodes have the addresses {', '.join(known)}")
+        super().__init__(places, RayCalls())
 
     def make_actor(self, shard: int) -> Any:
         """Return the actor of a shard, a new one if there is none."""

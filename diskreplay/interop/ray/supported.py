@@ -24,6 +24,8 @@ def _check_view(view: Any) -> None:
     for kind, reason in _VIEWS.items():
         if isinstance(view, kind):
             raise ValueError(f"{view} cannot be drawn from shards: {reason}")
+    if not isinstance(view, dr.Transitions | dr.Sequences):
+        raise ValueError(f"view must be Transitions(...) or Sequences(...), not {view!r}")
 
 
 def check_together(view: Any, distribution: Any) -> None:

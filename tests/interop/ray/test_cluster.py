@@ -159,6 +159,15 @@ def test_shards_are_named_by_path_and_address(tmp_path: Path) -> None:
             _places(path, nodes)
 
 
+def test_a_wrong_path_or_address_is_refused(raylets: Raylets, tmp_path: Path) -> None:
+    from diskreplay.interop.ray import ShardedStore
+
+    with pytest.raises(ValueError, match=r"^there is no node '10\.9\.9\.9': the nodes have the addresses 127"):
+        ShardedStore(tmp_path, ["10.9.9.9"])
+    with ShardedStore(tmp_path / "nothing", [raylets.addresses[0]]) as empty, pytest.raises(dr.StoreNotFound):
+        made(empty)
+
+
 def test_the_schema_is_that_of_the_stores(store: Any) -> None:
     assert store.schema == SCHEMA
     assert len(store) == sum(STEPS)

@@ -174,6 +174,7 @@ def test_a_batch_holds_the_fields_that_are_named(shards: InProcess) -> None:
         (None, dr.Sweep(), "cannot draw from shards: what was given is counted for one trainer"),
         (None, dr.Mixture([(dr.Uniform(), 1.0)]), "cannot draw from shards: a shard has one mass"),
         (None, dr.Prioritized(normalize="store"), "^normalize='store' needs the largest weight of all shards"),
+        ("transitions", None, r"^view must be Transitions\(...\) or Sequences\(...\), not 'transitions'$"),
         (None, "uniform", r"^distribution must be Uniform\(\) or Prioritized\(\), not 'uniform'"),
     ],
 )
@@ -255,3 +256,33 @@ def test_a_closed_sampler_says_so(shards: InProcess) -> None:
     sampler.close()
     with pytest.raises(dr.Closed, match="^this sampler is closed; make another$"):
         sampler.sample()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "a/b"}, "^name must be 1 to 80 letters, digits, dots, dashes and underscores, not 'a/b'$"),
+        ({"deadline_s": 0}, "^deadline_s must be a number of seconds above 0, not 0$"),
+        ({"batch_size": 2.5}, "^batch_size must be an int of at least 1, not 2.5$"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with InProcess(make_stores(tmp_path, (4,))) as shards, pytest.raises(ValueError, match=message):
+        made(shards, **arguments)
+
+
+def test_hindsight_goals_are_drawn_in_the_shards(tmp_path: Path) -> None:
+    goals = {"observation": dr.Field((2,), "float32"), "achieved_goal": dr.Field((2,), "float32")}
+    schema = dr.Schema(obs={**goals, "desired_goal": dr.Field((2,), "float32")}, action=dr.Field((), "int64"))
+    with dr.create(tmp_path / "goals", schema) as store, store.writer() as writer:
+        obs = {name: np.arange(22, dtype=np.float32).reshape(11, 2) for name in schema.obs}
+        obs["desired_goal"] = np.full((11, 2), -1.0, np.float32)
+        writer.append_episode(obs, np.zeros(10, int), np.zeros(10), terminated=True)
+    view = dr.Transitions(relabel=dr.Hindsight(ratio=1.0, reward_fn=lambda achieved, desired: np.ones(len(achieved))))
+    for node in ("another node", "this node"):
+        with InProcess([tmp_path / "goals"], node=node) as shards, made(shards, view) as sampler:
+            batch = sampler.sample()
+            assert (batch.obs["desired_goal"] >= 0).all()
+            assert (batch.reward == 1.0).all()
+    with InProcess([tmp_path / "goals"]) as shards, pytest.raises(ValueError, match="cannot be drawn by priorities"):
+        made(shards, view, dr.Prioritized())
