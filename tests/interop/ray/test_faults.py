@@ -17,7 +17,7 @@ def made(shards: InProcess, distribution: Any = None, **arguments: Any) -> Shard
 
 
 def test_a_silent_shard_is_waited_for_once_and_the_batch_is_whole(tmp_path: Path) -> None:
-    with InProcess(make_stores(tmp_path, (20, 20, 20))) as shards, made(shards, deadline_s=0.4) as sampler:
+    with InProcess(make_stores(tmp_path, (20, 20, 20))) as shards, made(shards, deadline_s=60.0) as sampler:
         shards.handles[1].silent = True
         shards.down.add(1)
         for _ in range(20):
@@ -25,16 +25,16 @@ def test_a_silent_shard_is_waited_for_once_and_the_batch_is_whole(tmp_path: Path
             assert batch.index.shape == (32, 2)
             assert set(batch.index[:, 0].tolist()) == {0, 2}
         assert isinstance(shards.calls, Calls)
-        assert shards.calls.waits == [0.4]
+        assert shards.calls.waits == [60.0]
         stats = sampler.stats()
         assert stats["missing"] == [1]
-        assert stats["shards"][1]["missing"] == "silent for 0.4 s"
+        assert stats["shards"][1]["missing"] == "silent for 60 s"
         assert stats["redrawn"] > 0
         assert stats["population"] == 40
 
 
 def test_batches_asked_for_ahead_are_completed_by_the_others(tmp_path: Path) -> None:
-    with InProcess(make_stores(tmp_path, (20, 20, 20))) as shards, made(shards, prefetch=6) as sampler:
+    with InProcess(make_stores(tmp_path, (20, 20, 20))) as shards, made(shards, prefetch=6, deadline_s=60.0) as sampler:
         sampler.sample()
         shards.handles[2].silent = True
         shards.down.add(2)
