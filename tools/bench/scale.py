@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
 FULL, TINY = Size((1, 4, 16, 64, 256, 1000), 10**12, 2000), Size((1, 4), 10**6, 20, 16)
 
-AHEAD = 8  # batches asked for ahead, half of them in one message
+AHEAD = 8  # batches asked for in one message
 ROW_BYTES = 4 * 84 * 84 * 2 + 8 + 4 + 4 + 1 + 1 + 8  # a transition of four frames, and its scalars
 TOLD_BYTES = 8 + 8  # of each item: its id and its probability
 MESSAGE_BYTES = 1_000  # of a request and its answer without arrays, pickled
@@ -34,7 +34,7 @@ BATCHES_PER_SECOND = 100.0
 
 def simulate(shards: int, size: Size, rng: np.random.Generator) -> dict[str, float]:
     """Draw batches from shards of unequal masses that grow, by masses that are as old as they are then."""
-    per_round = -(-AHEAD // 2)
+    per_round = AHEAD
     true = rng.dirichlet(np.full(shards, 2.0)) * size.steps
     known, heard = true.copy(), np.zeros(shards)
     growth = STEPS_PER_SECOND * rng.uniform(0.0, 2.0, shards)
@@ -107,7 +107,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"{size.steps:.0e} steps in all, unequally; {STEPS_PER_SECOND:,.0f} steps a second are appended on each "
             f"node, on average, and {BATCHES_PER_SECOND:.0f} batches of {size.batch_size} transitions of four frames "
-            f"are drawn. {AHEAD} are asked for ahead, {-(-AHEAD // 2)} in one message.",
+            f"are drawn. {AHEAD} are asked for in one message.",
             "Nothing is sent: requests are counted by the split of the sampler itself, bytes by their layout.",
             "The distance is the total variation between the shards' shares in the draw and those of their true "
             "masses. The error is that of weights which take the old masses for true; those of the sampler have none.",

@@ -28,7 +28,7 @@ from tools.bench.harness import (
 
 
 class Size(NamedTuple):
-    """Numbers of shards, steps of each, batches in a round and their size, and how many are asked for ahead."""
+    """Numbers of shards, steps of each, batches in a round and their size, and how many are asked for together."""
 
     shards: tuple[int, ...]
     steps: int
@@ -43,7 +43,7 @@ PLAIN = f"{OURS}, Sampler"
 RLLIB = "RLlib PrioritizedReplayBuffer, {} actors"
 TIMES_FASTER = 5.0
 FIELDS = ("obs", "action", "reward", "next_obs", "discount", "weight")
-IN_FLIGHT = 2  # requests for batches to each of RLlib's actors, as its Ape-X has
+IN_FLIGHT = 4  # requests to each of RLlib's actors: with 4 of them, as many batches ahead as ours has at the most
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
@@ -187,7 +187,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             f"Each shard is an actor with a store of {size.steps:,} steps of {SCHEMA.obs.shape[0]} floats, the plain "
             f"sampler has as many steps as the most shards together; {size.batches} batches in a round.",
             f"All of them, Ray and the trainer share the cores of this machine: {size.ahead} batches are asked for "
-            "ahead, and what actors do meanwhile is taken from the trainer, which it is not on machines of their own.",
+            "together, and what actors do meanwhile is taken from the trainer. On machines of their own it is not.",
             "Bytes are those of arrays in answers, of what was drawn and asked for ahead.",
             f"A batch of RLlib's is of one actor, of ours of all shards. {IN_FLIGHT} requests to each of its actors "
             "are on their way. Its rows were made before they were stored; ours are made as they are drawn.",

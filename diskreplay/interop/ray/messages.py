@@ -1,6 +1,7 @@
 """What trainers and shards send each other."""
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,16 @@ class Update(NamedTuple):
     ids: Ints
     errors: Floats
     kind: tuple[Any, ...] | None
+
+
+def joined_updates(updates: Sequence[Update]) -> list[Update]:
+    """Return the same updates in as few as may be: of those of one kind and length, in their order, one is made."""
+    found: list[Update] = []
+    alike = groupby(updates, key=lambda update: (update.kind, update.errors.shape[1:]))
+    for (kind, _), group in alike:
+        ids, errors, _ = zip(*group, strict=True)
+        found.append(Update(np.concatenate(ids), np.concatenate(errors), kind))
+    return found
 
 
 class Request(NamedTuple):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.interop.ray.batch_form import Form
 from diskreplay.interop.ray.local_shard import LocalShard
-from diskreplay.interop.ray.messages import Joined, Reply, Request, Target, Update
+from diskreplay.interop.ray.messages import Joined, Reply, Request, Target, Update, joined_updates
 from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 
 _RETRY_S = 0.25  # between two attempts to join a shard again
@@ -106,7 +106,7 @@ class ShardLink:
     def ask(self, sizes: list[int]) -> Asked:
         """Ask for parts of these sizes; updates that wait go along."""
         assert self.joined is not None
-        updates, self._pending = self._pending, []
+        updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
         if updates:
             self.oldest_update_s = max(self.oldest_update_s, now - self._pending_since)

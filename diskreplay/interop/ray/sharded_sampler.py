@@ -60,7 +60,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     device : torch.device or str or None
         Where batches are delivered; None is the CPU.
     prefetch : int
-        Batches asked for ahead, while the trainer computes; half of them in one message to each shard.
+        Batches asked for in one message to each shard, while those of the message before are delivered: so a batch is
+        drawn `prefetch` to 2 · prefetch - 1 batches before it is delivered. 0: when it is asked for.
     seed : int or None
         Makes the draws of a single trainer a function of the seed, the calls and the answers of the shards.
     fields, where
@@ -110,8 +111,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 raise ValueError(f"{argument} must be a number of seconds above 0, not {value!r}")
         if not _NAME.fullmatch(name):
             raise ValueError(f"name must be 1 to 80 letters, digits, dots, dashes and underscores, not {name!r}")
-        self._per_round = max(1, -(-prefetch // 2))
-        self._rounds_ahead = 1 + -(-prefetch // self._per_round)
+        self._per_round, self._most_rounds = max(1, prefetch), 2 if prefetch else 1
         self._told = tuple(one for one in fields or () if one in TOLD)
         fields = None if fields is None else tuple(one for one in fields if one not in TOLD)
         self._device = torch.device("cpu" if device is None else device)
@@ -219,7 +219,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     def _next(self) -> Drawn:
         """Return the next batch, after those ahead were asked for."""
-        while len(self._queue) < self._rounds_ahead:
+        while len(self._queue) < self._most_rounds:
             try:
                 self._queue.append(self._rounds.begin([self._batch_size] * self._per_round))
             except dr.NotEnoughData:

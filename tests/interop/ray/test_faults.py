@@ -8,6 +8,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop.ray import draw_rounds
+from diskreplay.interop.ray.messages import Update, joined_updates
 from diskreplay.interop.ray.sharded_sampler import ShardedSampler
 from tests.interop.ray.in_process import Calls, InProcess, make_stores
 
@@ -152,3 +153,14 @@ def test_the_first_handle_of_an_actor_is_kept_since_it_ends_with_it(tmp_path: Pa
         shards.kill(0)
         shards.renew(0)
         assert shards.actor(0) is not first
+
+
+def test_updates_are_sent_together_where_they_are_alike() -> None:
+    kind, other = ("transitions",), ("sequences", 2, 1, True)
+    one = np.array([1, 2]), np.array([0.1, 0.2])
+    two = np.array([2, 3]), np.array([0.3, 0.4])
+    windows = np.array([7]), np.array([[0.5, 0.6]])
+    sent = joined_updates([Update(*one, kind), Update(*two, kind), Update(*windows, other), Update(*one, kind)])
+    assert [update.kind for update in sent] == [kind, other, kind]
+    assert [update.ids.tolist() for update in sent] == [[1, 2, 2, 3], [7], [1, 2]]
+    assert [update.errors.tolist() for update in sent] == [[0.1, 0.2, 0.3, 0.4], [[0.5, 0.6]], [0.1, 0.2]]
