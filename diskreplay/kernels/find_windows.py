@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.kernels import frozen, jit
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.following import COMMITTED, OBSERVED
 from diskreplay.kernels.freeze import rows_of
 from diskreplay.kernels.gathering import (
@@ -79,12 +80,13 @@ def find_windows(
         if lanes[_at(slot)] > 1:  # a division costs as much as all the rest
             row = position // lanes[_at(slot)]
             lane = position - row * lanes[_at(slot)]
-        c = first_chunk[_at(slot)] + (row >> shift[_at(slot)])
+        bits, places = shift[_at(slot)] & BITS, shift[_at(slot)] >> PLACES
+        c = first_chunk[_at(slot)] + lane * places + (row >> bits)
         stop = rows_of(COMMITTED, slot, lane, record)
         kept = load_int(oldest + 8 * (load_int(lane_base + 8 * slot) + lane))
         if row < kept or row >= stop or c < 0 or c >= bases.size:
             break
-        prefetch(bases[_at(c)] + (lane << shift[_at(slot)]) + (row & ((1 << shift[_at(slot)]) - 1)))
+        prefetch(bases[_at(c)] + (0 if places else lane << bits) + (row & ((1 << bits) - 1)))
         windows[SLOT, _at(located)], windows[LANE, _at(located)], windows[ROW, _at(located)] = slot, lane, row
         windows[OWN, _at(located)], windows[OWN_STOP, _at(located)] = kept, stop
         located += 1
@@ -92,12 +94,14 @@ def find_windows(
     for i in range(located):
         slot, lane, row = windows[SLOT, _at(i)], windows[LANE, _at(i)], windows[ROW, _at(i)]
         kept, stop = windows[OWN, _at(i)], windows[OWN_STOP, _at(i)]
-        bits, mask = shift[_at(slot)], (1 << shift[_at(slot)]) - 1
-        first, count = first_chunk[_at(slot)], min(chunks[_at(slot)], bases.size - first_chunk[_at(slot)])
+        bits, places = shift[_at(slot)] & BITS, shift[_at(slot)] >> PLACES
+        mask, above = (1 << bits) - 1, 0 if places else lane << bits  # what of a chunk is before the rows of the lane
+        first = first_chunk[_at(slot)] + lane * places
+        count = min(chunks[_at(slot)] - lane * places, bases.size - first)
         chunk = row >> bits
         if chunk >= count or bases[_at(first + chunk)] == 0:
             return i
-        base = bases[_at(first + chunk)] + (lane << bits)
+        base = bases[_at(first + chunk)] + above
         flags = load_byte(base + (row & mask))
         if flags & NO_STEP:
             return i
@@ -110,12 +114,12 @@ def find_windows(
                 chunk = floor >> bits
                 if bases[_at(first + chunk)] == 0:
                     return i
-                base = bases[_at(first + chunk)] + (lane << bits)
+                base = bases[_at(first + chunk)] + above
             at_floor = load_byte(base + (floor & mask))
 
         if chunk != row >> bits:
             chunk = row >> bits
-            base = bases[_at(first + chunk)] + (lane << bits)
+            base = bases[_at(first + chunk)] + above
         # Nearly every window lies in the middle of an episode: its steps and the row behind them have no flags.
         ahead = (row & mask) + 1
         plain = flags & (TERMINATED | TRUNCATED) == 0 and n > 0 and row + n < stop
@@ -134,7 +138,7 @@ def find_windows(
                     chunk = after >> bits
                     if chunk >= count or bases[_at(first + chunk)] == 0:
                         return i
-                    base = bases[_at(first + chunk)] + (lane << bits)
+                    base = bases[_at(first + chunk)] + above
                 following = load_byte(base + (after & mask))
             if flags & (TERMINATED | TRUNCATED):
                 end, final = flags, following & OBSERVATION_ONLY != 0

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import TERMINATED, TRUNCATED
 from diskreplay.kernels import frozen, gathering as cols, jit
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.find_windows import find_windows
 from diskreplay.kernels.stream import WIDE, stream_apart
 
@@ -49,10 +50,11 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
     length = plan[leaf, cols.LENGTH]
     found = 0
     for i in range(count):
-        s = windows[cols.SLOT, _at(i)]
-        bits = jit.load_int(shifts + 8 * s)
+        s, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
+        shift = jit.load_int(shifts + 8 * s)
+        bits, places = shift & BITS, shift >> PLACES
         r = windows[_at(row_window), _at(i)] + offset
-        c = r >> bits
+        c = lane * places + (r >> bits)
         sources[_at(leaf), _at(i)] = 0
         # Of a summand, the steps of the window; what stands behind them is not read.
         run = length if leaf < copied else windows[cols.K, _at(i)]
@@ -70,7 +72,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
-        source = base + ((windows[cols.LANE, _at(i)] << bits) + inside) * row_bytes
+        source = base + ((0 if places else lane << bits) + inside) * row_bytes
         jit.prefetch(source)
         last = source + run * row_bytes - 1
         if (source ^ last) >> 6 != 0:  # of another cache line
@@ -92,9 +94,10 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
     row_window, stop_window = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
     is_step, found = leaf < copied, 0
     for i in range(count):
-        s, r = windows[cols.SLOT, _at(i)], windows[row_window, _at(i)]
-        bits = jit.load_int(shifts + 8 * s)
-        c = r >> bits
+        s, lane, r = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)], windows[row_window, _at(i)]
+        shift = jit.load_int(shifts + 8 * s)
+        bits, places = shift & BITS, shift >> PLACES
+        c = lane * places + (r >> bits)
         inside = r & ((1 << bits) - 1)
         sources[_at(leaf), _at(i)] = 0
         whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[cols.K, _at(i)] <= 1 << bits
@@ -106,7 +109,7 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
         base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
-        source = base + ((windows[cols.LANE, _at(i)] << bits) + inside) * row_bytes
+        source = base + ((0 if places else lane << bits) + inside) * row_bytes
         jit.prefetch(source)
         sources[_at(leaf), _at(i)] = source
         found += 1
@@ -116,9 +119,10 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
     """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
-    s = windows[cols.SLOT, _at(i)]
-    bits = jit.load_int(plan[leaf, cols.SHIFT] + 8 * s)
-    c = r >> bits
+    s, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
+    shift = jit.load_int(plan[leaf, cols.SHIFT] + 8 * s)
+    bits, places = shift & BITS, shift >> PLACES
+    c = lane * places + (r >> bits)
     if r < 0 or c >= jit.load_int(plan[leaf, cols.CHUNKS] + 8 * s):
         return 0
     c += jit.load_int(plan[leaf, cols.FIRST_CHUNK] + 8 * s)
@@ -128,7 +132,7 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
     if base == 0:
         return 0
     inside = r & ((1 << bits) - 1)
-    sources[_at(leaf), _at(i)] = base + ((windows[cols.LANE, _at(i)] << bits) + inside) * plan[leaf, cols.ROW_BYTES]
+    sources[_at(leaf), _at(i)] = base + ((0 if places else lane << bits) + inside) * plan[leaf, cols.ROW_BYTES]
     return (1 << bits) - inside
 
 

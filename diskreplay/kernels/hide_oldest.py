@@ -8,6 +8,7 @@ the tables of episodes know it.
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live, hiding, jit
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.hiding import Ints
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
@@ -60,13 +61,13 @@ def _time_of(
     times: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Return when a step was published; -1, and its id is NEEDED, where that is not mapped."""
-    bits = time_shift[slot]
-    chunk = row >> bits
+    bits, places = time_shift[slot] & BITS, time_shift[slot] >> PLACES
+    chunk = lane * places + (row >> bits)
     base = times[first_times[slot] + chunk] if chunk < time_chunks[slot] else 0
     if base == 0:
         found[hiding.NEEDED] = step_id
         return -1
-    return jit.load_int(base + 8 * ((lane << bits) + (row & ((1 << bits) - 1)))) + clocks[slot]
+    return jit.load_int(base + 8 * ((0 if places else lane << bits) + (row & ((1 << bits) - 1)))) + clocks[slot]
 
 
 @jit.kernel(

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.runs import NEVER as NEVER
 
 Ints = NDArray[np.int64]
@@ -40,12 +41,14 @@ def hide_oldest_plain(
     def time_of(step_id: int) -> int | None:
         slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(lanes[slot]))
-        chunk, inside = divmod(row, 1 << int(time_shift[slot]))
+        bits, places = int(time_shift[slot]) & BITS, int(time_shift[slot]) >> PLACES
+        chunk, inside = divmod(row, 1 << bits)
+        chunk += lane * places
         base = int(times[first_times[slot] + chunk]) if chunk < time_chunks[slot] else 0
         if not base:
             found[NEEDED] = step_id
             return None
-        at = base + 8 * ((lane << int(time_shift[slot])) + inside)
+        at = base + 8 * ((0 if places else lane << bits) + inside)
         return int(ctypes.c_int64.from_address(at).value + clocks[slot])
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:

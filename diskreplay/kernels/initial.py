@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import jit
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 
 Ints = NDArray[np.int64]
 
@@ -29,12 +30,13 @@ def initial_priorities(
             continue
         row = (ids[i] & POSITION_MASK) // width
         lane = (ids[i] & POSITION_MASK) - row * width
-        chunk = row >> shift[slot]
+        bits, places = shift[slot] & BITS, shift[slot] >> PLACES
+        chunk = lane * places + (row >> bits)
         base = bases[first_chunk[slot] + chunk] if chunk < chunks[slot] else 0
         if base == 0:
             return i
-        within = row - (chunk << shift[slot])
-        value = jit.load_float64(base + 8 * ((lane << shift[slot]) + within))
+        within = (0 if places else lane << bits) + (row & ((1 << bits) - 1))
+        value = jit.load_float64(base + 8 * within)
         if 0.0 < value <= _FINITE:  # anything else is damage
             out[i] = value
     return -1

@@ -209,8 +209,7 @@ class GatherPlan:
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
             for copy in self._reached(self._copies):
-                slot, _, first, last = self.windows.rows(copy)
-                snapshot.leaf(copy.leaf).ensure(slot, first, last, since)
+                snapshot.leaf(copy.leaf).ensure(*self.windows.rows(copy), since)
             return self._bind_tables()
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:

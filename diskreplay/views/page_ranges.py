@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
@@ -59,16 +60,16 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 def _ranges(windows: Windows, table: ChunkTable, copy: Copy) -> Pages:
     """Return a range for each window and chunk."""
     slot, lane, first, last = windows.rows(copy)
-    table.ensure(slot, first, last)
+    table.ensure(slot, lane, first, last)
     held, _, first_chunk, bases = table.addresses()
-    shift = table.shift[slot]
+    shift, places = table.shift[slot] & BITS, table.shift[slot] >> PLACES
     starts, sizes = [], []
     for further in range(int(((last >> shift) - (first >> shift)).max(initial=-1)) + 1):
         chunk = (first >> shift) + further
         begin, end = np.maximum(first, chunk << shift), np.minimum(last + 1, (chunk + 1) << shift)
         inside = begin & ((1 << shift) - 1)
-        base = bases[first_chunk[slot] + np.minimum(chunk, last >> shift)]
-        starts.append(base + ((lane << shift) + inside) * table.row_bytes)
+        base = bases[first_chunk[slot] + lane * places + np.minimum(chunk, last >> shift)]
+        starts.append(base + (np.where(places, 0, lane << shift) + inside) * table.row_bytes)
         # Nothing of windows that end in an earlier chunk, or that another thread has released since.
         sizes.append(np.where(base != 0, np.maximum(end - begin, 0), 0) * table.row_bytes)
     return Pages(np.concatenate(starts or [first]), np.concatenate(sizes or [first]), (held,))

@@ -147,7 +147,8 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
     last = snapshot.committed[snapshot.lane_base[slot] + lane] - 1
     if (row > last).any():
         return False
-    snapshot.leaf("done").ensure(slot, np.maximum(row - stack + 1, 0), last if n < 0 else np.minimum(row + n, last))
+    until = last if n < 0 else np.minimum(row + n, last)
+    snapshot.leaf("done").ensure(slot, lane, np.maximum(row - stack + 1, 0), until)
     return True
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay
 from diskreplay.kernels import following, frozen, gathering as rows
+from diskreplay.kernels.chunk_geometry import PLACES
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import chosen
@@ -74,17 +75,25 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
     assert fast[0] == plain[0]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 3)), min_size=1, max_size=5), st.integers(0, 3), seeds)
-def test_initial_priorities(segments: list[tuple[int, int]], origin: int, seed: int) -> None:
-    """Segments of so many lanes and, as a power of two, rows a chunk; below 0 they have no such array."""
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 3), st.integers(0, 3)), min_size=1, max_size=5),
+    st.integers(0, 3),
+    seeds,
+)
+def test_initial_priorities(segments: list[tuple[int, int, int]], origin: int, seed: int) -> None:
+    """Segments of so many lanes and, as a power of two, rows a chunk; below 0 they have no such array.
+
+    Where the third number is not 0, each lane has so many chunks of its own.
+    """
     rng = np.random.default_rng(seed)
-    lanes, shift = np.array(segments, np.int64).T.copy()
-    chunks = rng.integers(0, 4, len(lanes))
+    lanes, bits, places = np.array(segments, np.int64).T.copy()
+    shift = np.where(bits < 0, bits, bits | places << PLACES)
+    chunks = np.where(places > 0, lanes * places, rng.integers(0, 4, len(lanes)))
     first_chunk = np.cumsum(chunks) - chunks
     odd = (0.0, -1.0, np.nan, np.inf, 5e-324, np.finfo(np.float64).max)
     blocks = [
         np.where(rng.random((lane, 1 << max(rows, 0))) < 0.3, rng.choice(odd), rng.random())
-        for lane, rows, count in zip(lanes.tolist(), shift.tolist(), chunks.tolist(), strict=True)
+        for lane, rows, count in zip(lanes.tolist(), bits.tolist(), chunks.tolist(), strict=True)
         for _ in range(count)
     ]
     bases = np.array([block.ctypes.data if rng.random() < 0.95 else 0 for block in blocks], np.int64)

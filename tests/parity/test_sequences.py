@@ -47,8 +47,7 @@ def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
     for step_id in chosen:
         slot = (step_id >> POSITION_BITS) - snapshot.origin
         row, lane = divmod(step_id & ((1 << POSITION_BITS) - 1), int(snapshot.lanes[slot]))
-        shift = int(done.shift[slot])
-        done.holder[done.first_chunk[slot] + (row >> shift)][lane, row & ((1 << shift) - 1), 0] |= 16
+        done.row(slot, lane, row)[0] |= 16
     return chosen
 
 

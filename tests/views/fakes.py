@@ -12,7 +12,8 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.kernels import following, frozen
+from diskreplay.kernels import chunk_geometry, following, frozen
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import IdRuns, Visible, open_episodes, starting_runs
 from diskreplay.store.reading.snapshot import SegmentTable
@@ -34,6 +35,7 @@ class Segment:
     lanes: list[list[ModelEpisode]]
     sealed: bool = False
     chunk_rows: int = 4
+    apart: bool = False  # each lane has chunks of its own, as in a pack
 
 
 class Columns:
@@ -71,30 +73,42 @@ class Table:
         self.lock = threading.RLock()
         self.ensured = 0
 
-    def add(self, rows: list[list[np.ndarray]], chunk_rows: int, room: int) -> None:
+    def add(self, rows: list[list[np.ndarray]], chunk_rows: int, room: int, apart: bool = False) -> None:
         """Add a segment: the rows of each lane, and so many rows more than there are, full of rubbish."""
         count = -(-room // chunk_rows)
+        bits = chunk_rows.bit_length() - 1
         self.first_chunk = np.append(self.first_chunk, len(self.holder))
-        self.chunks = np.append(self.chunks, count)
-        self.shift = np.append(self.shift, chunk_rows.bit_length() - 1)
+        self.chunks = np.append(self.chunks, count * (len(rows) if apart else 1))
+        self.shift = np.append(self.shift, chunk_geometry.apart(bits, count) if apart else bits)
         rubbish = np.random.default_rng(0)
-        for chunk in range(count):
-            block = rubbish.integers(0, 255, (len(rows), chunk_rows, self.row_bytes), np.uint8, endpoint=True)
-            for lane, values in enumerate(rows):
-                for i, value in enumerate(values[chunk * chunk_rows : (chunk + 1) * chunk_rows]):
-                    block[lane, i] = np.frombuffer(np.asarray(value, self.dtype).tobytes(), np.uint8)
-            self.holder.append(block)
+        for together in [[lane] for lane in rows] if apart else [rows]:
+            for chunk in range(count):
+                block = rubbish.integers(0, 255, (len(together), chunk_rows, self.row_bytes), np.uint8, endpoint=True)
+                for lane, values in enumerate(together):
+                    for i, value in enumerate(values[chunk * chunk_rows : (chunk + 1) * chunk_rows]):
+                        block[lane, i] = np.frombuffer(np.asarray(value, self.dtype).tobytes(), np.uint8)
+                self.holder.append(block)
         self.bases = np.zeros(len(self.holder), np.int64)
+
+    def place(self, slot: int, lane: int, row: int) -> int:
+        """Return the place of the chunk that holds a row."""
+        bits, places = int(self.shift[slot]) & BITS, int(self.shift[slot]) >> PLACES
+        chunk = lane * places + (row >> bits)
+        assert 0 <= chunk < self.chunks[slot], f"chunk {chunk} of slot {slot}"
+        return int(self.first_chunk[slot]) + chunk
+
+    def row(self, slot: int, lane: int, row: int) -> np.ndarray:
+        """Return the bytes of a row, to be read or written."""
+        bits, places = int(self.shift[slot]) & BITS, int(self.shift[slot]) >> PLACES
+        return self.holder[self.place(slot, lane, row)][0 if places else lane, row & ((1 << bits) - 1)]
 
     def addresses(self):
         return self.holder, self.chunks, self.first_chunk, self.bases
 
-    def ensure(self, slot: np.ndarray, first_row: np.ndarray, last_row: np.ndarray, since: int = 0) -> None:
+    def ensure(self, slot: np.ndarray, lane: np.ndarray, first: np.ndarray, last: np.ndarray, since: int = 0) -> None:
         self.ensured += 1
-        for s, first, last in zip(slot.tolist(), first_row.tolist(), last_row.tolist(), strict=True):
-            for chunk in range(first >> self.shift[s], (last >> self.shift[s]) + 1):
-                assert 0 <= chunk < self.chunks[s], f"chunk {chunk} of slot {s}"
-                place = self.first_chunk[s] + chunk
+        for s, of, begin, end in zip(*(column.tolist() for column in (slot, lane, first, last)), strict=True):
+            for place in range(self.place(s, of, begin), self.place(s, of, end) + 1):
                 self.bases[place] = self.holder[place].ctypes.data
 
 
@@ -148,7 +162,7 @@ class Snapshot:
         self.observed = np.zeros(self.lanes.sum(), np.int64)
         # One writer, whose lanes go on from segment to segment.
         infos = [SimpleNamespace(writer=1, lanes=tuple(range(len(s.lanes)))) if s else None for s in self.segments]
-        self.tables = SimpleNamespace(infos=infos)
+        self.tables = SimpleNamespace(infos=infos, lanes_of=self._lanes_of)
         fields = {"done": dr.Field((), "uint8"), **self.schema.leaves}
         self._tables = {leaf: Table(f) for leaf, f in fields.items() if not leaf.startswith("episode/")}
         ended, still_open = [], []
@@ -162,7 +176,8 @@ class Snapshot:
             for leaf, table in self._tables.items():
                 # Rows that are no steps hold zeros in the format; no reader should need them to.
                 rubbish = np.full(table.shape, 77, table.dtype)
-                table.add([[row.get(leaf, rubbish) for row in lane] for lane in rows], segment.chunk_rows, room)
+                values = [[row.get(leaf, rubbish) for row in lane] for lane in rows]
+                table.add(values, segment.chunk_rows, room, segment.apart)
         if self.discovery is not None:
             self.discovery.shuffle(ended)
         self.log = Columns.of(ended)
@@ -180,6 +195,10 @@ class Snapshot:
                 episode.hidden = max(episode.hidden, t + 1)
             else:
                 self.steps += 1
+
+    def _lanes_of(self, slot: int, origin: int) -> tuple[int, np.ndarray] | None:
+        info = self.tables.infos[slot]
+        return None if info is None else (info.writer, np.array(info.lanes, np.int64))
 
     def is_hidden(self, step_id: int) -> bool:
         return step_id < self.least_ids(np.array([step_id])).item()

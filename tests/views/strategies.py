@@ -20,7 +20,7 @@ def segments(draw: st.DrawFn, schema: dr.Schema) -> Segment:
         if not sealed and draw(st.booleans()):
             plans.append(draw(open_plans))
         lanes.append([episode(schema, *plan, rng) for plan in plans])
-    return Segment(lanes, sealed, draw(st.sampled_from((1, 2, 4, 8))))
+    return Segment(lanes, sealed, draw(st.sampled_from((1, 2, 4, 8, 64))), apart=sealed and draw(st.booleans()))
 
 
 @st.composite

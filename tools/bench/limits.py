@@ -60,7 +60,7 @@ def runs(snapshot: Any, leaf: str, windows: Windows, spans: Sequence[tuple[Ints,
     table = snapshot.leaf(leaf)
     found, place = [], 0
     for first, last in spans:
-        table.ensure(windows.slot, first, last)
+        table.ensure(windows.slot, windows.lane, first, last)
         columns = (column.tolist() for column in (windows.slot, windows.lane, first, last))
         for slot, lane, a, b in zip(*columns, strict=True):
             while a <= b:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.find_windows import Ints
 from diskreplay.kernels.following import COMMITTED, OBSERVED
 from tests.kernels.plain.frozen import Frozen
@@ -23,13 +24,15 @@ def row_address(
     row_bytes: int,
 ) -> int:
     """Return where a row lies, or 0 when its chunk does not exist or is not mapped."""
-    if not (0 <= slot < len(chunks) and 0 <= lane < lanes[slot] and 0 <= row >> int(shift[slot]) < chunks[slot]):
+    if not (0 <= slot < len(chunks) and 0 <= lane < lanes[slot] and row >= 0):
         return 0
-    rows_a_chunk = 1 << int(shift[slot])
-    index = int(first_chunk[slot]) + row // rows_a_chunk
-    if not 0 <= index < len(bases) or bases[index] == 0:
+    places, rows_a_chunk = int(shift[slot]) >> PLACES, 1 << (int(shift[slot]) & BITS)
+    chunk = lane * places + row // rows_a_chunk
+    index = int(first_chunk[slot]) + chunk
+    if chunk >= chunks[slot] or not 0 <= index < len(bases) or bases[index] == 0:
         return 0
-    return int(bases[index]) + (lane * rows_a_chunk + row % rows_a_chunk) * row_bytes
+    above = 0 if places else lane * rows_a_chunk
+    return int(bases[index]) + (above + row % rows_a_chunk) * row_bytes
 
 
 def find_windows_plain(

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import locate
 from diskreplay.kernels.initial import Ints
+from tests.kernels.plain.find_windows import row_address
 
 
 def initial_priorities_plain(
@@ -19,11 +20,9 @@ def initial_priorities_plain(
         out[i] = np.nan
         if not known[i] or shift[slot[i]] < 0:
             continue
-        per_chunk = 1 << int(shift[slot[i]])
-        chunk, within = divmod(int(row[i]), per_chunk)
-        if chunk >= chunks[slot[i]] or bases[first_chunk[slot[i]] + chunk] == 0:
+        at = row_address(int(slot[i]), int(lane[i]), int(row[i]), first_chunk, chunks, shift, lanes, bases, 8)
+        if not at:
             return i
-        at = int(bases[first_chunk[slot[i]] + chunk]) + 8 * (int(lane[i]) * per_chunk + within)
         value = ctypes.c_double.from_address(at).value
         out[i] = value if 0 < value < np.inf else np.nan
     return -1
