@@ -43,9 +43,9 @@ class BlockSums:
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
-    def add(self, array: RowArray, chunk: int, fd: int) -> int:
+    def add(self, array: RowArray, chunk: int, fd: int, block: int | None = None) -> int:
         """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
-        size, block = os.fstat(fd).st_size, block_bytes(array.row_bytes)
+        size, block = os.fstat(fd).st_size, block or block_bytes(array.row_bytes)
         sums, crc = read_sums(fd, size, block)
         self.chunks[array.path, chunk] = stored(sums, size, block)
         return crc
@@ -171,11 +171,7 @@ class Chunk(NamedTuple):
     number: int
     name: str
     nbytes: int
-
-    @property
-    def block(self) -> int:
-        """The bytes of a block."""
-        return block_bytes(self.array.row_bytes)
+    block: int  # bytes
 
 
 def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
@@ -189,7 +185,8 @@ def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
     for leaf in sorted(numbers):
         array = info.arrays[leaf]
         for number in sorted(numbers[leaf]):
-            yield Chunk(array, number, f"{leaf}/{array.chunk_key(number)}", info.chunk_nbytes(leaf))
+            block = layout.BLOCK_BYTES if leaf in info.compressed else block_bytes(array.row_bytes)
+            yield Chunk(array, number, f"{leaf}/{array.chunk_key(number)}", info.chunk_nbytes(leaf), block)
 
 
 def known_sums(info: SegmentInfo) -> dict[str, Sums]:
@@ -201,11 +198,12 @@ def known_sums(info: SegmentInfo) -> dict[str, Sums]:
     except (OSError, FormatError):
         return {}
     known, at = {}, 0
+    is_whole = crc32c(data) == info.checksums.get(layout.BLOCKS)
     for chunk, count in zip(chunks, counts, strict=True):
         part = data[at : (at := at + 4 * count)]
         if len(part) == 4 * count:
             sums = parse(part, chunk.nbytes, chunk.block)
-            if combine(sums, chunk.nbytes, chunk.block) == info.checksums[chunk.name]:
+            if is_whole or combine(sums, chunk.nbytes, chunk.block) == info.checksums[chunk.name]:
                 known[chunk.name] = sums
     return known
 
@@ -216,7 +214,7 @@ def derive_blocks(info: SegmentInfo) -> bytes:
     for chunk in sealed_chunks(info):
         try:
             with opened(f"{info.path}/{chunk.name}", chunk.nbytes) as fd:
-                crc = blocks.add(chunk.array, chunk.number, fd)
+                crc = blocks.add(chunk.array, chunk.number, fd, chunk.block)
         except (OSError, FormatError):
             return b""
         if crc != info.checksums[chunk.name]:

@@ -1,15 +1,16 @@
 """What is damaged in a sealed segment: parts of its chunk files, and the rows and episodes that are lost with them.
 
 A block that does not fit its checksum, in any field, damages the rows that it holds part of; the episodes that have
-these rows are lost. With initial priorities no step is lost: zeros say that none were given. Where
-flags are damaged, nobody knows which episodes there were: all is lost from the start of the
-episode that reaches there up to the next first step behind.
+these rows are lost. Of a compressed array, inner chunks that do not fit their own checksums are damaged. With initial
+priorities no step is lost: zeros say that none were given. Where flags are damaged, nobody knows which episodes there
+were: all is lost from the start of the episode that reaches there up to the next first step behind.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from crc32c import crc32c
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.blocks import Chunk, combine, known_sums, read_sums, sealed_chunks
+from diskreplay.format.inner_chunks import InnerChunks
 from diskreplay.format.mapping import opened
+from diskreplay.format.packs import PackTables, read_tables
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import NO_STEP
 
@@ -54,8 +57,8 @@ class Damage:
 def find_damage(info: SegmentInfo, rows: NDArray[np.int64], hidden: Sequence[tuple[int, int]]) -> Damage:
     """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
 
-    ``hidden`` are position and steps of its episodes that were evicted by hand. Raises FormatError where a chunk that
-    its rows need has no checksum.
+    ``hidden`` are position and steps of its episodes that were evicted by hand; in a pack, its rows are the positions.
+    Raises FormatError where a chunk that its rows need has no checksum, or the tables of a pack are damaged.
     """
     return _Search(info, rows).find(hidden)
 
@@ -72,6 +75,7 @@ class _Search:
                     raise FormatError(f"{info.path}: chunk {number} of {leaf} has no checksum")
         self._per_chunk = info.chunk_rows[layout.DONE]
         self._resized = False
+        self._tables: PackTables | None = None if info.packed is None else read_tables(info)
 
     def find(self, hidden: Sequence[tuple[int, int]]) -> Damage:
         lanes = len(self._info.lanes)
@@ -97,10 +101,13 @@ class _Search:
                 continue
             holes = layout.merge_ranges(unknown.get(lane, []))
             starts = self._starts(lane, count, holes)
-            known = np.unique(
-                [0, *starts.tolist(), *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
-            )
+            edges = [0, *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
+            if self._tables is not None:  # each lane of each segment begins with an episode
+                edges += self._tables.first_rows.tolist()
+            known = np.union1d(starts, np.array(edges, np.int64))
             lost = layout.merge_ranges([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])
+            if self._tables is not None:
+                lost = [part for range_ in lost for part in self._split(self._tables, *range_)]
             rewritten: list[Range] = []
             for episode in evicted.get(lane, []):
                 lost, again = self._spare(damage, lane, lost, episode, holes)
@@ -118,6 +125,12 @@ class _Search:
         for first, stop in lost:
             damage.flags |= {(lane, first): layout.FIRST}
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
+
+    def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
+        """Yield the parts of some rows of a pack that are in one lane of one segment each, or between two of these."""
+        edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
+        inside = edges[(edges > first) & (edges < stop)].tolist()
+        yield from pairwise([first, *inside, stop])
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -154,6 +167,11 @@ class _Search:
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
         """Yield lane and rows that parts of a chunk file hold."""
+        if parts and chunk.array.path in self._info.compressed:
+            for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
+                if first < self._rows[0]:
+                    yield 0, (first, min(stop, self._rows[0]))
+            return
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
         above = chunk.number * per_chunk
         for start, stop in parts:

@@ -40,6 +40,18 @@ ROOT_COPY = f"{HIDDEN}/document"  # and of the root's
 METADATA = "zarr.json"
 MARKS = f"{DURABLE}/marks"  # the log beside the counter of durable rows
 LOCK = "lock"
+# The two tables of a pack, arrays of int64, and their columns: of each segment in it, and of each lane of these.
+PACK_TABLES = MEMBERS, RUNS = "members", "runs"
+# Behind the rows of a pack its chunks have room for a word, which readers of flags may look at.
+ROWS_BEHIND = 8
+TABLES_COPY = f"{DURABLE}/tables"  # a copy of both, one behind the other
+INDEXES_COPY = f"{DURABLE}/indexes"  # one of the indexes of compressed arrays
+MEMBER_COLUMNS = ("segment", "lanes", "writer", "steps")
+RUN_COLUMNS = ("first_row", "rows", "lane")
+PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
+COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments by themselves
+ZSTD_LEVELS = 1, 22
+PACKS, ZSTD = "packs", "zstd"  # names of features, in `requires`
 NOTES = f"{COUNTERS}/notes"  # JSON documents that a store keeps for its users, NAME.json
 NOTE_SUFFIX = ".json"
 

@@ -19,6 +19,7 @@ from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.marks import map_trusted
 from diskreplay.format.metadata import dump, shaped
 from diskreplay.format.numbers import segment_numbers
+from diskreplay.format.packs import read_tables
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -124,6 +125,7 @@ class StepCounter:
         self._entries = HiddenEntries(self._root)
         self._hidden: dict[int, int] = {}
         self._lost: dict[int, int] = {}
+        self._packs: dict[int, dict[int, int]] = {}  # the steps of each segment that is in a pack
 
     def read(self) -> Inserted:
         """Count what is new, and return both."""
@@ -140,16 +142,20 @@ class StepCounter:
                 self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
             ever = held + int(words[layout.STEPS_EVICTED]) + self._aside
-            if ever >= self._ever:
+            if ever >= self._ever and self._counters.raw() == raw:
                 break
-            # A segment that is being deleted is in neither count for a moment.
+            # A segment that is being deleted, or was merged, is in neither count for a moment.
             time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
 
     def by_segment(self) -> dict[int, int]:
-        """Return how many steps were ever committed to each segment that is there, as `read` counted them last."""
-        return {**self._sealed, **{number: segment.steps for number, segment in self._growing.items()}}
+        """Return the steps ever committed to each segment that is there, in packs too, as `read` counted them last."""
+        steps = {**self._sealed, **{number: segment.steps for number, segment in self._growing.items()}}
+        for pack, members in self._packs.items():
+            steps.pop(pack, None)
+            steps |= members
+        return steps
 
     def growing(self) -> list[SegmentInfo]:
         """Return the segments that were not sealed when `read` saw them last."""
@@ -164,6 +170,9 @@ class StepCounter:
             try:
                 info = read_segment(self._root, number)
                 self._lost[number] = info.lost.steps
+                if info.packed is not None and number not in self._packs:
+                    tables = read_tables(info)
+                    self._packs[number] = dict(zip(tables.numbers.tolist(), tables.steps.tolist(), strict=True))
                 if info.steps is not None:
                     self._sealed[number] = info.steps
                     self._growing.pop(number, None)
@@ -173,15 +182,28 @@ class StepCounter:
                 self._growing.pop(number, None)
                 if self._root.segment_path(number).exists():  # damaged: what it held was inserted
                     self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
+        self._forget_merged()
         there = {*self._sealed, *self._growing}
         self._lost = {number: steps for number, steps in self._lost.items() if steps and number in there}
         self._next = end
+
+    def _forget_merged(self) -> None:
+        """Release the segments, and the packs, whose rows are in a pack that came later."""
+        self._packs = {number: members for number, members in self._packs.items() if number in self._sealed}
+        for pack in sorted(self._packs, reverse=True):
+            members = {*self._packs.get(pack, ())}
+            older = {n for n, others in self._packs.items() if n != pack and not members.isdisjoint(others)}
+            for number in older | members:
+                self._packs.pop(number, None)
+                self._sealed.pop(number, None)
+                self._growing.pop(number, None)
 
     def _read_hidden(self, count: int) -> None:
         """Count what was evicted by hand of the segments that are there: all of them are sealed."""
         for number, steps in self._entries.steps_by_segment(count).items():
             self._hidden[number] = self._hidden.get(number, 0) + steps
-        self._hidden = {number: steps for number, steps in self._hidden.items() if number in self._sealed}
+        there = self._sealed.keys() | set[int]().union(*self._packs.values())
+        self._hidden = {number: steps for number, steps in self._hidden.items() if number in there}
 
 
 class _Growing:

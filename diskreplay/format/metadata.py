@@ -8,10 +8,11 @@ collector process never imports it.
 import json
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -126,8 +127,13 @@ class Blueprint:
     first. Segments with initial priorities have those of `with_priority`.
     """
 
-    def __init__(self, templates: dict[str, Document], leaves: dict[str, Field]) -> None:
-        self._root, self._templates, self._leaves = templates[""], templates, leaves
+    def __init__(
+        self,
+        templates: dict[str, Document],
+        leaves: dict[str, Field],
+        tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        self._root, self._templates, self._leaves, self._tables = templates[""], templates, leaves, tables
         self._texts = {
             path: _with_blanks(document) if document.get("node_type") == "array" else dump(document).decode()
             for path, document in sorted(templates.items())
@@ -137,7 +143,8 @@ class Blueprint:
             path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, self._texts[path])
             for path, leaf in leaves.items()
         }
-        self.counters = [path for path, text in self._texts.items() if path not in self.arrays and _SHAPE in text]
+        others = self._texts.keys() - self.arrays.keys() - tables.keys()
+        self.counters = [path for path, text in self._texts.items() if path in others and _SHAPE in text]
         self.paths = list(self._texts)
 
     @cached_property
@@ -153,12 +160,22 @@ class Blueprint:
         """Return the blueprint of a segment that has these arrays."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
+    def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
+        """Return the same with the two tables of a pack, which have so many lines, and other codecs of some arrays."""
+        documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
+        tables = {}
+        for path, lines, names in zip(layout.PACK_TABLES, (members, runs), layout.PACK_COLUMNS, strict=True):
+            tables[path] = lines, len(names)
+            documents[path] = {**self._templates[layout.COMMITTED], "dimension_names": [path, "column"]}
+        return Blueprint({**self._templates, **documents}, self._leaves, tables)
+
     def documents(self, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> Iterator[tuple[str, bytes]]:
         """Yield path and zarr.json of everything below a segment, parents first, with ``rows`` or one chunk of rows."""
         for path, text in self._texts.items():
             array = self.arrays.get(path)
             if array is None:
-                yield path, _filled(text, (lanes,), (lanes,))
+                shape = self._tables.get(path, (lanes,))
+                yield path, _filled(text, shape, shape)
             else:
                 most = chunk_rows[path]
                 yield path, array.document(lanes, most if rows is None else min(rows, most), most)
@@ -310,14 +327,17 @@ def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuar
     return value >= least and (most is None or value <= most)
 
 
+FEATURES = (layout.PACKS, layout.ZSTD)
+"""What this release knows of what ``requires`` may name."""
+
+
 class UnknownFeature(FormatError):
     """A later release wrote this: it is not damage, and the rest must not be used without it."""
 
 
 def check_requires(attributes: Document, path: Path | str) -> None:
-    """Refuse what needs a feature that this release has not; so far it has none that a reader could lack.
-
-    Raises UnknownFeature where ``requires`` names one.
-    """
-    if needed := attributes.get("requires"):
-        raise UnknownFeature(f"{path} needs {needed!r}, which this release does not know; update diskreplay")
+    """Refuse what needs a feature that this release does not know, raising UnknownFeature."""
+    given = attributes.get("requires") or []
+    unknown = [name for name in given if name not in FEATURES] if isinstance(given, list) else given
+    if unknown:
+        raise UnknownFeature(f"{path} needs {unknown!r}, which this release does not know; update diskreplay")

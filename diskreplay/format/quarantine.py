@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,8 +275,10 @@ def _segment_names(root: Path) -> list[str]:
 # --- taking out ------------------------------------------------------------------------------------------------------
 
 
-def bring_back(root: Path, entry: Quarantined) -> None:
+def bring_back(root: Path, entry: Quarantined, members: Sequence[int] = ()) -> None:
     """Move a segment back to its place, which is free. The caller holds the store lock, and has verified it.
+
+    ``members`` are the numbers of those that are in a pack.
 
     A process that dies in between leaves a record without an entry, which the next one that opens the store takes for
     a segment that was moved back by hand.
@@ -285,7 +288,8 @@ def bring_back(root: Path, entry: Quarantined) -> None:
     source, target = root / entry.where, root / layout.SEGMENTS / layout.segment_name(entry.segment)
     move(source, target)
     counters = _counters(root)
-    include_number(counters, entry.segment)
+    for number in (entry.segment, *members[:1]):
+        include_number(counters, number)
     note_change(root)
     _record_path(source).unlink(missing_ok=True)
     sync_folder(source.parent)

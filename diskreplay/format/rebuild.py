@@ -25,10 +25,13 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range
 from diskreplay.format.durable import descriptor, drafted, move, sync_folder, sync_tree, write_file
+from diskreplay.format.inner_chunks import InnerChunks, index_bytes
 from diskreplay.format.mapping import data_ranges, opened, read_regular
+from diskreplay.format.packs import read_tables
 from diskreplay.format.quarantine import move_aside, quarantined_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Lost, SegmentInfo
+from diskreplay.format.shards import Compressed, ShardWriter, zstd
 from diskreplay.format.times import repeat_times, time_bounds
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
@@ -57,23 +60,34 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._sums: dict[str, int] = {}
+        # Times are repeated within a lane; in a pack, one begins at each of these rows.
+        self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:
         info, lanes, paths = self._info, len(self._info.lanes), self._info.blueprint.paths
         for path in paths:
             os.mkdir(f"{self._folder}/{path}")
         chunks = list(sealed_chunks(info))
-        for name in sorted(info.checksums.keys() - {chunk.name for chunk in chunks} - {layout.BLOCKS}):
+        made = {chunk.name for chunk in chunks} | {layout.BLOCKS, layout.INDEXES_COPY}
+        for name in sorted(info.checksums.keys() - made):
             if name.rpartition("/")[0] in paths:
                 self._copy_small(name)
         write_file(f"{self._folder}/{layout.COMMITTED}/{layout.LOCK}")
         rows = read_lane_counter(f"{self._folder}/{layout.COMMITTED}", lanes)
         blocks, known = BlockSums(), known_sums(info)
+        compressed, indexes = {}, []
         for chunk in chunks:
+            if chunk.array.path in info.compressed:
+                compressed[chunk.array.path], index = self._build_compressed(chunk, blocks)
+                indexes.append(index)
+                continue
             skipped = self._skipped(chunk)
             self._build_chunk(chunk, skipped, rows, blocks)
             self._check(chunk, blocks.chunks[chunk.array.path, chunk.number], known.get(chunk.name), skipped)
         self._sums[layout.BLOCKS] = blocks.write(self._folder)
+        if indexes:
+            write_file(f"{self._folder}/{layout.INDEXES_COPY}", b"".join(indexes))
+            self._sums[layout.INDEXES_COPY] = crc32c(b"".join(indexes))
         ranges = (
             (first * lanes + lane, stop - first) for lane, some in self._damage.lost.items() for first, stop in some
         )
@@ -83,7 +97,8 @@ class _Build:
             inode=os.stat(f"{self._folder}/{layout.COMMITTED}/c.0").st_ino,
             checksums=self._sums,
             lost=lost,
-            times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost),
+            compressed=compressed,
+            times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost, self._begins.tolist()),
         )
         for name in (layout.METADATA, layout.DOCUMENT_COPY):
             write_file(f"{self._folder}/{name}", rebuilt.own_document())
@@ -97,9 +112,29 @@ class _Build:
                 self._put_flags(fd, chunk.number)
             elif leaf == layout.TIME:
                 least = 0 if info.times is None else info.times[0]
-                repeat_times(self._folder, chunk.number, info.chunk_rows[leaf], rows, skipped, least)
+                repeat_times(self._folder, chunk.number, info.chunk_rows[leaf], rows, skipped, least, self._begins)
             self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd)
             os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)  # as sealed chunks are
+
+    def _build_compressed(self, chunk: Chunk, blocks: BlockSums) -> tuple[Compressed, bytes]:
+        """Build the file of a compressed array; return how it is compressed, and its index.
+
+        Inner chunks without a row that is lost are copied as they are, and those that are damaged left out.
+        """
+        leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
+        how, per_chunk = self._info.compressed[leaf], self._info.chunk_rows[leaf]
+        inner, lost = InnerChunks(self._info, leaf), self._damage.more.get(0, [])
+        with descriptor(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            writer = ShardWriter(fd, per_chunk, row_bytes, how.rows, how.level)
+            for number in range(inner.count):
+                first, stop = number * how.rows, (number + 1) * how.rows
+                if frame := inner.frame(number):
+                    cleared = [(max(a, first) - first, min(b, stop) - first) for a, b in lost if a < stop and first < b]
+                    writer.put(number, _without_rows(frame, cleared, how, row_bytes) if cleared else frame)
+            nbytes, index = writer.finish(), index_bytes(per_chunk, how.rows)
+            self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd, chunk.block)
+            os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)
+            return how._replace(nbytes=nbytes), os.pread(fd, index, nbytes - index)
 
     def _copy_small(self, name: str) -> None:
         """Copy a document, a counter, or what else is small and has a checksum."""
@@ -147,6 +182,16 @@ class _Build:
         for at in (np.flatnonzero(parse(found, chunk.nbytes, block) != known) * block).tolist():
             if not any(first < at + block and at < stop for first, stop in skipped):
                 raise FormatError(f"{self._info.path}/{chunk.name} changed while it was copied")
+
+
+def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes: int) -> bytes:
+    """Return an inner chunk with zeros in some of its rows."""
+    library = zstd()
+    data = bytearray(library.ZstdDecompressor().decompress(frame, max_output_size=how.rows * row_bytes))
+    for first, stop in cleared:
+        data[first * row_bytes : stop * row_bytes] = bytes((stop - first) * row_bytes)
+    again: bytes = library.ZstdCompressor(level=how.level).compress(bytes(data))
+    return again
 
 
 def _copy_range(source: int, target: int, first: int, stop: int) -> None:

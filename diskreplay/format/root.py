@@ -62,6 +62,8 @@ class Root:
     chunk_bytes: int
     segment_steps: int | str | None
     validate: str | None
+    compression: int | None  # the level of zstd, of wide fields in packs
+    compacts: bool  # by itself, in processes that write
     created: str
     blueprint: metadata.Blueprint
 
@@ -209,6 +211,8 @@ def create_root(
     chunk_bytes: int,
     segment_steps: int | str | None,
     validate: str | None = None,
+    compression: int | None = None,
+    compaction: str = layout.MANUAL,
 ) -> None:
     """Make an empty store at ``path``, complete at the moment its folder appears there.
 
@@ -226,6 +230,8 @@ def create_root(
         "chunk_bytes": chunk_bytes,
         "segment_steps": segment_steps,
         "validate": validate,
+        "compression": None if compression is None else {"zstd": compression},
+        "compaction": compaction,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "segment_metadata": metadata.make_templates(schema),
     }
@@ -340,6 +346,8 @@ def _parse_root(path: Path, home: OpenFolder, document: metadata.Identity, attri
         chunk_bytes=_count(path, "chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES) or 0,
         segment_steps=segment_steps,
         validate=_validation(path, attributes.get("validate")),
+        compression=_level(path, attributes.get("compression")),
+        compacts=_compaction(path, attributes.get("compaction", layout.MANUAL)) == layout.AUTO,
         created=str(attributes.get("created", "")),
         blueprint=metadata.read_blueprint(attributes.get("segment_metadata"), schema),
     )
@@ -368,6 +376,21 @@ def _validation(path: Path, value: object) -> str | None:
     if value is None or (isinstance(value, str) and value in layout.VALIDATIONS):
         return value
     raise FormatError(f"{path}: validate is {value!r}; restore the root's zarr.json")
+
+
+def _level(path: Path, value: object) -> int | None:
+    if value is None:
+        return None
+    level = value.get("zstd") if isinstance(value, dict) and len(value) == 1 else None
+    if metadata.is_whole(level, *layout.ZSTD_LEVELS):
+        return level
+    raise FormatError(f"{path}: compression is {value!r:.80}; restore the root's zarr.json")
+
+
+def _compaction(path: Path, value: object) -> str:
+    if isinstance(value, str) and value in layout.COMPACTIONS:
+        return value
+    raise FormatError(f"{path}: compaction is {value!r:.80}; restore the root's zarr.json")
 
 
 def _seconds(path: Path, value: object) -> float | None:

@@ -32,6 +32,7 @@ from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
 from diskreplay.format.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
 from diskreplay.format.root import Root
+from diskreplay.format.shards import Compressed, codec
 from diskreplay.format.volume import Volume, volume_of
 
 # What is read, or locked, of a segment as soon as it is seen.
@@ -79,6 +80,23 @@ class Lost:
 NOTHING_LOST = Lost()
 
 
+class PackSize(NamedTuple):
+    """How many segments are in a pack, and how many lanes these have together: the lines of its two tables."""
+
+    members: int
+    runs: int
+
+    @classmethod
+    def read(cls, value: Any) -> "PackSize | None":
+        """Return what stands in ``packed``, or raise KeyError, TypeError or ValueError."""
+        if value is None:
+            return None
+        members, runs = _whole(value["members"]), _whole(value["runs"])
+        if not 1 <= members <= min(runs, layout.MAX_SEGMENTS):
+            raise ValueError(f"packed says {members} segments with {runs} lanes")
+        return cls(members, runs)
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
     """The attributes of a segment, and where its files are.
@@ -109,6 +127,8 @@ class SegmentInfo:
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
     lost: Lost = NOTHING_LOST
+    packed: PackSize | None = None  # of a pack: see `format.packs`
+    compressed: dict[str, Compressed] = field(default_factory=dict)  # how arrays of a pack are, by path
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: it was not read
 
     @property
@@ -148,7 +168,7 @@ class SegmentInfo:
         if self.claimed is not None:
             sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
         return {
-            "requires": [],
+            "requires": [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])],
             "uuid": self.uuid,
             "store": self.root.uuid,
             "writer": self.writer,
@@ -163,6 +183,12 @@ class SegmentInfo:
             "sealed": self.sealed,
             **sealed,
             **self.lost.attributes(),
+            **({} if self.packed is None else {"packed": self.packed._asdict()}),
+            **(
+                {"compressed": {leaf: how._asdict() for leaf, how in self.compressed.items()}}
+                if self.compressed
+                else {}
+            ),
         }
 
     # --- its files -----------------------------------------------------------------------------------------------
@@ -170,15 +196,22 @@ class SegmentInfo:
     @property
     def blueprint(self) -> metadata.Blueprint:
         """What it consists of."""
-        return self.root.blueprint.of(self.chunk_rows)
+        blueprint = self.root.blueprint.of(self.chunk_rows)
+        if self.packed is None:
+            return blueprint
+        arrays = blueprint.arrays
+        codecs = {leaf: codec(how.rows, how.level, arrays[leaf].shape) for leaf, how in self.compressed.items()}
+        return blueprint.of_pack(*self.packed, codecs)
 
     @property
     def arrays(self) -> dict[str, metadata.RowArray]:
         """Its arrays with rows, by path."""
-        return self.blueprint.arrays
+        return self.root.blueprint.of(self.chunk_rows).arrays
 
     def chunk_nbytes(self, leaf: str) -> int:
         """Return the size of every chunk file of an array."""
+        if leaf in self.compressed:
+            return self.compressed[leaf].nbytes
         return len(self.lanes) * self.chunk_rows[leaf] * self.arrays[leaf].row_bytes
 
     def chunk_path(self, leaf: str, chunk: int) -> str:
@@ -283,13 +316,9 @@ def draft_segment(
     free is one of a process that died. Raises StorageFull where there is no room for it; nothing is left behind.
     """
     blueprint = root.blueprint.with_priority if has_priority else root.blueprint
-    committed = f"{building}/{layout.COMMITTED}"
     with drafted(building), ExitStack() as undo:
         os.mkdir(building)
-        os.mkdir(committed)
-        lock = try_lock(f"{committed}/{layout.LOCK}")
-        if lock is None:  # just made, and taken for that of a dead process
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
+        lock = lock_draft(building)
         undo.callback(lock.release)
         chunk_rows = {
             leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows)
@@ -314,6 +343,16 @@ def draft_segment(
         write_file(f"{building}/{layout.METADATA}", info.own_document())
         undo.pop_all()
     return info, lock
+
+
+def lock_draft(building: str) -> Lock:
+    """Make the lock of a draft, and return it, held."""
+    committed = f"{building}/{layout.COMMITTED}"
+    os.mkdir(committed)
+    lock = try_lock(f"{committed}/{layout.LOCK}")
+    if lock is None:  # just made, and taken for that of a dead process
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
+    return lock
 
 
 def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
@@ -388,8 +427,16 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> Segmen
 
 
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
-    """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows."""
-    if not info.sealed or info.has_its_inode(lookup) or is_whole_copy(info.arrays, str(info.path), info.checksums):
+    """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows.
+
+    A pack was complete before it had its place.
+    """
+    if (
+        not info.sealed
+        or info.packed is not None
+        or info.has_its_inode(lookup)
+        or is_whole_copy(info.arrays, str(info.path), info.checksums)
+    ):
         return info
     return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, times=None, boot="")
 
@@ -399,16 +446,23 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     if not 1 <= len(lanes) <= layout.MAX_LANES:
         raise ValueError(f"{len(lanes)} lanes")
     arrays = root.blueprint.of(chunk_rows).arrays
+    compressed = {leaf: Compressed.read(how) for leaf, how in attributes.get("compressed", {}).items()}
+    if not compressed.keys() <= arrays.keys() or (compressed and attributes.get("packed") is None):
+        raise ValueError(f"compressed names {sorted(compressed)!r:.80}")
     for leaf, array in arrays.items():
         rows = _whole(chunk_rows[leaf])
         nbytes = rows * len(lanes) * array.row_bytes
         # A chunk is a power of two of rows; one row of all lanes may be wider than any chunk size asked for.
-        if rows < 1 or rows & (rows - 1) or (rows > 1 and nbytes > 2 * layout.MAX_CHUNK_BYTES):
+        is_large = rows > 1 and nbytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed
+        if rows < 1 or rows & (rows - 1) or is_large:
             raise ValueError(f"{rows} rows a chunk of {leaf}")
     root.check_owns(path, attributes)
     sealed = attributes["sealed"]
     if not isinstance(sealed, bool):
         raise TypeError("sealed")
+    packed = PackSize.read(attributes.get("packed"))
+    if packed is not None and not (sealed and lanes == (0,)):
+        raise ValueError("a pack is sealed, and has one lane")
     return SegmentInfo(
         number=number,
         path=path,
@@ -432,6 +486,8 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         claimed=_parse_claimed(attributes.get("claimed"), len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
         lost=parse_lost(attributes, len(lanes)),
+        packed=packed,
+        compressed=compressed,
         document=identity,
     )
 

@@ -2,6 +2,8 @@
 
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -12,34 +14,41 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.machine import MOST_NS
 from diskreplay.format.mapping import open_regular, opened
 from diskreplay.format.marks import map_trusted
+from diskreplay.format.packs import read_tables
 from diskreplay.format.segment import Lost, SegmentInfo
 
 _ITEM = 8
+_ROWS_AT_ONCE = 1 << 17
 
 
-def time_bounds(folder: str, per_chunk: int, rows: NDArray[np.int64], lost: Lost) -> tuple[int, int] | None:
+def time_bounds(
+    folder: str, per_chunk: int, rows: NDArray[np.int64], lost: Lost, begins: Sequence[int] = (0,)
+) -> tuple[int, int] | None:
     """Return the least and the greatest time of a segment's rows, None where it has none.
 
-    ``folder`` is the segment's, ``rows`` those of each lane. As times never fall, the first and the last row of each
-    lane tell; rows that were lost do not count.
+    ``folder`` is the segment's, ``rows`` those of each lane. As times never fall from one of the rows ``begins`` up to
+    the next, those at the ends tell; rows that were lost do not count.
     """
-    first, stop = np.zeros_like(rows), rows.copy()
+    gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
         row, lane = divmod(position, len(rows))
-        if row == first[lane]:
-            first[lane] = row + count
-    for position, count in reversed(lost.ranges):
-        row, lane = divmod(position, len(rows))
-        if row + count == stop[lane]:
-            stop[lane] = row
-    lanes = np.flatnonzero(first < stop).tolist()
-    if not lanes:
+        gone.setdefault(lane, []).append((row, row + count))
+    parts = [
+        (lane, first, stop)
+        for lane, count in enumerate(rows.tolist())
+        for first, stop in layout.subtract_ranges(_parts(begins, count), gone.get(lane, []))
+    ]
+    if not parts:
         return None
     with _Column(folder, per_chunk, len(rows)) as column:
-        least = min(column.at(lane, int(first[lane])) for lane in lanes)
-        greatest = max(column.at(lane, int(stop[lane]) - 1) for lane in lanes)
+        least = min(column.at(lane, first) for lane, first, _ in parts)
+        greatest = max(column.at(lane, stop - 1) for lane, _, stop in parts)
     # Clipped: a document with other numbers would be refused, and with it rows that may be whole.
     return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
+
+
+def _parts(begins: Sequence[int], count: int) -> list[tuple[int, int]]:
+    return [(first, stop) for first, stop in pairwise([*begins, count]) if first < stop]
 
 
 class _Column:
@@ -93,6 +102,8 @@ def count_until(info: SegmentInfo, time: int) -> int:
     """
     folder, lanes = str(info.path), len(info.lanes)
     rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(info)[1]
+    if info.packed is not None:
+        return _count_in_pack(info, int(rows[0]), time)
     found, guess = 0, 0
     with _Column(folder, info.chunk_rows[layout.TIME], lanes) as column:
         for lane, count in enumerate(rows.tolist()):
@@ -101,24 +112,45 @@ def count_until(info: SegmentInfo, time: int) -> int:
     return found
 
 
+def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
+    """Count rows of a pack, whose times may be less again where a lane of a segment begins."""
+    tables, found = read_tables(info), 0
+    begins = np.zeros(rows + 1, np.int8)  # 1 where a lane begins, less where one ends: between them are rows of none
+    np.add.at(begins, tables.first_rows, 1)
+    np.add.at(begins, tables.first_rows + tables.rows, -1)
+    counts = np.cumsum(begins, dtype=np.int8)[:rows] > 0
+    with opened(info.chunk_path(layout.TIME, 0), info.chunk_nbytes(layout.TIME)) as fd:
+        for _, first, count in layout.split_range(0, rows, info.chunk_rows[layout.TIME], _ROWS_AT_ONCE):
+            times = np.frombuffer(os.pread(fd, count * _ITEM, first * _ITEM), "<i8")
+            found += int(np.count_nonzero((times <= time) & counts[first : first + count]))
+    return found
+
+
 def repeat_times(
-    folder: str, chunk: int, per_chunk: int, rows: NDArray[np.int64], skipped: list[tuple[int, int]], least: int
+    folder: str,
+    chunk: int,
+    per_chunk: int,
+    rows: NDArray[np.int64],
+    skipped: list[tuple[int, int]],
+    least: int,
+    begins: NDArray[np.int64],
 ) -> None:
     """Give rows of a chunk that are zeros the time of the row before them: then the times of a lane still never fall.
 
-    ``skipped`` are their bytes, in order. The chunks before are complete. At the beginning of a lane it is ``least``.
+    ``skipped`` are their bytes, in order. The chunks before are complete. At the beginning of a lane it is ``least``;
+    ``begins`` are the rows at which one does, those of all lanes of a pack, in order.
     """
     lanes = len(rows)
     with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
         for start, stop in skipped:
             for lane, first, count in layout.split_range(start // _ITEM, -(-stop // _ITEM), per_chunk):
                 last = min(first + count, int(rows[lane]) - chunk * per_chunk)
-                row = chunk * per_chunk + first - 1
                 if first >= last:
                     continue
-                before = least
-                if row >= 0:
+                row, data = chunk * per_chunk + first, np.full(last - first, least, "<i8")
+                begin = begins[np.searchsorted(begins, row) :]  # of what follows
+                own = last - first if not len(begin) else min(last - first, int(begin[0]) - row)
+                if own:
                     with _Column(folder, per_chunk, lanes) as column:
-                        before = column.at(lane, row)
-                data = np.full(last - first, before, "<i8").tobytes()
-                os.pwrite(fd, data, (lane * per_chunk + first) * _ITEM)
+                        data[:own] = column.at(lane, row - 1)
+                os.pwrite(fd, data.tobytes(), (lane * per_chunk + first) * _ITEM)

@@ -32,16 +32,22 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
 def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     """Check a group's folder, or that of a counter of lanes."""
     files, base = segment.files, segment.inside(path) if path else segment.where
-    counter = path in layout.LANE_COUNTERS
+    counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
     known = {p.rpartition("/")[2] for p in segment.plan.folders if p.rpartition("/")[0] == path}
     # What these are is reported where they are read.
-    known |= {layout.METADATA, "c.0", layout.LOCK} if counter else {layout.METADATA}
+    known |= {layout.METADATA, *(("c.0", layout.LOCK) if counter else ("c.0.0",) if table else ())}
     if counter and layout.LOCK in names:
         files.check_lock(f"{base}/{layout.LOCK}")
     if path == layout.DURABLE:
-        beside = [name.rpartition("/")[2] for name in (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY)]
+        own = (
+            layout.MARKS,
+            layout.BLOCKS,
+            layout.DOCUMENT_COPY,
+            *((layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()),
+        )
+        beside = [name.rpartition("/")[2] for name in own]
         known |= {name for name in beside if names.get(name) in ("file", "folder")}
-    if not counter:  # another tool may have put a group or an array there
+    if not counter and not table:  # another tool may have put a group or an array there
         folders = [name for name, kind in names.items() if kind == "folder" and name not in known]
         known |= {name for name in folders if _is_node(files, f"{base}/{name}")}
     files.report_unknown(base, names, known)
@@ -51,7 +57,8 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     lanes = [len(segment.rows)]
     document = read_object(files, where)
     if document is not None and document != (shaped(template, lanes, lanes) if counter else template):
-        files.report("metadata", where, "is not what the root's segment_metadata says")
+        other = "is not that of a table of this pack" if table else "is not what the root's segment_metadata says"
+        files.report("metadata", where, other)
 
 
 def _is_node(files: Files, where: str) -> bool:

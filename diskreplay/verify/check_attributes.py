@@ -2,7 +2,8 @@
 
 import os
 import stat
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +15,17 @@ from diskreplay.format import layout
 from diskreplay.format.machine import boot_id
 from diskreplay.format.volume import Volume, volume_of
 from diskreplay.verify.crc import checksum
-from diskreplay.verify.documents import MAX_DOCUMENT_BYTES, Plan, is_positive, is_uuid, is_whole, read_group
+from diskreplay.verify.documents import (
+    MAX_DOCUMENT_BYTES,
+    Compressed,
+    Plan,
+    is_positive,
+    is_uuid,
+    is_whole,
+    read_group,
+)
 from diskreplay.verify.files import Files, read_at
+from diskreplay.verify.pack_tables import Tables
 
 _SECTOR = 512  # what a disk writes as a whole
 _MOST_NS = 1 << 62
@@ -37,17 +47,23 @@ class Attributes:
     times: tuple[int, int] | None = None
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
+    packed: tuple[int, int] | None = None  # of a pack: the lines of its two tables
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: how arrays are, by path
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment as it was found: its folder, its attributes, and the rows of each lane that count."""
+    """A segment as it was found: its folder, its attributes, and the rows of each lane that count.
+
+    ``tables`` are those of a pack, if they are whole.
+    """
 
     files: Files
     where: str
     plan: Plan
     attributes: Attributes
     rows: NDArray[np.int64]
+    tables: Tables | None = None
 
     @property
     def lanes(self) -> int:
@@ -79,6 +95,8 @@ class Segment:
 
     def chunk_bytes(self, path: str) -> int:
         """Return the size of every chunk file of an array."""
+        if path in self.attributes.compressed:
+            return self.attributes.compressed[path].nbytes
         return self.lanes * self.chunk_rows[path] * self.plan.arrays[path].row_bytes
 
     def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
@@ -100,7 +118,10 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
     try:
         plan = plan.of(given["chunk_rows"])
         found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
-        return found if _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
+        # A pack is complete before it has its place.
+        return (
+            found if found.packed or _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         text = f"no {error}" if isinstance(error, KeyError) else str(error)
         files.report("metadata", f"{folder}/{layout.METADATA}", f"unusable attributes: {text[:120]}")
@@ -112,8 +133,11 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         if not is_good:
             raise ValueError(f"{name} is {given.get(name)!r:.60}")
 
-    if given.get("requires"):
-        raise ValueError(f"needs {given['requires']!r:.80}, which this release does not know")
+    packed = _parse_packed(given)
+    compressed = _parse_compressed(given, plan)
+    requires = [*([] if packed is None else [layout.PACKS]), *([layout.ZSTD] if compressed else [])]
+    if given.get("requires", []) != requires:
+        raise ValueError(f"needs {given.get('requires')!r:.80} and not {requires}")
     if given["store"] != plan.store:
         raise ValueError(f"a segment of another store, {given['store']!r:.40}")
     need(is_uuid(given["uuid"]), "uuid")
@@ -125,7 +149,10 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         rows = chunk_rows[path]
         if not is_whole(rows, 1) or rows & (rows - 1):
             raise ValueError(f"{rows!r:.40} rows a chunk of {path}")
-        if rows > 1 and rows * len(lanes) * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
+        if path in compressed:
+            if rows % compressed[path].rows or compressed[path].nbytes < 16 * (rows // compressed[path].rows) + 4:
+                raise ValueError(f"compressed says {compressed[path]} of {path}, whose chunk has {rows} rows")
+        elif rows > 1 and rows * len(lanes) * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
             raise ValueError(f"chunks of {path} are too large")
     need(isinstance(sealed, bool), "sealed")
     for name in ("writer", "inode"):
@@ -138,6 +165,11 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
     need(_are_whole(claimed) and len(claimed) in (0, len(lanes)), "claimed")
     need(is_whole(unproven), "unproven_steps")
+    if packed is not None:
+        need(lanes == [0], "lanes")
+        need(sealed, "sealed")
+        need(not claimed, "claimed")
+    need(packed is not None or not compressed, "compressed")
     checksums, times = {}, None
     if sealed:
         checksums, times = given["checksums"], given["times"]
@@ -160,7 +192,32 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         checksums=checksums,
         lost=_parse_lost(given, len(lanes)),
         steps_lost=given.get("steps_lost", 0),
+        packed=packed,
+        compressed=compressed,
     )
+
+
+def _parse_packed(given: Any) -> tuple[int, int] | None:
+    """Return how many segments are in a pack, and how many lanes these have together; None of other segments."""
+    packed = given.get("packed")
+    if packed is None:
+        return None
+    members, runs = packed["members"], packed["runs"]
+    if not (is_whole(runs) and is_whole(members, 1, min(runs, layout.MAX_SEGMENTS))):
+        raise ValueError(f"packed is {packed!r:.60}")
+    return members, runs
+
+
+def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
+    """Return how arrays of a pack are compressed; those that every segment has never are."""
+    found = {path: Compressed(**how) for path, how in given.get("compressed", {}).items()}
+    if found.keys() - plan.arrays.keys() or found.keys() & {layout.DONE, layout.TIME, layout.PRIORITY}:
+        raise ValueError(f"compressed names {sorted(found)!r:.80}")
+    for path, how in found.items():
+        good = is_whole(how.rows, 1) and not how.rows & (how.rows - 1) and is_whole(how.nbytes)
+        if not good or not is_whole(how.level, *layout.ZSTD_LEVELS):
+            raise ValueError(f"compressed says {how!r:.80} of {path}")
+    return found
 
 
 def _are_whole(value: Any, count: int | None = None) -> bool:

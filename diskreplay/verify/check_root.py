@@ -91,6 +91,10 @@ def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bo
         raise FormatError(f"{shown(files.root)} needs {attributes['requires']!r:.80}, which this release does not know")
 
 
+def _is_level(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"zstd"} and is_whole(value["zstd"], *layout.ZSTD_LEVELS)
+
+
 def _read_attributes(files: Files, attributes: Document) -> Plan | None:
     before, get = len(files.problems), attributes.get
     good = {
@@ -103,6 +107,8 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
         "chunk_bytes": is_whole(get("chunk_bytes"), layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES),
         "segment_steps": get("segment_steps") in (None, "episode") or is_whole(get("segment_steps"), 1),
         "validate": get("validate") in (None, *layout.VALIDATIONS),
+        "compression": get("compression") is None or _is_level(get("compression")),
+        "compaction": get("compaction", layout.MANUAL) in layout.COMPACTIONS,
         "segment_metadata": isinstance(get("segment_metadata"), dict),
     }
     for name in (name for name, is_good in good.items() if not is_good):

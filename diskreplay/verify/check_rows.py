@@ -17,7 +17,7 @@ _BLOCK_BYTES = 1 << 20
 def check_flags(segment: Segment) -> None:
     """Check that the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
     files, steps = segment.files, 0
-    for lane, first, before, flags, counted in _blocks(segment, layout.DONE, START):
+    for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):
             at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
             value = int(flags[wrong])
@@ -38,9 +38,11 @@ def check_times(segment: Segment) -> None:
     """Check that times never fall within a lane, and have the bounds in the attributes of a sealed segment."""
     attributes, files = segment.attributes, segment.files
     found: list[int] = []
-    for lane, first, before, times, counted in _blocks(segment, layout.TIME, 0):
+    for lane, first, before, times, counted in blocks(segment, layout.TIME, 0):
         counts = np.arange(times.shape[1]) < counted[:, None]
         falls = (times < np.concatenate([before[:, None], times[:, :-1]], axis=1)) & counts
+        if attributes.packed:
+            falls &= _is_within_run(segment, first, times.shape[1])
         if falls.any():
             one, row = (int(i[0]) for i in np.nonzero(falls))
             at = f"lane {lane + one}, row {first + row}"
@@ -60,7 +62,7 @@ def check_times(segment: Segment) -> None:
 
 def check_priorities(segment: Segment) -> None:
     """Check that initial priorities are finite and not negative."""
-    for lane, first, _, priorities, counted in _blocks(segment, layout.PRIORITY, 0):
+    for lane, first, _, priorities, counted in blocks(segment, layout.PRIORITY, 0):
         counts = np.arange(priorities.shape[1]) < counted[:, None]
         bad = counts & ~((priorities >= 0) & np.isfinite(priorities))
         if bad.any():
@@ -70,10 +72,20 @@ def check_priorities(segment: Segment) -> None:
             return
 
 
-_Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
+def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
+    """Tell of rows of a pack whether the row before each is of the same lane of the same segment."""
+    if segment.tables is None:
+        return np.zeros(count, np.bool_)  # nobody knows
+    starts = segment.tables.first_rows - first
+    within = np.ones(count, np.bool_)
+    within[starts[(starts >= 0) & (starts < count)]] = False
+    return within
 
 
-def _blocks(segment: Segment, path: str, before: int) -> Iterator[_Block]:
+Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
+
+
+def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
     """Yield values of some lanes, in order of rows, a bounded number at a time.
 
     With them come lane and row of the first one, in front of them the last value of each lane that counted before,
@@ -129,14 +141,13 @@ def check_hidden(segment: Segment, hidden: list[tuple[int, int]]) -> None:
     """Check that each eviction by hand, position and steps, names an episode."""
     for position, steps in hidden:
         row, lane = divmod(position, segment.lanes)
-        if not _is_episode(segment, lane, row, row + steps):
+        if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])):
             detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are not an episode"
             segment.files.report("hidden", layout.HIDDEN, detail)
 
 
-def _is_episode(segment: Segment, lane: int, row: int, stop: int) -> bool:
-    """Whether an episode has its steps in exactly the rows ``[row, stop)``."""
-    rows = int(segment.rows[lane])
+def is_episode(segment: Segment, lane: int, row: int, stop: int, rows: int) -> bool:
+    """Whether an episode has its steps in exactly the rows ``[row, stop)`` of those before ``rows``."""
     if not row < stop <= rows:
         return False
     for at, end in _parts(segment, row, stop):

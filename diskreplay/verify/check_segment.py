@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +18,15 @@ from diskreplay.verify.check_attributes import (
     was_lost,
 )
 from diskreplay.verify.check_marks import count_unproven, proven_rows
+from diskreplay.verify.check_packs import check_hidden_members, check_indexes, check_runs, check_tables
 from diskreplay.verify.check_rows import check_flags, check_hidden, check_priorities, check_times
 from diskreplay.verify.check_sums import check_sums
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
+from diskreplay.verify.pack_tables import read_tables
+
+Hidden = Mapping[int, list[tuple[int, int]]]
+"""Position and steps of the episodes that were evicted by hand, by the number of their segment."""
 
 # A segment that changes is verified again before anything is reported.
 _ATTEMPTS = 5
@@ -34,20 +39,19 @@ def verify_segment(
     plan: Plan,
     *,
     deep: bool,
-    hidden: list[tuple[int, int]],
+    hidden: Hidden,
     where: str = "",
     on_read: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[Problem], bool]:
     """Return what is wrong with a segment, and whether it is sealed. An evicted one has no problems.
 
-    ``hidden`` are its entries in the store's list: position and steps of episodes evicted by hand. ``where`` is its
-    folder if that is not its place; ``on_read`` as for `Files`.
+    ``where`` is its folder if that is not its place; ``on_read`` as for `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
     for attempt in range(_ATTEMPTS):
         files = Files(root, on_read)
-        sealed = _verify_once(files, where, plan, deep, hidden)
+        sealed = _verify_once(files, where, number, plan, deep, hidden)
         problems = files.problems
         if not problems or not os.path.lexists(os.path.join(root, where)):
             return [], bool(sealed)
@@ -62,14 +66,14 @@ def verify_segment(
     return found, False
 
 
-def verify_folder(root: str, where: str, plan: Plan, hidden: list[tuple[int, int]]) -> list[Problem]:
+def verify_folder(root: str, where: str, number: int, plan: Plan, hidden: Hidden) -> list[Problem]:
     """Return what is wrong with a segment that no process changes, in any folder of the store. See `verify_segment`."""
     files = Files(root)
-    _verify_once(files, where, plan, True, hidden)
+    _verify_once(files, where, number, plan, True, hidden)
     return files.problems
 
 
-def _verify_once(files: Files, where: str, plan: Plan, deep: bool, hidden: list[tuple[int, int]]) -> bool | None:
+def _verify_once(files: Files, where: str, number: int, plan: Plan, deep: bool, hidden: Hidden) -> bool | None:
     """Verify a segment once; return whether it is sealed, None where that is unknown: nobody is changing that."""
     if not files.is_folder(where):
         return None
@@ -78,7 +82,8 @@ def _verify_once(files: Files, where: str, plan: Plan, deep: bool, hidden: list[
     attributes = read_attributes(files, where, plan)
     if attributes is None:
         return None
-    segment = Segment(files, where, plan.of(attributes.chunk_rows), attributes, np.zeros(attributes.lanes, np.int64))
+    plan = plan.of(attributes.chunk_rows, attributes.packed, attributes.compressed)
+    segment = Segment(files, where, plan, attributes, np.zeros(attributes.lanes, np.int64))
     must_prove = not attributes.sealed and not attributes.in_place
     if must_prove and not has_marks(files.quiet(), where):
         _prove(segment)
@@ -91,16 +96,32 @@ def _verify_once(files: Files, where: str, plan: Plan, deep: bool, hidden: list[
         _report_unproven(segment, attributes.unproven_steps)
     present = check_folders(segment)
     whole = check_chunks(segment, present)
+    if attributes.packed is not None:
+        segment = _with_tables(segment, number)
+    if attributes.compressed:
+        check_indexes(segment)
     if layout.TIME in whole:
         check_times(segment)
     if layout.PRIORITY in whole:
         check_priorities(segment)
     if layout.DONE in whole:
         check_flags(segment)
-        check_hidden(segment, hidden)
+        if attributes.packed is None:
+            check_hidden(segment, hidden.get(number, []))
+        if segment.tables is not None:
+            check_runs(segment, segment.tables)
+            check_hidden_members(segment, segment.tables, number, hidden)
     if attributes.sealed:
         check_sums(segment, present, deep=deep)
     return attributes.sealed
+
+
+def _with_tables(segment: Segment, number: int) -> Segment:
+    """Return a pack with its tables, if they are whole."""
+    assert segment.attributes.packed is not None
+    # Folders that are missing were reported.
+    tables = read_tables(segment.files.quiet(), segment.where, segment.attributes.packed, segment.attributes.checksums)
+    return replace(segment, tables=tables) if tables is not None and check_tables(segment, tables, number) else segment
 
 
 def _prove(segment: Segment) -> NDArray[np.int64]:

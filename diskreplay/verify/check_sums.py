@@ -59,7 +59,11 @@ class Blocks:
             names = (name.removeprefix(f"{path}/") for name in segment.attributes.checksums if name.startswith(path))
             for number in sorted(number for name in names if (number := array.chunk_number(name)) is not None):
                 name = f"{path}/{array.chunk_name(number)}"
-                yield name, segment.chunk_bytes(path), block_length(array.row_bytes)
+                yield name, segment.chunk_bytes(path), self._length(path)
+
+    def _length(self, path: str) -> int:
+        is_raw = path not in self._segment.attributes.compressed
+        return block_length(self._segment.plan.arrays[path].row_bytes) if is_raw else layout.BLOCK_BYTES
 
     def check(self) -> None:
         """Report chunk files whose blocks say something else than the checksum of the whole file."""
@@ -76,11 +80,11 @@ class Blocks:
     def damage(self, name: str, fd: int) -> str:
         """Describe the rows of a chunk file that are in damaged blocks; empty where that is unknown."""
         sums, segment = self.sums.get(name), self._segment
-        if sums is None:
-            return ""
         path, _, file = name.rpartition("/")
+        if sums is None or path in segment.attributes.compressed:
+            return ""
         array, per_chunk, nbytes = segment.plan.arrays[path], segment.chunk_rows[path], segment.chunk_bytes(path)
-        length, first = block_length(array.row_bytes), (array.chunk_number(file) or 0) * per_chunk
+        length, first = self._length(path), (array.chunk_number(file) or 0) * per_chunk
         bad: list[tuple[int, int]] = []  # of the rows of all lanes, one lane after the other
         for i, value in enumerate(sums.tolist()):
             count = min(length, nbytes - i * length)
@@ -116,6 +120,8 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
     plan, longest = segment.plan, segment.kept_rows
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
+    wanted |= {f"{name}/c.0.0" for name in plan.tables} | ({layout.TABLES_COPY} if plan.tables else set())
+    wanted |= {layout.INDEXES_COPY} if segment.attributes.compressed else set()
     for path, chunks in present.items():
         needed = -(-longest // segment.chunk_rows[path])
         wanted |= {f"{path}/{plan.arrays[path].chunk_name(chunk)}" for chunk in chunks if chunk < needed}
@@ -130,7 +136,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
             files.report("metadata", segment.inside(layout.METADATA), f"a checksum of {name!r:.80}, outside of it")
         elif segment.inside(name) in reported or (folder in plan.folders and name not in wanted):
             continue  # reported already
-        elif (deep or not _is_chunk(name)) and not _is_behind_link(segment, folder, links):
+        elif (deep or not _is_chunk(segment, name)) and not _is_behind_link(segment, folder, links):
             _check_sum(segment, name, sums[name], blocks)
     _check_copy(segment)
     if deep and segment.inside(layout.BLOCKS) not in {problem.where for problem in files.problems}:
@@ -144,9 +150,9 @@ def _check_copy(segment: Segment) -> None:
     check_content(segment.files, where, document, "checksum", detail)
 
 
-def _is_chunk(name: str) -> bool:
+def _is_chunk(segment: Segment, name: str) -> bool:
     folder, _, file = name.rpartition("/")
-    return file != layout.METADATA and folder not in layout.LANE_COUNTERS
+    return file != layout.METADATA and folder not in (*layout.LANE_COUNTERS, *segment.plan.tables)
 
 
 def _is_safe(name: str) -> bool:

@@ -4,8 +4,10 @@ import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -43,27 +45,67 @@ class Array:
         return layout.chunk_key(chunk, len(self.shape))
 
 
+class Compressed(NamedTuple):
+    """How an array of a pack is compressed: rows of an inner chunk, level of zstd, and bytes of its file."""
+
+    rows: int
+    level: int
+    nbytes: int
+
+
+def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
+    """Return the codec of such an array, whose rows have this shape."""
+    plain = {"name": "bytes", "configuration": {"endian": "little"}}
+    zstd = {"name": "zstd", "configuration": {"level": how.level, "checksum": False}}
+    configuration = {
+        "chunk_shape": [1, how.rows, *shape],
+        "codecs": [plain, zstd, {"name": "crc32c"}],
+        "index_codecs": [plain, {"name": "crc32c"}],
+        "index_location": "end",
+    }
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What every segment of a store has: arrays with rows and groups by path, and the text of their documents."""
+    """What every segment of a store has: arrays with rows and groups by path, and the text of their documents.
+
+    ``tables`` are the paths of the two that a pack has beside these.
+    """
 
     arrays: dict[str, Array]
     groups: tuple[str, ...]
     templates: dict[str, Document]
     store: str  # its identity
+    tables: tuple[str, ...] = ()
 
-    def of(self, chunk_rows: Any) -> "Plan":
-        """Return what a segment has whose attributes say this: it may have an array of priorities."""
-        if not isinstance(chunk_rows, dict) or layout.PRIORITY not in chunk_rows:
-            return self
-        document = {**self.templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
-        arrays = {**self.arrays, layout.PRIORITY: Array((), "float64")}
-        return replace(self, arrays=arrays, templates={**self.templates, layout.PRIORITY: document})
+    def of(
+        self,
+        chunk_rows: Any,
+        packed: tuple[int, int] | None = None,
+        compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
+    ) -> "Plan":
+        """Return what a segment has whose attributes say this: it may have an array of priorities, or be a pack."""
+        arrays, templates, tables = self.arrays, self.templates, self.tables
+        if isinstance(chunk_rows, dict) and layout.PRIORITY in chunk_rows:
+            document = {**templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
+            arrays = {**arrays, layout.PRIORITY: Array((), "float64")}
+            templates = {**templates, layout.PRIORITY: document}
+        if packed is not None:
+            tables = layout.PACK_TABLES
+            for path, lines, columns in zip(tables, packed, layout.PACK_COLUMNS, strict=True):
+                shape = [lines, len(columns)]
+                document = shaped(templates[layout.COMMITTED], shape, shape, [path, "column"])
+                templates = {**templates, path: document}
+        for path, how in compressed.items():
+            codecs = [sharding(how, self.arrays[path].shape)]
+            templates = {**templates, path: {**templates[path], "codecs": codecs}}
+        return replace(self, arrays=arrays, templates=templates, tables=tables)
 
     @property
     def folders(self) -> list[str]:
         """Paths of everything below a segment, parents first."""
-        return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS])
+        return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS, *self.tables])
 
 
 def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Plan:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from diskreplay.errors import StoreNotFound
 from diskreplay.folders import OpenFolder, shown_paths
 from diskreplay.format import layout
+from diskreplay.verify.check_attributes import read_attributes
 from diskreplay.verify.check_quarantine import check_quarantine
 from diskreplay.verify.check_root import (
     COUNTERS_FILE,
@@ -23,6 +24,7 @@ from diskreplay.verify.check_segment import verify_segment
 from diskreplay.verify.check_states import verify_states
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem, reason
+from diskreplay.verify.pack_tables import Tables, find_superseded, find_torn, read_tables
 
 __all__ = ["Problem", "check_beside", "segment_numbers", "verify"]
 
@@ -64,10 +66,16 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     if plan is None:
         return files.problems
     problems, numbers, words, hidden = check_beside(root, plan, deep)
+    packs = read_packs(files, plan, numbers)
+    superseded = find_superseded(packs)
+    for number, other in find_torn(packs, superseded).items():
+        detail = f"is a pack of segments of which {layout.segment_folder(other)} has some, and others are in no pack"
+        problems.append(Problem("counters", layout.segment_folder(number), detail))
+    numbers = [number for number in numbers if number not in superseded]
     meter = _Meter(progress, [_bytes_on_disk(files, number) if progress and deep else 1 for number in numbers])
     for number in numbers:
         found, is_sealed = verify_segment(
-            root, number, plan, deep=deep, hidden=hidden.get(number, []), on_read=meter.add if deep else _ignore
+            root, number, plan, deep=deep, hidden=hidden, on_read=meter.add if deep else _ignore
         )
         problems += found
         meter.next()
@@ -145,6 +153,20 @@ def segment_numbers(files: Files) -> list[int]:
     numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
     files.report_unknown(layout.SEGMENTS, names, set(map(layout.segment_name, numbers)))
     return sorted(numbers)
+
+
+def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Tables]:
+    """Return the tables of the packs among segments, without those that are damaged; nothing is reported."""
+    found, quiet = {}, files.quiet()
+    for number in numbers:
+        where = layout.segment_folder(number)
+        if os.path.lexists(files.path(f"{where}/{layout.MEMBERS}")):
+            attributes = read_attributes(quiet, where, plan)
+            if attributes is not None and attributes.packed is not None:
+                tables = read_tables(quiet, where, attributes.packed, attributes.checksums)
+                if tables is not None and tables.numbers[-1] < number:
+                    found[number] = tables
+    return found
 
 
 def _misplaced(number: int, words: Words, is_sealed: bool) -> Problem | None:

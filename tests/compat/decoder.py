@@ -1,10 +1,12 @@
 """A reader of the format in plain loops, from the arrays alone: what another language would do, without the store."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+Lane = tuple[int, int, int, dict[str, Any]]
 TERMINATED, TRUNCATED, FIRST, OBSERVATION_ONLY, CUT, END_MARKER, EPISODE_VALUES = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -25,24 +27,45 @@ class Decoded:
 
 def decode(arrays: dict[str, Any], schema: Any) -> list[Decoded]:
     """Return the episodes of all segments; `arrays` maps paths to whole arrays, groups to attributes."""
-    episodes = []
-    for name in sorted({path.split("/")[1] for path in arrays if path.startswith("segments/")}):
+    episodes, merged = [], set[int]()
+    names = sorted({path.split("/")[1] for path in arrays if path.startswith("segments/")}, key=int)
+    for name in reversed(names):  # packs come behind what they have
         below = f"segments/{name}/"
         segment = {path.removeprefix(below): x for path, x in arrays.items() if path.startswith(below)}
-        segment["sealed"] = arrays[f"segments/{name}"]["sealed"]
-        lanes = len(segment["committed"])
-        for lane in range(lanes):
-            for episode in _decode_lane(segment, lane, lanes, int(name)):
-                _read(segment, lane, episode, schema)
+        attributes = arrays[f"segments/{name}"]
+        members = {int(line[0]) for line in segment.get("members", [])}
+        if int(name) in merged or merged & members:
+            continue
+        merged |= members
+        for number, lane, lanes, part in _lanes_of(int(name), segment, attributes):
+            for episode in _decode_lane(part, lane, lanes, number):
+                _read(part, episode, schema)
                 episodes.append(episode)
     return episodes
 
 
+def _lanes_of(number: int, segment: dict[str, Any], attributes: dict[str, Any]) -> Iterator[Lane]:
+    """Yield number, lane, lanes and arrays of each lane of a segment, or of those that are in a pack."""
+    rows = {path: x for path, x in segment.items() if isinstance(x, np.ndarray) and x.shape[:1] == (1,)}
+    if "packed" in attributes:
+        runs = iter(segment["runs"].tolist())
+        for member, lanes, *_ in segment["members"].tolist():
+            for lane in range(lanes):
+                first, count, _ = next(runs)
+                part = {path: x[0, first : first + count] for path, x in rows.items() if x.ndim > 1}
+                yield member, lane, lanes, {**part, "sealed": True, "committed": count, "observed": count}
+        return
+    lanes = len(segment["committed"])
+    for lane in range(lanes):
+        part = {path: x[lane] for path, x in segment.items() if isinstance(x, np.ndarray)}
+        yield number, lane, lanes, {**part, "sealed": attributes["sealed"]}
+
+
 def _decode_lane(segment: dict[str, Any], lane: int, lanes: int, number: int) -> list[Decoded]:
     episodes: list[Decoded] = []
-    committed, observed = int(segment["committed"][lane]), int(segment["observed"][lane])
+    committed, observed = int(segment["committed"]), int(segment["observed"])
     for row in range(committed):
-        flags = int(segment["done"][lane, row])
+        flags = int(segment["done"][row])
         if flags & (OBSERVATION_ONLY | END_MARKER):
             last = episodes[-1]
             last.final = row if flags & OBSERVATION_ONLY else None
@@ -69,13 +92,13 @@ def _decode_lane(segment: dict[str, Any], lane: int, lanes: int, number: int) ->
     return episodes
 
 
-def _read(segment: dict[str, Any], lane: int, episode: Decoded, schema: Any) -> None:
+def _read(segment: dict[str, Any], episode: Decoded, schema: Any) -> None:
     for leaf in schema.leaves:
         if leaf.startswith("episode/"):
             if episode.values_row is not None:
-                episode.values[leaf] = segment[leaf][lane, episode.values_row]
+                episode.values[leaf] = segment[leaf][episode.values_row]
             continue
         rows = list(episode.rows)
         if leaf.split("/")[0] == "obs" and episode.final is not None:
             rows.append(episode.final)
-        episode.values[leaf] = segment[leaf][lane, rows]
+        episode.values[leaf] = segment[leaf][rows]

@@ -7,7 +7,15 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.testing.scripts import play
-from tests.compat.test_zarr_python import LANES, NESTED, PLAN, check_same, read_while_nothing_is_sealed, read_with_zarr
+from tests.compat.test_zarr_python import (
+    LANES,
+    NESTED,
+    PLAN,
+    check_same,
+    merged_store,
+    read_while_nothing_is_sealed,
+    read_with_zarr,
+)
 from tests.testing.support import quiet, serial_schema
 
 tensorstore = pytest.importorskip("tensorstore")
@@ -55,3 +63,11 @@ def test_tensorstore_reads_what_zarr_python_reads(tmp_store, schema, plan, segme
     check_equal(found, read_with_zarr(tmp_store))
     with dr.open(tmp_store) as reader:
         check_same(found, reader)
+
+
+@pytest.mark.slow
+def test_tensorstore_reads_packs_as_zarr_python_does(tmp_store):
+    with merged_store(tmp_store, "zstd") as store:
+        found = read_with_tensorstore(tmp_store)
+        check_equal(found, read_with_zarr(tmp_store))
+        check_same(found, store)

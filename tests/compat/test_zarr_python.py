@@ -1,6 +1,7 @@
 """zarr-python walks a store without a warning and reads the values that `store.episodes` has."""
 
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ NESTED = serial_schema(
     extra={"belief": {"mean": dr.Field((2,), "float64")}},
     episode={"seed": dr.Field((), "int64"), "goal": {"at": dr.Field((2,), "float32")}},
 )
+WIDE = dr.Field((300,), "uint8")
 PLAN = WriterPlan(
     None,
     (
@@ -104,6 +106,39 @@ def test_zarr_reads_the_values_of_every_episode(tmp_store, schema, segment_steps
 
     with dr.open(tmp_store) as reader:
         check_same(read_with_zarr(tmp_store), reader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_zarr_reads_the_values_of_every_episode_from_packs(tmp_store, compression):
+    with merged_store(tmp_store, compression) as store:
+        check_same(read_with_zarr(tmp_store), store)
+    arrays = dict(zarr.open_group(tmp_store, mode="r")["segments"].groups())
+    packs = [group for group in arrays.values() if "packed" in group.attrs]
+    assert packs
+    for pack in packs:
+        assert pack["members"].shape == (pack.attrs["packed"]["members"], 4)
+        assert pack["runs"].shape == (pack.attrs["packed"]["runs"], 3)
+        assert pack["members"].metadata.dimension_names == ("members", "column")
+        assert pack["done"].shape == (1, int(pack["committed"][0]))
+        assert (pack["extra/wide"].shards is None) == (compression is None)
+
+
+@contextmanager
+def merged_store(path, compression):
+    """Give a store of two packs, one merged out of another, and of segments that are not in a pack."""
+    schema = dr.Schema(NESTED.obs, NESTED.action, NESTED.reward, {**NESTED.extra, "wide": WIDE}, NESTED.episode)
+    with dr.create(
+        path, schema, chunk_bytes=4096, segment_steps=40, compaction="manual", compression=compression
+    ) as store:
+        for plan in (LANES, PLAN, PLAN):
+            with store.writer(plan.num_envs) as writer:
+                play(plan, schema, [quiet(writer)])
+            store.compact()
+        with store.writer() as writer:
+            play(PLAN, schema, [quiet(writer)])
+        store.refresh()
+        yield store
 
 
 def test_zarr_finds_the_groups_and_arrays_of_the_format_and_no_others(tmp_store):

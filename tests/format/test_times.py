@@ -8,7 +8,8 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout, machine
 from diskreplay.format.root import read_root
 from diskreplay.format.segment import NOTHING_LOST, Lost, read_segment
-from diskreplay.format.times import repeat_times, time_bounds
+from diskreplay.format.times import count_until, repeat_times, time_bounds
+from tests.testing.merged import folders
 from tests.testing.support import append_numbered, serial_schema
 from tests.verify.test_verify import reseal
 
@@ -64,12 +65,22 @@ def test_rows_that_are_zeros_repeat_the_time_before_and_never_fall(tmp_path, per
                 if chunk * per_chunk + row >= rows[lane] or not kept[lane][chunk * per_chunk + row]
             ]
             skipped = [(8 * i, 8 * i + 8) for i in items]
-            repeat_times(str(folder), chunk, per_chunk, rows, skipped, 3)
+            repeat_times(str(folder), chunk, per_chunk, rows, skipped, 3, np.zeros(1, np.int64))
         expected = [
             [max([3, *(t for t, k in zip(lane[: i + 1], keep, strict=False) if k)]) for i in range(len(lane))]
             for lane, keep in zip(lanes, kept, strict=True)
         ]
         assert read_times(folder, rows, per_chunk) == expected
+
+
+def test_in_a_pack_times_rise_from_one_beginning_to_the_next(tmp_path):
+    lanes, begins = [[7, 8, 9, 3, 4, 5, 1, 0, 0, 6]], np.array([0, 3, 6, 6, 9])
+    rows = write_times(tmp_path, lanes, 16)
+    folder = str(tmp_path)
+    assert time_bounds(folder, 16, rows, NOTHING_LOST, [0, 3, 7, 9]) == (0, 9)
+    assert time_bounds(folder, 16, rows, Lost(((1, 2), (7, 2)), 4), [0, 3, 6, 9]) == (1, 7)
+    repeat_times(folder, 0, 16, rows, [(8, 24), (40, 56), (56, 80)], 1, begins)
+    assert read_times(tmp_path, rows, 16) == [[7, 7, 7, 3, 4, 4, 1, 1, 1, 1]]
 
 
 def test_a_segment_says_how_its_clock_stands_to_wall_time(tmp_store):
@@ -136,3 +147,29 @@ def test_a_segment_without_them_is_refused(tmp_store, name):
     reseal(tmp_store / SEGMENT / "zarr.json", lambda attributes: attributes.pop(name))
     with pytest.raises(FormatError, match=f"unusable attributes .KeyError.*{name}"):
         read_segment(read_root(tmp_store), 0)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_rows_of_a_pack_are_counted_by_time_whatever_lane_they_are_of(tmp_store, compression):
+    """Of a compressed one, rows between lanes are not."""
+    schema = serial_schema(extra={"wide": dr.Field((300,), "uint8")})
+    with dr.create(tmp_store, schema, segment_steps=8, compaction="manual", compression=compression) as store:
+        writers = [store.writer(), store.writer()]
+        for serial in range(0, 60, 3):  # each by turns: their times are interleaved
+            for writer in writers:
+                append_numbered(writer, range(serial, serial + 3), wide=np.zeros(300, np.uint8))
+        for writer in writers:
+            writer.close()
+        store.refresh()
+        ids = np.concatenate([episode.ids for episode in store.episodes])
+        before = store.snapshot.times(ids)
+        store.compact()
+    root = read_root(tmp_store)
+    (number,) = folders(tmp_store)
+    info = read_segment(root, number)
+    assert (info.compressed == {}) == (compression is None)
+    for time_ in sorted(before)[::7]:
+        steps = int(np.count_nonzero(before <= time_))
+        counted = count_until(info, int(time_) - info.clock.wall)
+        assert steps <= counted <= steps + steps // 3 + 2  # with the final observation of each episode
+    assert count_until(info, 1 << 62) == 160

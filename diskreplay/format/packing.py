@@ -1,0 +1,376 @@
+"""Builds packs: copies the rows of sealed segments behind each other, checked, into one new segment."""
+
+import os
+import uuid as uuids
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.blocks import BlockSums, block_bytes, known_sums
+from diskreplay.format.commit import read_lane_counter
+from diskreplay.format.copies import protect
+from diskreplay.format.durable import check_written, descriptor, storage_errors, sync_file_system, write_at, write_file
+from diskreplay.format.inner_chunks import index_bytes
+from diskreplay.format.mapping import opened, read_part
+from diskreplay.format.metadata import RowArray
+from diskreplay.format.packs import PackTables, open_shard, read_tables
+from diskreplay.format.root import Root
+from diskreplay.format.segment import Lost, PackSize, SegmentInfo, counter_inode
+from diskreplay.format.shards import LEAST_ROW_BYTES, Compressed, Shard, ShardWriter, codec, inner_rows
+from diskreplay.format.volume import volume_of
+from diskreplay.ids import NO_STEP
+
+_AT_ONCE = 4 << 20
+_MOST_ROWS = 1 << 24
+
+Hidden = Mapping[int, Sequence[tuple[int, int]]]
+"""Position and steps of the episodes that were evicted by hand, by the number of their segment."""
+
+
+def chunk_rows(rows: int) -> int:
+    """Return the rows of the one chunk that each array of a pack has."""
+    return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
+
+
+def most_rows(root: Root, level: int | None) -> int:
+    """Return the most rows of a pack of a store: those of its widest field that is not compressed are in one file."""
+    arrays = root.blueprint.arrays.values()
+    widest = max(array.row_bytes for array in arrays if level is None or array.row_bytes < LEAST_ROW_BYTES)
+    return min(_MOST_ROWS, layout.floor_power_of_two(layout.MAX_CHUNK_BYTES // widest)) - layout.ROWS_BEHIND
+
+
+def build_pack(
+    root: Root,
+    building: str,
+    sources: Sequence[SegmentInfo],
+    hidden: Hidden,
+    level: int | None,
+    pace: Callable[[], None] = lambda: None,
+) -> SegmentInfo:
+    """Build a pack of sealed segments, or of packs, in a folder in which nothing is but a lock that the caller holds.
+
+    It is complete and durable, and has no number yet. The sources are only read. Of episodes in ``hidden``, only flags
+    and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called now and then. Raises
+    StorageFull where there is no room, Unfit where one of the sources cannot be read, does not fit its checksums, or is
+    gone.
+    """
+    with storage_errors(building):
+        info = _Build(root, building, [_Source(info) for info in sources], hidden, level, pace).run()
+        sync_file_system(root.folder)
+        for name in info.checksums:
+            check_written(f"{building}/{name}")
+    return info
+
+
+class Unfit(FormatError):
+    """A segment that cannot be put into a pack: ``number`` says which."""
+
+    def __init__(self, info: SegmentInfo, error: Exception) -> None:
+        self.number = info.number
+        super().__init__(f"segment {info.number} was left as it is: {error}")
+
+
+class _Run(NamedTuple):
+    """A lane of a segment: where it comes from."""
+
+    source: "_Source"
+    lane: int
+    first: int
+    rows: int
+
+
+class _Source:
+    """A segment whose rows are copied; it is read with checks."""
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self.info = info
+        self._shards: dict[str, Shard] = {}
+        try:
+            self.tables = self._read()
+            self._sums = known_sums(info)
+        except (OSError, FormatError) as error:
+            raise Unfit(info, error) from error
+
+    def _read(self) -> PackTables:
+        """Return the tables of a pack, or those that a pack of this segment alone had."""
+        info = self.info
+        if info.packed is not None:
+            return read_tables(info)
+        rows = read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes))
+        if crc32c(rows.tobytes()) != info.checksums[f"{layout.COMMITTED}/c.0"]:
+            raise FormatError("its counters do not fit their checksum")
+        members = np.array([[info.number, len(info.lanes), info.writer, info.steps or 0]], np.int64)
+        return PackTables(members, np.stack([np.zeros_like(rows), rows, np.array(info.lanes, np.int64)], axis=1))
+
+    def runs_of(self, member: int) -> list[_Run]:
+        """Return the lanes of one of its segments."""
+        lines = self.tables.runs[self.tables.runs_of(member)].tolist()
+        packed = self.info.packed is not None
+        return [_Run(self, 0 if packed else lane, first, rows) for lane, (first, rows, _) in enumerate(lines)]
+
+    def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield rows ``begin`` to ``stop`` of a run of an array in pieces, each with the row it begins with."""
+        info = self.info
+        if leaf not in info.chunk_rows:
+            return  # no step has a priority
+        array, per_chunk = info.arrays[leaf], info.chunk_rows[leaf]
+        if leaf in info.compressed:
+            yield from self._decompressed(array, run.first, begin, stop)
+            return
+        at_once = max(1, _AT_ONCE // array.row_bytes)
+        first = run.first
+        for chunk, inside, count in layout.split_range(first + begin, first + stop, per_chunk, at_once):
+            where = (run.lane * per_chunk + inside) * array.row_bytes
+            try:
+                data = self._checked(array, chunk, where, where + count * array.row_bytes)
+            except (OSError, FormatError) as error:
+                raise Unfit(info, error) from error
+            yield chunk * per_chunk + inside - first, data
+
+    def _decompressed(
+        self, array: RowArray, first: int, begin: int, stop: int
+    ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        try:
+            shard = self._shards.get(array.path)
+            if shard is None:
+                shard = self._shards[array.path] = open_shard(self.info, array.path)
+            for row, data in shard.rows(first + begin, first + stop, array.row_bytes):
+                yield row - first, data
+        except (OSError, FormatError) as error:
+            raise Unfit(self.info, error) from error
+
+    def _checked(self, array: RowArray, chunk: int, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return bytes of a chunk file, after the checksums of the blocks that they lie in."""
+        name = f"{array.path}/{array.chunk_key(chunk)}"
+        size, block, sums = self.info.chunk_nbytes(array.path), block_bytes(array.row_bytes), self._sums.get(name)
+        if sums is None:
+            raise FormatError(f"{name} has no checksums of its blocks")
+        low, high = start - start % block, min(size, -(-stop // block) * block)
+        data = np.empty(high - low, np.uint8)
+        with opened(f"{self.info.path}/{name}", size) as fd:
+            if not read_part(fd, low, data):
+                raise FormatError(f"{name} became shorter")
+        for at in range(0, len(data), block):
+            if crc32c(data[at : at + block].data) != sums[(low + at) // block]:
+                raise FormatError(f"{name} does not fit its checksum")
+        return data[start - low : stop - low]
+
+
+class _Build:
+    def __init__(
+        self,
+        root: Root,
+        folder: str,
+        sources: Sequence[_Source],
+        hidden: Hidden,
+        level: int | None,
+        pace: Callable[[], None],
+    ) -> None:
+        self._pace = pace
+        self._root, self._folder, self._sources, self._hidden = root, folder, sources, hidden
+        order = sorted(
+            ((source, member) for source in sources for member in range(len(source.tables.members))),
+            key=lambda one: int(one[0].tables.numbers[one[1]]),
+        )
+        self._members = np.concatenate([source.tables.members[[member]] for source, member in order])
+        self._runs = [run for source, member in order for run in source.runs_of(member)]
+        numbers = np.concatenate([s.tables.runs[s.tables.runs_of(m), 2] for s, m in order])
+        arrays = root.blueprint.arrays.values()
+        wide = [array for array in arrays if level is not None and array.row_bytes >= LEAST_ROW_BYTES]
+        self._inner_rows = {array.path: inner_rows(array.row_bytes) for array in wide}
+        self._level = level or 0
+        rows = np.array([run.rows for run in self._runs], np.int64)
+        # The lanes of compressed fields begin with an inner chunk.
+        unit = max(self._inner_rows.values(), default=1)
+        room = -(-rows // unit) * unit
+        first = np.cumsum(room) - room
+        self.tables = PackTables(self._members, np.stack([first, rows, numbers], axis=1))
+        self._rows = int(first[-1] + rows[-1])
+        self._between = [(int(a), int(b)) for a, b in zip(first + rows, first[1:], strict=False) if a < b]
+        self._clock = min((source.info.clock for source in sources), key=lambda clock: clock.wall)
+        self._sums: dict[str, int] = {}
+        self._compressed: dict[str, Compressed] = {}
+        self._indexes: dict[str, bytes] = {}
+        self._skipped: list[tuple[int, int]] = []
+
+    def run(self) -> SegmentInfo:
+        root, folder, infos = self._root, self._folder, [source.info for source in self._sources]
+        has_priority = any(layout.PRIORITY in info.chunk_rows for info in infos)
+        blueprint = root.blueprint.with_priority if has_priority else root.blueprint
+        rows = dict.fromkeys(blueprint.arrays, chunk_rows(self._rows))
+        size = PackSize(*map(len, (self.tables.members, self.tables.runs)))
+        codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
+        for path, document in blueprint.of_pack(*size, codecs).documents(1, rows, self._rows):
+            if path != layout.COMMITTED:  # that one is there, with its lock
+                os.mkdir(f"{folder}/{path}")
+            self._write(f"{path}/{layout.METADATA}", document)
+        for name, table in zip(layout.PACK_TABLES, self.tables.contents, strict=True):
+            self._write(f"{name}/c.0.0", table)
+        self._write(layout.TABLES_COPY, b"".join(self.tables.contents))
+        for name in layout.LANE_COUNTERS:
+            self._write(f"{name}/c.0", np.array([self._rows], "<i8").tobytes())
+        blocks = BlockSums()
+        for leaf in (layout.DONE, *sorted(blueprint.arrays.keys() - {layout.DONE})):
+            self._build_array(blueprint.arrays[leaf], rows[leaf], blocks)
+        self._sums[layout.BLOCKS] = blocks.write(folder)
+        if self._compressed:
+            self._write(layout.INDEXES_COPY, b"".join(self._indexes[leaf] for leaf in sorted(self._indexes)))
+        info = self._described(rows, size)
+        for name in (layout.DOCUMENT_COPY, layout.METADATA):
+            write_file(f"{folder}/{name}", info.own_document())
+        return info
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_file(f"{self._folder}/{name}", data)
+        self._sums[name] = crc32c(data)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _build_array(self, array: RowArray, rows: int, blocks: BlockSums) -> None:
+        name = f"{array.path}/{array.chunk_key(0)}"
+        is_known = array.path in (layout.DONE, layout.TIME)
+        with descriptor(f"{self._folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            out = self._output(array, rows, fd)
+            for run, first in zip(self._runs, self.tables.first_rows.tolist(), strict=True):
+                for begin, stop in [(0, run.rows)] if is_known else self._parts(first, run.rows):
+                    for row, data in run.source.read(array.path, run, begin, stop):
+                        out.write(first + row, self._converted(data, run) if array.path == layout.TIME else data)
+                self._pace()
+            nbytes = out.finish()
+            if array.path == layout.DONE:
+                self._write_flags_between(fd)
+                self._skipped = self._find_skipped(fd)
+            elif array.path == layout.TIME:
+                self._write_times_between(fd)
+            if array.path in self._inner_rows:
+                self._compressed[array.path] = Compressed(self._inner_rows[array.path], self._level, nbytes)
+                index = index_bytes(rows, self._inner_rows[array.path])
+                self._indexes[array.path] = os.pread(fd, index, nbytes - index)
+            block = layout.BLOCK_BYTES if array.path in self._inner_rows else None
+            self._sums[name] = blocks.add(array, 0, fd, block)
+            protect(fd)
+
+    def _output(self, array: RowArray, rows: int, fd: int) -> "_Output | ShardWriter":
+        if array.path in self._inner_rows:
+            return ShardWriter(fd, rows, array.row_bytes, self._inner_rows[array.path], self._level)
+        os.ftruncate(fd, rows * array.row_bytes)
+        return _Output(fd, array.row_bytes)
+
+    def _write_flags_between(self, fd: int) -> None:
+        """Make rows between lanes lost ones, of no steps: readers of flags alone find an episode there."""
+        for first, stop in self._between:
+            os.pwrite(fd, bytes([layout.FIRST]), first)
+            os.pwrite(fd, bytes([layout.TRUNCATED | (layout.FIRST if stop == first + 1 else 0)]), stop - 1)
+
+    def _write_times_between(self, fd: int) -> None:
+        for first, stop in self._between:
+            os.pwrite(fd, os.pread(fd, 8, 8 * (first - 1)) * (stop - first), 8 * first)
+
+    def _converted(self, times: NDArray[np.uint8], run: _Run) -> NDArray[np.uint8]:
+        """Return times by the clock of the pack."""
+        return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
+
+    def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
+        """Return the rows of the pack whose episodes were evicted by hand, final observations included, in order."""
+        found = []
+        for number, episodes in self._hidden.items():
+            member = int(self.tables.places(np.array([number]))[0])
+            for position, steps in episodes if member >= 0 else ():
+                row, lane = divmod(position, int(self.tables.lanes[member]))
+                first, rows, _ = self.tables.runs[self.tables.first_run[member] + lane].tolist()
+                stop = row + steps
+                if stop < rows and os.pread(fd, 1, first + stop)[0] & NO_STEP:
+                    stop += 1
+                found.append((first + row, first + min(stop, rows)))
+        return layout.merge_ranges(found)
+
+    def _parts(self, first: int, rows: int) -> list[tuple[int, int]]:
+        """Return the rows of a run that are copied; the run begins at a row of the pack."""
+        skipped = [(a - first, b - first) for a, b in self._skipped if a < first + rows and first < b]
+        return layout.subtract_ranges([(0, rows)], skipped)
+
+    # --- attributes --------------------------------------------------------------------------------------------------
+
+    def _described(self, rows: dict[str, int], size: PackSize) -> SegmentInfo:
+        infos = [source.info for source in self._sources]
+        newest = max(infos, key=lambda info: info.sealed_at)
+        machine, boot = next((info.machine, info.boot) for info in infos if info.clock == self._clock)
+        bounds = [
+            time + info.clock.wall - self._clock.wall for info in infos if info.times is not None for time in info.times
+        ]
+        return SegmentInfo(
+            number=-1,
+            path=Path(self._folder),
+            root=self._root,
+            uuid=str(uuids.uuid4()),
+            writer=int(self._members[0, 2]),
+            lanes=(0,),
+            chunk_rows=rows,
+            machine=machine,
+            boot=boot,
+            inode=counter_inode(self._folder),
+            volume=volume_of(self._folder),
+            clock=self._clock,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            sealed=True,
+            steps=sum(info.steps or 0 for info in infos),
+            checksums=self._sums,
+            sealed_at=newest.sealed_at,
+            sealed_clock=newest.sealed_clock,
+            times=(min(bounds), max(bounds)) if bounds else None,
+            lost=self._lost(),
+            packed=size,
+            compressed=self._compressed,
+        )
+
+    def _lost(self) -> Lost:
+        """Return what was lost of the segments, in rows of the pack."""
+        ranges = [(first, stop - first) for first, stop in self._between]
+        for source in self._sources:
+            info = source.info
+            for position, rows in info.lost.ranges:
+                if info.packed is not None and not source.tables.holds(position):
+                    continue  # it lies between lanes
+                if info.packed is not None:
+                    ids = source.tables.ids_of(np.array([position]))
+                else:
+                    ids = np.array([info.number << layout.POSITION_BITS | position])
+                ranges.append((int(self.tables.rows_of(ids)[0]), rows))
+        return Lost(tuple(sorted(ranges)), sum(source.info.lost.steps for source in self._sources))
+
+
+class _Output:
+    """Rows of a file, written some at a time; what is never written stays a hole."""
+
+    def __init__(self, fd: int, row_bytes: int) -> None:
+        self._fd, self._row_bytes = fd, row_bytes
+        self._start, self._size, self._parts = 0, 0, list[NDArray[np.uint8]]()
+
+    def write(self, row: int, data: NDArray[np.uint8]) -> None:
+        """Write rows from one on."""
+        at = row * self._row_bytes
+        if at != self._start + self._size or self._size >= _AT_ONCE:
+            self.flush()
+            self._start = at
+        self._parts.append(data)
+        self._size += len(data)
+
+    def finish(self) -> int:
+        """Write what was kept back, and return the size of the file."""
+        self.flush()
+        return os.fstat(self._fd).st_size
+
+    def flush(self) -> None:
+        """Write what was kept back."""
+        if self._parts:
+            data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+            write_at(self._fd, data.data, self._start)
+        self._start, self._size = self._start + self._size, 0
+        self._parts.clear()

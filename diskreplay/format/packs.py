@@ -1,0 +1,233 @@
+"""Packs: sealed segments in which the rows of many segments stand one behind the other.
+
+A pack is a segment with one lane, so whatever reads, checks or deletes segments does so with packs. Two tables say
+where the lanes of the segments begin whose rows it holds. These segments keep their numbers, and with them their ids;
+where they are still there, beside the pack, readers ignore them.
+
+A pack without its tables would be of no use. So it has a copy of them, which is read where they are damaged.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.mapping import read_regular
+from diskreplay.format.numbers import listed_numbers
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.shards import Shard
+
+Ints = NDArray[np.int64]
+# Of a table, so that a hostile one takes no memory.
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class PackTables:
+    """Which segments are in a pack, in the order of their numbers, and where each of their lanes is.
+
+    ``members`` has a line a segment, `layout.MEMBER_COLUMNS`; ``runs`` a line a lane, `layout.RUN_COLUMNS`, first those
+    of the first segment. ``first_row`` are rows of the pack.
+    """
+
+    members: Ints
+    runs: Ints
+
+    @property
+    def numbers(self) -> Ints:
+        """The number of each segment."""
+        return self.members[:, 0]
+
+    @property
+    def lanes(self) -> Ints:
+        """How many lanes each segment has."""
+        return self.members[:, 1]
+
+    @property
+    def writers(self) -> Ints:
+        """The writer of each segment."""
+        return self.members[:, 2]
+
+    @property
+    def steps(self) -> Ints:
+        """The steps that each segment was sealed with."""
+        return self.members[:, 3]
+
+    @property
+    def first_rows(self) -> Ints:
+        """Where in the pack each lane begins."""
+        return self.runs[:, 0]
+
+    @property
+    def rows(self) -> Ints:
+        """How many rows each lane has."""
+        return self.runs[:, 1]
+
+    @property
+    def contents(self) -> tuple[bytes, bytes]:
+        """What the files of the two tables hold; the file of their copy holds one behind the other."""
+        members, runs = (np.ascontiguousarray(table, "<i8").tobytes() for table in (self.members, self.runs))
+        return members, runs
+
+    @cached_property
+    def first_run(self) -> Ints:
+        """The line of the first lane of each segment, and behind them the number of lines."""
+        return np.concatenate([[0], np.cumsum(self.lanes)])
+
+    def places(self, numbers: Ints) -> Ints:
+        """Return the line of each segment, -1 of those that are not in the pack."""
+        at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
+        return np.where(self.numbers[at] == numbers, at, -1)
+
+    def runs_of(self, member: int) -> slice:
+        """Return which lines are those of a segment."""
+        return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
+
+    def ids_of(self, rows: Ints) -> Ints:
+        """Return the ids of rows of the pack, each of which is in a lane of a segment."""
+        run = np.searchsorted(self.first_rows, rows, "right") - 1
+        member = np.searchsorted(self.first_run, run, "right") - 1
+        position = (rows - self.first_rows[run]) * self.lanes[member] + run - self.first_run[member]
+        ids: Ints = self.numbers[member] << layout.POSITION_BITS | position
+        return ids
+
+    def rows_of(self, ids: Ints) -> Ints:
+        """Return the rows of the pack with these ids, all of which are of its segments."""
+        member = self.places(ids >> layout.POSITION_BITS)
+        row, lane = np.divmod(ids & layout.POSITION_MASK, self.lanes[member])
+        rows: Ints = self.first_rows[self.first_run[member] + lane] + row
+        return rows
+
+    def holds(self, row: int) -> bool:
+        """Tell whether a row of the pack is in a lane of a segment."""
+        run = int(np.searchsorted(self.first_rows, row, "right")) - 1
+        return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
+
+    def split(self, first: int, rows: int) -> list[tuple[int, int]]:
+        """Return a range of rows of the pack as ranges within single lanes: the first row of each, and their number."""
+        run = int(np.searchsorted(self.first_rows, first, "right")) - 1
+        parts, stop = [], first + rows
+        while first < stop and run < len(self.runs):
+            begin, end = int(self.first_rows[run]), int(self.first_rows[run] + self.rows[run])
+            low, high = max(first, begin), min(stop, end)
+            if low < high:
+                parts.append((low, high - low))
+            first, run = max(first, end), run + 1
+        return parts
+
+
+def read_tables(info: SegmentInfo) -> PackTables:
+    """Read the tables of a pack.
+
+    Raises FormatError where they do not fit their checksums, or cannot be; FileNotFoundError where they are missing.
+    """
+    assert info.packed is not None
+    members, runs = (_read_table(info, path) for path in layout.PACK_TABLES)
+    tables = PackTables(members, runs)
+    if not _are_possible(tables, min(info.chunk_rows.values()) - layout.ROWS_BEHIND):
+        raise FormatError(f"{info.path}: the tables of a pack say what cannot be; run `diskreplay repair`")
+    return tables
+
+
+def open_shard(info: SegmentInfo, leaf: str) -> Shard:
+    """Open a compressed array of a pack; errors as for `SegmentInfo.map_chunk`."""
+    return Shard(info.chunk_path(leaf, 0), info.chunk_rows[leaf], info.arrays[leaf].row_bytes, info.compressed[leaf])
+
+
+def _read_table(info: SegmentInfo, path: str) -> Ints:
+    lines, columns = _shape(info, path)
+    try:
+        data = _checked(info, path, read_regular(f"{info.path}/{path}/c.0.0", None, _MOST_BYTES))
+    except (OSError, FormatError):
+        if not (data := table_from_copy(info, path)):
+            raise
+    table: Ints = np.frombuffer(data, "<i8").reshape(lines, columns)
+    return table
+
+
+def table_from_copy(info: SegmentInfo, path: str) -> bytes:
+    """Return what the file of a table holds, from the copy of both; nothing where that is damaged or gone."""
+    with suppress(OSError, FormatError):
+        data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * _MOST_BYTES)
+        members, runs = (8 * math.prod(_shape(info, table)) for table in layout.PACK_TABLES)
+        return _checked(info, path, data[:members] if path == layout.MEMBERS else data[members : members + runs])
+    return b""
+
+
+def _checked(info: SegmentInfo, path: str, data: bytes) -> bytes:
+    name = f"{path}/c.0.0"
+    lines, columns = _shape(info, path)
+    if len(data) != 8 * lines * columns or crc32c(data) != info.checksums.get(name):
+        raise FormatError(f"{info.path}/{name} does not fit its checksum; run `diskreplay repair`")
+    return data
+
+
+def _shape(info: SegmentInfo, path: str) -> tuple[int, int]:
+    assert info.packed is not None
+    which = layout.PACK_TABLES.index(path)
+    return info.packed[which], len(layout.PACK_COLUMNS[which])
+
+
+def _are_possible(tables: PackTables, rows: int) -> bool:
+    """Whether each number is between its bounds, and no row of a pack with room for so many is in two lanes."""
+    members, runs = tables.members, tables.runs
+    if (members < 0).any() or (runs < 0).any():
+        return False
+    if (members[:, 1] < 1).any() or (members[:, 1] > layout.MAX_LANES).any() or members[:, 1].sum() != len(runs):
+        return False
+    if (np.diff(tables.numbers) <= 0).any() or int(tables.numbers[-1]) >= layout.MAX_SEGMENTS:
+        return False
+    most = layout.POSITION_MASK // np.repeat(tables.lanes, tables.lanes)
+    if (tables.first_rows > rows).any() or (tables.rows > np.minimum(most, rows)).any():
+        return False
+    stop = tables.first_rows + tables.rows
+    return bool((stop[:-1] <= tables.first_rows[1:]).all() and (stop <= rows).all())
+
+
+def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    """Yield the packs of a store that can be read, newest first, without those that were merged into others."""
+    merged = set[int]()
+    for info, tables in _all_packs(root):
+        members = tables.numbers.tolist()
+        if merged.isdisjoint(members):
+            merged.update(members)
+            yield info, tables
+
+
+def _all_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    for number in sorted(listed_numbers(root), reverse=True):
+        folder = root.segment_path(number)
+        if os.path.exists(f"{folder}/{layout.MEMBERS}") or os.path.exists(f"{folder}/{layout.TABLES_COPY}"):
+            with suppress(OSError, FormatError):
+                info = read_segment(root, number)
+                if info.packed is not None:
+                    yield info, read_tables(info)
+
+
+def find_superseded(root: Root) -> set[int]:
+    """Return the numbers of the segments, and of the packs, of a store whose rows are in packs that came later."""
+    merged, older = set[int](), set[int]()
+    for info, tables in _all_packs(root):
+        members = tables.numbers.tolist()
+        if not merged.isdisjoint(members):
+            older.add(info.number)
+        merged.update(members)
+    return merged | older
+
+
+def superseded(infos: Iterable[SegmentInfo]) -> set[int]:
+    """Return the numbers of the segments whose rows are in packs among these. Errors as for `read_tables`."""
+    found: set[int] = set()
+    for info in infos:
+        if info.packed is not None:
+            found.update(read_tables(info).numbers.tolist())
+    return found

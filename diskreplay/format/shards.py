@@ -1,0 +1,189 @@
+"""Compressed chunks: zarr's codec ``sharding_indexed``, whose inner chunks are some rows each, compressed by zstd.
+
+A file has the inner chunks one behind the other, in the order of their rows, each with its CRC-32C behind it; then the
+index, offset and bytes of each inner chunk, and the CRC-32C of that. An inner chunk of zeros is not there, which the
+index says by two numbers of 64 ones.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, MissingExtra
+from diskreplay.format import layout
+from diskreplay.format.durable import write_at
+from diskreplay.format.mapping import Mapping, map_file
+
+Ints = NDArray[np.int64]
+
+LEAST_ROW_BYTES = 256
+"""Of narrower fields a row costs less as it is."""
+
+# Bytes of an inner chunk, about, and its most rows: to have one row, all of them are decompressed.
+_INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
+_CRC_BYTES, _ENTRY_BYTES = 4, 16
+_NOTHING = np.uint64((1 << 64) - 1)
+
+
+class Compressed(NamedTuple):
+    """How an array of a pack is compressed: rows of an inner chunk, level of zstd, and bytes of the file."""
+
+    rows: int
+    level: int
+    nbytes: int
+
+    @classmethod
+    def read(cls, value: Any) -> "Compressed":
+        """Return what stands in a document, or raise KeyError, TypeError or ValueError."""
+        found = cls(*(value[name] for name in cls._fields))
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
+            raise TypeError(f"compressed is {value!r:.80}")
+        if found.rows < 1 or found.rows & (found.rows - 1) or found.nbytes < _CRC_BYTES:
+            raise ValueError(f"compressed is {value!r:.80}")
+        return found
+
+
+def inner_rows(row_bytes: int) -> int:
+    """Return the rows of an inner chunk of a field, a power of two."""
+    return min(_MOST_INNER_ROWS, layout.floor_power_of_two(_INNER_BYTES // row_bytes))
+
+
+def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return the codecs in the document of such an array, whose rows have this shape."""
+    plain = {"name": "bytes", "configuration": {"endian": "little"}}
+    zstd = {"name": "zstd", "configuration": {"level": level, "checksum": False}}
+    configuration = {
+        "chunk_shape": [1, rows, *shape],
+        "codecs": [plain, zstd, {"name": "crc32c"}],
+        "index_codecs": [plain, {"name": "crc32c"}],
+        "index_location": "end",
+    }
+    return [{"name": "sharding_indexed", "configuration": configuration}]
+
+
+def zstd() -> Any:
+    """Return the module of zstandard; MissingExtra where it is not installed."""
+    with MissingExtra.raised_for("a compressed field", "zstd"):
+        import zstandard
+    return zstandard
+
+
+class ShardWriter:
+    """Writes the file of a compressed array: rows in order, zeros where none are given."""
+
+    def __init__(self, fd: int, chunk_rows: int, row_bytes: int, rows: int, level: int) -> None:
+        self._fd, self._row_bytes, self._rows = fd, row_bytes, rows
+        self._compressor = zstd().ZstdCompressor(level=level)
+        self._index = np.full((chunk_rows // rows, 2), _NOTHING, "<u8")
+        self._inner, self._number, self._end = np.zeros(rows * row_bytes, np.uint8), 0, 0
+
+    def write(self, row: int, data: NDArray[np.uint8]) -> None:
+        """Take rows from one on, which is behind those before."""
+        at, start = row * self._row_bytes, 0
+        while start < len(data):
+            number, inside = divmod(at + start, len(self._inner))
+            if number != self._number:
+                self._finish_inner()
+                self._number = number
+            count = min(len(data) - start, len(self._inner) - inside)
+            self._inner[inside : inside + count] = data[start : start + count]
+            start += count
+
+    def _finish_inner(self) -> None:
+        if self._inner.any():
+            self.put(self._number, self._compressor.compress(self._inner.data))
+            self._inner[:] = 0
+
+    def put(self, number: int, frame: bytes) -> None:
+        """Write an inner chunk that is compressed already."""
+        data = frame + int(crc32c(frame)).to_bytes(_CRC_BYTES, "little")
+        self._index[number] = self._end, len(data)
+        write_at(self._fd, data, self._end)
+        self._end += len(data)
+
+    def finish(self) -> int:
+        """Write the index, and return the size of the file."""
+        self._finish_inner()
+        index = self._index.tobytes()
+        data = index + int(crc32c(index)).to_bytes(_CRC_BYTES, "little")
+        write_at(self._fd, data, self._end)
+        return self._end + len(data)
+
+
+class Shard:
+    """The file of a compressed array, mapped. Any thread may use it.
+
+    ``offsets`` and ``sizes`` are those of the inner chunks, without their checksums; 0 of those that are zeros.
+    """
+
+    def __init__(self, path: str, chunk_rows: int, row_bytes: int, compressed: Compressed) -> None:
+        self.path, self.inner_bytes = path, compressed.rows * row_bytes
+        self.mapping: Mapping = map_file(path, compressed.nbytes)
+        self._bytes = self.mapping.array(np.uint8, (compressed.nbytes,))
+        count = chunk_rows // compressed.rows
+        start = compressed.nbytes - _ENTRY_BYTES * count - _CRC_BYTES
+        index = self._bytes[max(start, 0) : compressed.nbytes - _CRC_BYTES]
+        if start < 0 or int(crc32c(index.data)) != int.from_bytes(self._bytes[-_CRC_BYTES:].tobytes(), "little"):
+            raise FormatError(f"{path}: its index does not fit its checksum; run `diskreplay repair`")
+        offsets, sizes = index.view("<u8").reshape(count, 2).T
+        there = offsets != _NOTHING
+        if (sizes[there] <= _CRC_BYTES).any() or (offsets[there] > start).any() or (sizes[there] > start).any():
+            raise FormatError(f"{path}: its index says what cannot be; run `diskreplay repair`")
+        self.offsets: Ints = np.where(there, offsets, 0).astype(np.int64)
+        self.sizes: Ints = np.where(there, sizes - np.uint64(_CRC_BYTES), 0).astype(np.int64)
+        if (self.offsets + self.sizes + _CRC_BYTES > start).any() and there.any():
+            raise FormatError(f"{path}: its index says what cannot be; run `diskreplay repair`")
+
+    @cached_property
+    def _decompressed_bytes(self) -> bytes:
+        return np.full(1, self.inner_bytes, "<u8").tobytes()
+
+    def decompress(self, numbers: Ints) -> list[tuple[NDArray[np.uint8], int]]:
+        """Decompress inner chunks, none of which is of zeros; return memory that holds them, and how many are in each.
+
+        Other threads run meanwhile. Raises FormatError where one cannot be decompressed: it is damaged.
+        """
+        segments = np.stack([self.offsets[numbers], self.sizes[numbers]], axis=1).astype("<u8")
+        library = zstd()
+        try:
+            found = library.ZstdDecompressor().multi_decompress_to_buffer(
+                library.BufferWithSegments(self._bytes.data, segments.tobytes()),
+                decompressed_sizes=self._decompressed_bytes * len(numbers),
+                threads=0,
+            )
+        except library.ZstdError as error:
+            raise FormatError(f"{self.path} is damaged ({error}); run `diskreplay repair`") from None
+        first, last = (np.frombuffer(found[at], np.uint8) for at in (0, len(numbers) - 1))
+        if last.ctypes.data - first.ctypes.data == (len(numbers) - 1) * self.inner_bytes:
+            return [(first, len(numbers))]
+        return [(np.frombuffer(found[at], np.uint8), 1) for at in range(len(numbers))]
+
+    def fits(self, number: int) -> bool:
+        """Whether an inner chunk fits its checksum."""
+        start, stop = int(self.offsets[number]), int(self.offsets[number] + self.sizes[number])
+        if stop == start:
+            return True
+        crc = int.from_bytes(self._bytes[stop : stop + _CRC_BYTES].tobytes(), "little")
+        return int(crc32c(self._bytes[start:stop].data)) == crc
+
+    def frame(self, number: int) -> bytes:
+        """Return an inner chunk as it is, compressed; nothing where it is of zeros."""
+        start = int(self.offsets[number])
+        return self._bytes[start : start + int(self.sizes[number])].tobytes()
+
+    def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield rows in pieces, each with the row it begins with, after their checksums; zeros are left out.
+
+        Raises FormatError where one does not fit.
+        """
+        per_inner = self.inner_bytes // row_bytes
+        for number, inside, count in layout.split_range(first, stop, per_inner):
+            if not self.fits(number):
+                raise FormatError(f"{self.path}: an inner chunk does not fit its checksum")
+            if self.sizes[number]:
+                ((data, _),) = self.decompress(np.array([number]))
+                yield number * per_inner + inside, data[inside * row_bytes : (inside + count) * row_bytes]
