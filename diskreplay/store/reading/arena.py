@@ -7,6 +7,7 @@ allows 65,530; a read costs one call and no entry.
 import threading
 import weakref
 from collections import deque
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,13 @@ def lone_piece(nbytes: int) -> Piece | None:
         memory = np.empty(nbytes, np.uint8)
     except MemoryError:
         return None
+    return Piece(memory, memory.ctypes.data, nbytes)
+
+
+@lru_cache(maxsize=8)
+def zeros_piece(nbytes: int) -> Piece:
+    """Return a piece of zeros, the same one each time; not to be written to."""
+    memory = np.zeros(nbytes, np.uint8)
     return Piece(memory, memory.ctypes.data, nbytes)
 
 

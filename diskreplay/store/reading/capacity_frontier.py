@@ -122,8 +122,8 @@ class CapacityFrontier:
                     break
                 needed = found[hiding.NEEDED]
                 slot = (needed >> POSITION_BITS) - segments.origin
-                row = np.array([(needed & POSITION_MASK) // segments.lanes[slot]])
-                times.ensure(np.array([slot]), row, row)
+                row, lane = divmod(needed & POSITION_MASK, segments.lanes[slot])
+                times.ensure(*np.array([[slot], [lane], [row], [row]]))
         finally:
             self._note(until)
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 import weakref
+from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ _LEAVING = 8
 
 _uses = itertools.count(1)
 _arena = Arena()
+_counts: deque[int] = deque()  # bytes that came and went of pieces that are not the arena's
 os.register_at_fork(after_in_child=lambda: _arena.reset_after_fork())
 
 _alive: "weakref.WeakSet[ChunkTables]" = told_of_forks(lambda tables: tables.reset_after_fork())
@@ -66,13 +68,31 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
     return lone_piece(nbytes)
 
 
+def make_room_for(nbytes: int, before: int) -> None:
+    """See that so much memory can be taken that is not the arena's, as far as chunks can leave for it as above."""
+    while _counted() + nbytes > MOST_READ:
+        if not _release(read=True, before=before):
+            return
+
+
+def count(piece: Piece) -> None:
+    """Count the memory of a piece that is not the arena's, as long as it is there."""
+    _counts.append(piece.nbytes)
+    weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
+
+
+def _counted() -> int:
+    """Return the bytes of pieces that are not the arena's. A piece may end in any thread, in the middle of this."""
+    while len(_counts) > 1:
+        _counts.append(_counts.popleft() + _counts.popleft())
+    return _counts[0] if _counts else 0
+
+
 def _release(*, read: bool, before: int = sys.maxsize) -> bool:
     """Release the chunks that were asked for longest ago, of those that were read or mapped; False: there are none."""
     with ExitStack() as held:
         tables = [table for each in _not_busy(held) for table in each.leaves.values()]
-        places = [
-            np.flatnonzero((table.bases != 0) & (table.is_read == read) & (table.used < before)) for table in tables
-        ]
+        places = [np.flatnonzero((table.bases != 0) & (table.how == read) & (table.used < before)) for table in tables]
         counts = [len(there) for there in places]
         total = sum(counts)
         if not total:

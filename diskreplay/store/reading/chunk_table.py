@@ -3,6 +3,7 @@
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,12 +24,17 @@ from diskreplay.format.mapping import (
     read_into,
     refuse_links,
 )
+from diskreplay.format.packs import PackTables, open_shard
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.shards import Shard
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, locate
+from diskreplay.kernels.chunk_geometry import BITS, PLACES, WHOLE_LANE, apart
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
-from diskreplay.store.reading.arena import Piece
+from diskreplay.store.reading.arena import Piece, zeros_piece
+from diskreplay.store.reading.decompression import decompress
+from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before, times_of
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
 # is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
@@ -42,7 +48,10 @@ LARGEST_READ = 256 << 10
 _ATTEMPTS = 8
 
 LACKING = -1
-"""In place of the binary logarithm of a chunk's rows: the segment has no such array."""
+"""In place of how a segment's rows are divided into chunks: it has no such array."""
+
+# How a chunk is held: mapped, read into memory, or as a part of a pack that is mapped for all its segments.
+MAPPED, READ, IN_PACK = range(3)
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
@@ -51,10 +60,12 @@ _ROWS_A_LANE = 64
 class ChunkTable:
     """The chunks of one array in all segments.
 
-    ``first_chunk``, ``chunks`` and ``shift`` are by slot, `LACKING` the shift of a segment that has no such array;
-    ``bases`` holds the address of each chunk that is mapped or
+    ``first_chunk``, ``chunks`` and ``shift`` are by slot; see `kernels.chunk_geometry` for the latter, which is
+    `LACKING` where a segment has no such array. ``bases`` holds the address of each chunk that is mapped or
     read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. ``used`` says at which call of
-    `chunk_budget.now` a chunk was asked for last, ``is_read`` whether it was read and not mapped.
+    `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
+
+    The lanes of all segments of a pack have places one behind the other; one mapping serves them all.
 
     Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
     """
@@ -73,7 +84,7 @@ class ChunkTable:
         self.shift = np.zeros(0, np.int64)
         self.bases = np.zeros(0, np.int64)
         self.used = np.zeros(0, np.int64)
-        self.is_read = np.zeros(0, np.bool_)
+        self.how = np.zeros(0, np.uint8)
         self.holder: dict[int, Mapping | Piece] = {}
 
     @property
@@ -104,36 +115,63 @@ class ChunkTable:
 
     def _add_places(self, bases: NDArray[np.int64]) -> None:
         self.used = np.concatenate([self.used, np.zeros(len(bases), np.int64)])
-        self.is_read = np.concatenate([self.is_read, np.zeros(len(bases), np.bool_)])
+        self.how = np.concatenate([self.how, np.zeros(len(bases), np.uint8)])
         self.bases = np.concatenate([self.bases, bases])
+
+    def add_pack(self, slots: NDArray[np.int64], pack: "Pack") -> None:
+        """Have these slots be those of the segments of a pack; -1: a segment that has none.
+
+        For tables that no other thread has seen yet.
+        """
+        there, start, how = slots >= 0, len(self.bases), pack.info.compressed.get(self.leaf)
+        places = pack.places(self.leaf)
+        chunks = places * pack.tables.lanes
+        self._add_places(np.zeros(int(chunks.sum()), np.int64))
+        self.how[start:] = IN_PACK if how is None else READ
+        self.shift, self.first_chunk, self.chunks = self.shift.copy(), self.first_chunk.copy(), self.chunks.copy()
+        bits = WHOLE_LANE if how is None else how.rows.bit_length() - 1
+        has_array = self.leaf in pack.info.chunk_rows
+        self.shift[slots[there]] = apart(bits, places[there]) if has_array else LACKING
+        self.first_chunk[slots[there]] = start + (np.cumsum(chunks) - chunks)[there]
+        self.chunks[slots[there]] = chunks[there]
+        pack.first_place[self.leaf] = start
+        if how is not None:
+            pack.list_inner(self.leaf)
 
     def ensure(
         self,
         slot: NDArray[np.int64],
+        lane: NDArray[np.int64],
         first_row: NDArray[np.int64],
         last_row: NDArray[np.int64],
         since: int = sys.maxsize,
     ) -> None:
-        """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``slot[i]``.
+        """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
 
+        ``slot[i]`` is that of its segment.
         No chunk leaves for these that was asked for in the use of this number, or later: see `chunk_budget.now`. Raises
         SegmentGone where a segment has been evicted, FormatError where a chunk is missing or has the wrong size.
         """
-        shift = self.shift[slot]
-        first, last = first_row >> shift, last_row >> shift
+        first, last = self.chunks_of(slot, lane, first_row), self.chunks_of(slot, lane, last_row)
         if self._has(slot, first, last):
             return
         with self._tables.lock:
             self._map(slot, first, last, since)
 
+    def chunks_of(self, slot: NDArray[np.int64], lane: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the chunk of its segment that each row is in."""
+        shift = self.shift[slot]
+        chunk: NDArray[np.int64] = (shift >> PLACES) * lane + (row >> (shift & BITS))
+        return chunk
+
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk of a row if the one before is mapped: who reads that soon reads this."""
+        """Map the chunk of a row of a segment that may grow if the one before is mapped: it is read soon, too."""
         chunk = row >> int(self.shift[slot])
         if 0 < chunk <= int(self.chunks[slot]):
             before = self._place(slot, chunk - 1)  # first: see `addresses`
             if self.bases[before]:
                 with suppress(ReplayError, OSError):  # who needs it will say so
-                    self.ensure(*np.array([[slot], [row], [row]]))
+                    self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> bool:
         """Whether these chunks are there, two of each slot at most; they count as used."""
@@ -147,41 +185,87 @@ class ChunkTable:
         most = int((last - first).max(initial=-1)) + 1
         keys = [slot << POSITION_BITS | np.minimum(first + number, last) for number in range(most)]
         every = np.unique(np.concatenate([slot[:0], *keys]))
-        wanted = list(zip((every >> POSITION_BITS).tolist(), (every & POSITION_MASK).tolist(), strict=True))
-        for s, chunk in wanted:
-            self._extend(s, chunk + 1)
+        slots, chunks = every >> POSITION_BITS, every & POSITION_MASK
+        for at in np.flatnonzero(chunks >= self.chunks[slots]).tolist():
+            self._extend(int(slots[at]), int(chunks[at]) + 1)
+        places = self.first_chunk[slots] + chunks
         use = chunk_budget.now()
-        self.used[[self._place(*key) for key in wanted]] = use
+        self.used[places] = use
         use = min(use, since)
         for attempt in range(_ATTEMPTS):
-            missing = sorted(key for key in wanted if not self.bases[self._place(*key)])
-            if not missing:
+            missing = self.bases[places] == 0
+            if not missing.any():
                 return
             try:
-                for key in missing:
-                    self._open(*key, use, copy=attempt > 0)
+                self._open_all(slots[missing], chunks[missing], places[missing], use, copy=attempt > 0)
             except MappingRefused:
                 if attempt > 0:
                     raise
         raise MappingRefused(
-            f"the system allows this process too few mappings for {len(wanted)} chunks of {self.leaf} at once; make "
+            f"the system allows this process too few mappings for {len(every)} chunks of {self.leaf} at once; make "
             "stores with larger chunk_bytes, or allow it more (sysctl vm.max_map_count)"
         )
 
+    def _open_all(
+        self, slots: NDArray[np.int64], chunks: NDArray[np.int64], places: NDArray[np.int64], use: int, *, copy: bool
+    ) -> None:
+        """Open chunks that are not there; see `_open`."""
+        for pack in self._tables.packs_with(self.leaf, slots):
+            first = pack.first_place[self.leaf]
+            inside = (places >= first) & (places < first + len(pack.inner[self.leaf]))
+            self._decompress(pack, places[inside], use)
+        for slot, chunk, place in zip(slots.tolist(), chunks.tolist(), places.tolist(), strict=True):
+            if not self.bases[place]:  # else it came with another one of its pack
+                self._open(slot, chunk, use, copy=copy)
+
+    def _decompress(self, pack: Pack, places: NDArray[np.int64], use: int) -> None:
+        """Decompress inner chunks of a pack, for which others leave as in `_open`."""
+        inner = pack.inner[self.leaf][places - pack.first_place[self.leaf]]
+        found = self._tables.open_shard(pack, self.leaf, inner)
+        if isinstance(found, Piece):
+            chunk_budget.count(found)
+            return self._hold(places, found, found.nbytes // len(places))
+        shard, inner = found
+        is_zero = shard.sizes[inner] == 0
+        if is_zero.any():
+            self._hold(places[is_zero], zeros_piece(shard.inner_bytes), 0)
+        places, inner = places[~is_zero], inner[~is_zero]
+        if not len(places):
+            return
+        chunk_budget.make_room_for(len(places) * shard.inner_bytes, use)
+        at = 0
+        for piece, count in decompress(shard, inner):
+            chunk_budget.count(piece)
+            self._hold(places[at : at + count], piece, shard.inner_bytes)
+            at += count
+
+    def _hold(self, places: NDArray[np.int64], piece: Piece, step: int) -> None:
+        """Have places be in a piece of memory, so many bytes one after the other."""
+        self.holder.update(dict.fromkeys(places.tolist(), piece))
+        self.bases[places] = piece.address + step * np.arange(len(places))
+
     def _open(self, slot: int, chunk: int, use: int, *, copy: bool) -> None:
         """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
-        piece = self._memory(slot, use, copy)
+        pack = self._tables.pack_of(slot)
+        piece = self._memory(slot, use, copy) if pack is None else None
         if piece is None:
             chunk_budget.make_room(use)
-        held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
+        first_rows = None
+        if pack is None:
+            held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
+        else:
+            held, first_rows = self._tables.open_pack(pack, self.leaf)
         if isinstance(held, Mapping):
             # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
             # ones are more than the processor has room for, which takes a quarter of a small batch's time.
             held.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
-        place = self._place(slot, chunk)
-        self.is_read[place] = piece is not None
+        place = self._held_at(slot, chunk)
         self.holder[place] = held
-        self.bases[place] = held.address
+        if first_rows is None:
+            self.how[place] = READ if isinstance(held, Piece) else MAPPED
+            self.bases[place] = held.address
+        else:
+            self.bases[place : place + len(first_rows)] = held.address + first_rows * self.row_bytes
 
     def _memory(self, slot: int, use: int, copy: bool) -> Piece | None:
         """Return memory to read a chunk of a slot into, or None where it is to be mapped.
@@ -212,8 +296,8 @@ class ChunkTable:
         old = int(self.first_chunk[slot])
         start = len(self.bases)
         self._add_places(np.concatenate([self.bases[old : old + have], np.zeros(room - have, np.int64)]))
-        for column in self.used, self.is_read:
-            column[start : start + have] = column[old : old + have]
+        self.used[start : start + have] = self.used[old : old + have]
+        self.how[start : start + have] = self.how[old : old + have]
         # A new dict: whoever uses the old places holds the old one, and only new places are released with their slot.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
@@ -252,7 +336,7 @@ class ChunkTable:
             return np.zeros((0, *self.shape), self.dtype)
         # One thread at a time: another's chunks may need the room that these have just taken.
         with self._tables.lock:
-            self.ensure(np.array([slot]), np.array([first]), np.array([stop - 1]))
+            self.ensure(*np.array([[slot], [lane], [first], [stop - 1]]))
             parts = self._blocks(slot, lanes, lane, first, stop)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -266,7 +350,7 @@ class ChunkTable:
         if not len(count):
             return np.zeros((0, *self.shape), self.dtype)
         with self._tables.lock:
-            self.ensure(np.full(len(lane), slot), first, stop - 1)
+            self.ensure(np.full(len(lane), slot), lane, first, stop - 1)
             if int(count.sum()) > _ROWS_A_LANE * len(lane):
                 bounds = zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True)
                 return np.concatenate([part for bound in bounds for part in self._blocks(slot, lanes, *bound)])
@@ -277,13 +361,13 @@ class ChunkTable:
         """Return the value at each row of each lane of a segment."""
         out = np.empty((len(row), *self.shape), self.dtype)
         with self._tables.lock:
-            self.ensure(np.full(len(row), slot), row, row)
-            chunk, within = row >> self.shift[slot], row & ((1 << self.shift[slot]) - 1)
+            slots = np.full(len(row), slot)
+            self.ensure(slots, lane, row, row)
+            chunk, within = self.chunks_of(slots, lane, row), row & ((1 << (self.shift[slot] & BITS)) - 1)
             for number in np.unique(chunk).tolist():
                 here = chunk == number
-                mapping = self.holder[self._place(slot, number)]
-                block = mapping.array(self.dtype, (lanes, 1 << int(self.shift[slot]), *self.shape))
-                out[here] = block[lane[here], within[here]]
+                block, first = self._block(slot, lanes, number)
+                out[here] = block[lane[here] if first is None else 0, within[here] + (first or 0)]
         return out
 
     def priorities(self, ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -294,14 +378,14 @@ class ChunkTable:
         found = np.empty(len(ids))
         if self._read_priorities(ids, origin, lanes, found) < 0:
             return found
-        known, slots, _, _, row = locate(ids, origin, lanes)
+        known, slots, _, lane, row = locate(ids, origin, lanes)
         # One segment at a time, and one thread: a chunk may need the room that another has just taken.
         for slot in np.unique(slots[known]).tolist():
             here = np.flatnonzero((slots == slot) & known)
             some = np.full(len(here), np.nan)
             with self._tables.lock, suppress(SegmentGone):
                 if self.shift[slot] != LACKING:
-                    self.ensure(slots[here], row[here], row[here])
+                    self.ensure(slots[here], lane[here], row[here], row[here])
                 self._read_priorities(ids[here], origin, lanes, some)
             found[here] = some
         found[~known] = np.nan
@@ -316,14 +400,33 @@ class ChunkTable:
         return found
 
     def _blocks(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
-        rows, parts = 1 << int(self.shift[slot]), []
-        for chunk, start, count in split_range(first, stop, rows):
-            mapping = self.holder[self._place(slot, chunk)]
-            block = mapping.array(self.dtype, (lanes, rows, *self.shape))
+        shift, parts = int(self.shift[slot]), []
+        for chunk, start, count in split_range(first, stop, 1 << (shift & BITS)):
+            block, begin = self._block(slot, lanes, (shift >> PLACES) * lane + chunk)
+            line, at = (lane, start) if begin is None else (0, begin + start)
             if self.wide:
-                mapping.will_need((lane * rows + start) * self.row_bytes, count * self.row_bytes)
-            parts.append(block[lane, start : start + count])
+                mapping = self.holder[self._held_at(slot, (shift >> PLACES) * lane + chunk)]
+                mapping.will_need((line * block.shape[1] + at) * self.row_bytes, count * self.row_bytes)
+            parts.append(block[line, at : at + count])
         return parts
+
+    def _held_at(self, slot: int, chunk: int) -> int:
+        """Return the place of what holds a chunk."""
+        pack = self._tables.pack_of(slot)
+        if pack is None or self.leaf in pack.info.compressed:
+            return self._place(slot, chunk)
+        return pack.first_place[self.leaf]
+
+    def _block(self, slot: int, lanes: int, chunk: int) -> tuple[NDArray[Any], int | None]:
+        """Return the rows of a chunk that is there, ``(lanes, rows, *shape)``.
+
+        Or ``(1, rows, *shape)`` and where in these the rows of a lane begin, where that has a chunk of its own.
+        """
+        pack, mapping = self._tables.pack_of(slot), self.holder[self._held_at(slot, chunk)]
+        if pack is None:
+            return mapping.array(self.dtype, (lanes, 1 << int(self.shift[slot]), *self.shape)), None
+        first = (int(self.bases[self._place(slot, chunk)]) - mapping.address) // max(1, self.row_bytes)
+        return mapping.array(self.dtype, (1, mapping.nbytes // max(1, self.row_bytes), *self.shape)), first
 
 
 class ChunkTables:
@@ -337,7 +440,9 @@ class ChunkTables:
         # Segments that may still get priorities, by slot, and what had been counted when they were known to lack them.
         self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
+        # Of each slot; of those of the segments of a pack, the pack's.
         self.infos: list[SegmentInfo | None] = []
+        self._packs: dict[int, Pack] = {}  # by number
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
         chunk_budget.share(self)
 
@@ -374,6 +479,58 @@ class ChunkTables:
                 self.note_info(slot, info)
             self._counted = -1  # they were read before now
 
+    def pack_of(self, slot: int) -> Pack | None:
+        """Return the pack that a slot's segment is in."""
+        info = self.infos[slot]
+        return None if info is None or info.packed is None else self._packs.get(info.number)
+
+    def packs_with(self, leaf: str, slots: NDArray[np.int64]) -> list[Pack]:
+        """Return the packs that segments of these slots are in, and in which an array is compressed."""
+        if not any(leaf in pack.info.compressed for pack in self._packs.values()):
+            return []
+        found = {id(pack): pack for slot in np.unique(slots).tolist() if (pack := self.pack_of(slot)) is not None}
+        return [pack for pack in found.values() if leaf in pack.info.compressed]
+
+    @shown_paths()
+    def open_shard(self, pack: Pack, leaf: str, inner: NDArray[np.int64]) -> tuple[Shard, NDArray[np.int64]] | Piece:
+        """Open a compressed array of a pack, or of one that it was merged into; return also which inner chunks.
+
+        Or these themselves, where they are not in the other as they were.
+        """
+        info, tables, rows = pack.info, pack.tables, pack.info.compressed[leaf].rows
+        while True:
+            try:
+                if info is pack.info:
+                    return pack.shard(leaf), inner
+                if leaf not in info.compressed or info.compressed[leaf].rows != rows:
+                    ranges = [(number * rows, rows) for number in inner.tolist()]
+                    return rows_as_before(pack, leaf, ranges, info, tables)
+                return open_shard(info, leaf), tables.rows_of(pack.tables.ids_of(inner * rows)) // rows
+            except FileNotFoundError:
+                info, tables = self._merged_into(pack, info, leaf)
+
+    def _merged_into(self, pack: Pack, last: SegmentInfo, leaf: str) -> tuple[SegmentInfo, PackTables]:
+        """Return the pack that a pack was merged into, after one was gone that had its rows last."""
+        if last.path.exists():
+            path = last.chunk_path(leaf, 0)
+            raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+        found = find_pack(self.root, int(pack.tables.numbers[0]))
+        if found is None:
+            number = pack.info.number
+            raise SegmentGone(f"segment {number} was evicted or set aside; refresh and draw again") from None
+        return found
+
+    def lanes_of(self, slot: int, origin: int) -> tuple[int, NDArray[np.int64]] | None:
+        """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""
+        info, pack = self.infos[slot], self.pack_of(slot)
+        if info is None:
+            return None
+        if pack is None:
+            return info.writer, np.array(info.lanes, np.int64)
+        tables = pack.tables
+        member = int(tables.places(np.array([slot + origin]))[0])
+        return int(tables.writers[member]), tables.runs[tables.runs_of(member), 2]
+
     def note_info(self, slot: int, info: SegmentInfo | None) -> None:
         """Take in the attributes of a segment, which may have got priorities; None: it is gone."""
         leaf = layout.PRIORITY
@@ -404,22 +561,45 @@ class ChunkTables:
 
     def without(self, slots: list[int]) -> "ChunkTables":
         """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
+        return self._copy(slots, {})
+
+    def with_pack(self, slots: NDArray[np.int64], pack: Pack) -> "ChunkTables":
+        """Return tables in which these slots, one a segment of a pack, are in the pack; -1: it has no slot."""
+        new = self._copy(slots[slots >= 0].tolist(), {pack.info.number: pack})
+        for slot in slots[slots >= 0].tolist():
+            new.infos[slot] = pack.info
+        if layout.PRIORITY in pack.info.chunk_rows and layout.PRIORITY not in new.leaves:
+            table = new.leaves[layout.PRIORITY] = ChunkTable(new, layout.PRIORITY)
+            table.add_slots(new.infos)
+        for table in new.leaves.values():
+            table.add_pack(slots, pack)
+        return new
+
+    def _copy(self, without: Sequence[int], packs: dict[int, Pack]) -> "ChunkTables":
+        """Return a copy in which some slots are empty, and that has these packs, too."""
         new = ChunkTables(self.root, self._counters)
         with self.lock:
             new.infos = list(self.infos)
-            for slot in slots:
+            for slot in without:
                 new.infos[slot] = None
-            new._lacking = self._lacking - {*slots}
+            new._lacking = self._lacking - {*without}
+            there = {info.number for info in new.infos if info is not None and info.packed is not None}
+            gone = [pack for number, pack in self._packs.items() if number not in there]
+            new._packs = {n: pack for n, pack in self._packs.items() if n in there} | packs
+            alone = [slot for slot in without if self.pack_of(slot) is None]
             for leaf, table in self.leaves.items():
                 copy = new.leaves[leaf] = ChunkTable(new, leaf)
                 copy.shift, copy.chunks = table.shift, table.chunks
                 copy.first_chunk, copy.bases = table.first_chunk, table.bases.copy()
-                copy.used, copy.is_read = table.used.copy(), table.is_read.copy()
+                copy.used, copy.how = table.used.copy(), table.how.copy()
                 copy.holder = dict(table.holder)
-                for slot in slots:
-                    for place in range(int(copy.first_chunk[slot]), int(copy.first_chunk[slot] + copy.chunks[slot])):
-                        copy.bases[place] = 0
-                        copy.holder.pop(place, None)
+                spans = [(int(copy.first_chunk[slot]), int(copy.chunks[slot])) for slot in alone]
+                spans += [pack.span(leaf) for pack in gone if leaf in pack.first_place]
+                for start, count in spans:
+                    copy.bases[start : start + count] = 0
+                    for place in range(start, start + count) if count < len(copy.holder) else [*copy.holder]:
+                        if start <= place < start + count:
+                            copy.holder.pop(place, None)
         return new
 
     @shown_paths()
@@ -429,14 +609,43 @@ class ChunkTables:
         if info is None:
             raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
         path, nbytes = info.chunk_path(leaf, chunk), info.chunk_nbytes(leaf)
-        parts = leaf.split("/")
-        refuse_links(info.path, ("/".join(parts[: i + 1]) for i in range(len(parts))))
+        refuse_links(info.path, above(leaf))
         try:
             if piece is None:
                 return map_file(path, nbytes)
             read_into(path, nbytes, np.asarray(piece))
             return piece
         except FileNotFoundError:
-            if not info.path.exists():
+            if info.path.exists():
+                raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+            packed = read_packed_chunk(info, leaf, chunk)
+            if packed is None:
                 raise SegmentGone(f"segment {info.number} was evicted or set aside; refresh and draw again") from None
-            raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+            return packed
+
+    @shown_paths()
+    def open_pack(self, pack: Pack, leaf: str) -> tuple[Mapping | Piece, NDArray[np.int64]]:
+        """Map an array of a pack, or of one that it was merged into; return also where in it each lane begins."""
+        (info, tables), numbers = (pack.info, pack.tables), pack.tables.numbers
+        while True:
+            try:
+                refuse_links(info.path, above(leaf))
+                if leaf in info.compressed:
+                    ranges = [(0, pack.info.chunk_rows[leaf])]
+                    return rows_as_before(pack, leaf, ranges, info, tables), pack.tables.first_rows
+                mapping = info.map_chunk(leaf, 0)
+            except FileNotFoundError:
+                info, tables = self._merged_into(pack, info, leaf)
+                continue
+            at = tables.places(numbers)
+            first = np.repeat(tables.first_run[:-1][at] - pack.tables.first_run[:-1], pack.tables.lanes)
+            first_rows = tables.first_rows[first + np.arange(len(pack.tables.runs))]
+            if leaf == layout.TIME and info.clock.wall != pack.info.clock.wall:
+                return times_of(pack, mapping, first_rows, info.clock.wall), pack.tables.first_rows
+            return mapping, first_rows
+
+
+def above(leaf: str) -> list[str]:
+    """Return the paths of an array and of the groups that it is in, outermost first."""
+    parts = leaf.split("/")
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.packs import PackTables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, row_keys
@@ -111,11 +112,17 @@ class Evictions:
             self._firsts = np.union1d(self._firsts, new)
         return len(new) > 0
 
-    def add_lost(self, info: SegmentInfo) -> bool:
-        """Take in what a sealed segment says was lost of it; tell whether that is anything."""
+    def add_lost(self, info: SegmentInfo, tables: PackTables | None = None) -> bool:
+        """Take in what a sealed segment says was lost of it; tell whether that is anything.
+
+        ``tables`` are those of a pack.
+        """
         if info.lost.ranges:
             positions = np.array([position for position, _ in info.lost.ranges], np.int64)
-            self._firsts = np.union1d(self._firsts, positions | info.number << POSITION_BITS)
+            if tables is not None:  # what is lost between lanes is of no segment
+                positions = positions[[tables.holds(row) for row in positions.tolist()]]
+            ids = positions | info.number << POSITION_BITS if tables is None else tables.ids_of(positions)
+            self._firsts = np.union1d(self._firsts, ids)
         return bool(info.lost.ranges)
 
     @property

@@ -1,8 +1,10 @@
 """From files to snapshots: which segments there are, how far they reach, which episodes they hold."""
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,8 +14,9 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.machine import Clock, clock_ns, this_clock
+from diskreplay.format.machine import clock_ns, this_clock
 from diskreplay.format.numbers import present_segments, segment_numbers
+from diskreplay.format.packs import read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
@@ -27,20 +30,27 @@ from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
 from diskreplay.store.reading.known_segments import MOST_SLOTS, KnownSegments
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
+from diskreplay.store.reading.packed import Pack, merged_numbers
 from diskreplay.store.reading.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
-from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
+from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
 from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
 # Bytes of flags of sealed segments that are parsed together.
 _AT_ONCE = 16 << 20
 # Seconds after which segments are checked though no counter says that one was sealed: who sealed it may have died.
 _CHECK_EVERY_S = 1.0
+# Each means that segments were put into a pack between two looks at the store.
+_ATTEMPTS = 100
+
+
+class _Merged(Exception):
+    """Segments were put into a pack while they were read: what was taken in is not known."""
 
 
 class _Sealed(NamedTuple):
-    """A sealed segment's place, and what `read_sealed` found."""
+    """The places of sealed segments, and what `read_sealed` found in one, or `read_pack` in several."""
 
-    slot: int
+    slots: list[int]
     committed: NDArray[np.int64]
     flags: LaneFlags
 
@@ -57,12 +67,22 @@ class Follower:
         self._root, self._counters = root, counters
         self._lock = threading.Lock()
         self._generation = 0
+        self._least = layout.MAX_SEGMENTS  # the lowest number of a segment that is in a pack, where that is known
         self._freeze_with: Kernel = freeze_plain
         self._kernel: Callable[[str], Kernel] | None = None  # which gives compiled ones
         self._kernels: dict[str, Kernel] = {
             "follow": rows.follow_plain,
             "hide_oldest": hide_oldest_plain,
         }
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start from nothing, again where segments were put into packs meanwhile."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._reset()
+            except _Merged:
+                self._generation += 1
         self._reset()
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
@@ -87,7 +107,7 @@ class Follower:
         self._raw = b""
         self._broken = False
         self._known = KnownSegments(self._root, self._counters)
-        self._origin = self._known.lowest()
+        self._origin = min(self._known.lowest(), self._least)
         self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self._tables = ChunkTables(self._root, self._counters)
@@ -101,6 +121,7 @@ class Follower:
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
         self._sealed = np.zeros(0, np.bool_)
+        self._folder = np.zeros(0, np.int64)  # the number of the segment, or of the pack, that each is in
         # By lane, segment after segment; see `kernels.follow`.
         self._rows = np.zeros((rows.LANE_ROWS, 0), np.int64)
         self._lane_slot = np.zeros(0, np.int64)
@@ -136,12 +157,14 @@ class Follower:
         """Refresh; return a snapshot, and how many steps became visible since the one before, evicted ones aside."""
         with self._lock:
             try:
-                if self._broken:
-                    self._generation = self._log.generation + 1
-                    self._reset()
-                    return self.snapshot, len(self.snapshot)
-                arrived = self._update(force=False)
-                return self.snapshot, arrived
+                if not self._broken:
+                    with suppress(_Merged):
+                        arrived = self._update(force=False)
+                        return self.snapshot, arrived
+                before = 0 if self._broken else len(self.snapshot)
+                self._generation = self._log.generation + 1
+                self._begin()
+                return self.snapshot, max(0, len(self.snapshot) - before)
             except BaseException as error:
                 # Interrupted halfway: what was taken in already is not known, so the next refresh starts over.
                 self._broken = True
@@ -159,7 +182,7 @@ class Follower:
                 self._root.follow_limits()
             if is_rearranged and (self._limits != self._root.limits or self._has_returned()):
                 before, self._generation = len(self.snapshot), self._log.generation + 1
-                self._reset()
+                self._begin()
                 return max(0, len(self.snapshot) - before)
             changed = changed or bool((words != self._words).any())
             if changed:
@@ -235,6 +258,8 @@ class Follower:
         start = self._origin + len(self._lanes)
         there = segment_numbers(self._root, start, end)
         if not there:
+            if start < end and self._merged_since(end):
+                raise _Merged
             return
         slots = there[-1] + 1 - start
         if slots + len(self._lanes) > MOST_SLOTS:
@@ -242,21 +267,31 @@ class Follower:
         infos: list[SegmentInfo | None] = [None] * slots
         for number in there:
             infos[number - start] = self._known.read(number)
+        packs = self._find_packs(infos)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
+        clocks, last = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        folder = start + np.arange(slots)
+        for slot, info in enumerate(infos):
+            if info is not None:
+                clocks[slot], last[slot] = info.clock.wall, info.bounds[1] if info.sealed else NEVER
+        for pack in packs:
+            new = pack.tables.numbers >= start
+            at = pack.tables.numbers[new] - start
+            lanes[at], clocks[at], last[at] = pack.tables.lanes[new], pack.info.clock.wall, pack.info.bounds[1]
+            folder[at] = pack.info.number
         first_slot, count = len(self._lanes), int(lanes.sum())
         self._lane_base = np.append(self._lane_base, self._rows.shape[1] + np.cumsum(lanes) - lanes)
         self._lane_slot = np.append(self._lane_slot, np.repeat(first_slot + np.arange(len(infos)), lanes))
         self._lanes = np.append(self._lanes, lanes)
         self._sealed = np.append(self._sealed, np.zeros(len(infos), np.bool_))
+        self._folder = np.append(self._folder, folder)
         self._rows = np.append(self._rows, np.zeros((rows.LANE_ROWS, count), np.int64), axis=1)
         self._frontier.add_lanes(count)
         self._rows[rows.OPEN_START, -count or self._rows.shape[1] :] = -1
         self._tables.add_slots(infos)
-        clocks = [info.clock if info is not None else Clock("", 0) for info in infos]
-        self._clock = next((clock for clock in reversed(clocks) if clock.boot == self._clock.boot), self._clock)
-        self._clocks = np.append(self._clocks, np.array([clock.wall for clock in clocks], np.int64))
-        last = [info.bounds[1] if info is not None and info.sealed else NEVER for info in infos]
-        self._last = np.append(self._last, np.array(last, np.int64))
+        every = [info.clock for info in [*infos, *(pack.info for pack in packs)] if info is not None]
+        self._clock = next((clock for clock in reversed(every) if clock.boot == self._clock.boot), self._clock)
+        self._clocks, self._last = np.append(self._clocks, clocks), np.append(self._last, last)
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -265,7 +300,7 @@ class Follower:
             try:
                 self._evictions.add_lost(info)
                 if info.sealed:
-                    sealed.append(_Sealed(slot, *read_sealed(info)))
+                    sealed.append(_Sealed([slot], *read_sealed(info)))
                     pending += len(sealed[-1].flags.flags)
                 else:
                     self._live.segments[slot] = LiveSegment(self._root, info.number)
@@ -275,18 +310,95 @@ class Follower:
                 self._add_sealed(sealed)
                 sealed, pending = [], 0
         self._add_sealed(sealed)
+        for pack in packs:
+            self._add_pack(pack, first_slot)
         self._list_growing()
+
+    def _find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
+        """Return the packs among segments that are new, lowest number first, and leave out what they stand for."""
+        start, found, taken = self._origin + len(self._lanes), list[Pack](), set[int]()
+        for at in range(len(infos) - 1, -1, -1):
+            info = infos[at]
+            if info is None or info.packed is None:
+                continue
+            infos[at] = None
+            if at + start in taken:
+                continue
+            try:
+                pack = Pack(info, read_tables(info))
+            except DAMAGE as error:
+                self._note_damage(at + start, error)
+                continue
+            numbers = pack.tables.numbers.tolist()
+            if taken.isdisjoint(numbers):  # else it was merged into another one
+                found.append(pack)
+                taken.update(numbers)
+        if taken and min(taken) < self._origin:
+            self._least = min(taken)
+            raise _Merged
+        for number in taken:
+            if number >= start:
+                infos[number - start] = None
+            elif self._lanes[number - self._origin] == 0:
+                raise _Merged  # it had left, or could not be read
+        end = start + len(infos)
+        if any(start <= n < end and infos[n - start] is None and n not in taken for n in self._merged_since(end)):
+            raise _Merged  # it was gone before it was read
+        return found[::-1]
+
+    def _add_pack(self, pack: Pack, first_new: int) -> None:
+        """Take in a pack: the segments of it that are known are read from it from now on, the others are new."""
+        tables, info = pack.tables, pack.info
+        slots = tables.numbers - self._origin
+        self._tables = self._tables.with_pack(slots, pack)
+        self._live.set_tables(*self._read_tables())
+        self._segments = None
+        self._clocks, self._last = self._clocks.copy(), self._last.copy()
+        self._clocks[slots], self._last[slots], self._folder[slots] = info.clock.wall, info.bounds[1], info.number
+        if self._evictions.add_lost(info, tables):
+            self._log.remove(lambda log: self._evictions.split(log)[1])
+        self._list_growing()
+        for member in np.flatnonzero(np.isin(slots, list(self._live.segments))).tolist():
+            slot, committed = int(slots[member]), tables.rows[tables.runs_of(member)]
+            span = self._span(slot)
+            self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
+            self._rows[rows.COMMITTED, span] = self._rows[rows.OBSERVED, span] = committed
+            self._sealed = self._sealed.copy()
+            self._sealed[slot] = True
+            del self._live.segments[slot]
+        if (new := np.flatnonzero(slots >= first_new)).size:
+            try:
+                self._add_sealed([_Sealed(slots[new].tolist(), *read_pack(info, tables, new))])
+            except DAMAGE as error:
+                self._exclude(int(slots[new[0]]), error)
 
     def _exclude(self, slot: int, error: Exception) -> None:
         """Go on without a segment that is damaged or gone."""
-        steps = self._total_steps()
-        self._known.note_damage(slot + self._origin, error)
-        self._drop([slot])
+        steps, folder = self._total_steps(), int(self._folder[slot])
+        self._note_damage(folder, error)
+        self._drop(np.flatnonzero((self._folder == folder) & (self._lanes > 0)).tolist())
         self._lost += steps - self._total_steps()
+
+    def _note_damage(self, number: int, error: Exception) -> None:
+        """Note that a segment cannot be read. Raises _Merged where it may be in a pack by now."""
+        self._check_merged([number])
+        self._known.note_damage(number, error)
+
+    def _check_merged(self, gone: Iterable[int]) -> None:
+        """Raise _Merged where one of these segments, or packs, is gone and its rows are in a pack that is not known."""
+        missing = [number for number in gone if not os.path.lexists(self._root.segment_path(number))]
+        if missing and (merged := self._merged_since(self._origin + len(self._lanes))):
+            slots = np.flatnonzero(np.isin(self._folder, missing))
+            if not merged.isdisjoint((slots + self._origin).tolist()):
+                raise _Merged
+
+    def _merged_since(self, first: int) -> set[int]:
+        """Return the segments that are in packs from number ``first`` on."""
+        return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()
 
     def _has_returned(self) -> bool:
         """Whether a segment is there that was not, or is another one than it was."""
-        known = dict[int, int | None].fromkeys((np.flatnonzero(self._lanes) + self._origin).tolist())
+        known = dict[int, int | None].fromkeys(np.unique(self._folder[self._lanes > 0]).tolist())
         known |= {slot + self._origin: live.folder for slot, live in self._live.segments.items()}
         stop = self._origin + len(self._lanes)
         return bool(self._known.damaged) or self._known.has_other(self._origin, stop, known)
@@ -296,13 +408,14 @@ class Follower:
         words = self._counters.read()
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(self._lanes)
-        gone = set((known[self._last[known] < horizon] + self._origin).tolist())
+        below = known[self._last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.HIDDEN_ENTRIES] or everywhere):
             # Only those of which nobody knows whether they were sealed before they were gone.
             known = known[~self._sealed[known] & ~np.isin(known, list(self._live.segments))]
-        numbers = (known + self._origin).tolist()
-        gone |= set(numbers) - set(present_segments(self._root, numbers))
-        self._drop([number - self._origin for number in sorted(gone)])
+        numbers = np.unique(self._folder[known]).tolist()
+        gone = set(numbers) - set(present_segments(self._root, numbers))
+        self._check_merged(gone)
+        self._drop(np.union1d(below, known[np.isin(self._folder[known], list(gone))]).tolist())
 
     def _drop(self, slots: list[int]) -> None:
         """Empty slots.
@@ -376,7 +489,7 @@ class Follower:
             lane = np.flatnonzero(new)
             for table in self._read_tables():
                 if table is not None:
-                    table.ensure(np.full(len(lane), slot), known[lane], committed[lane] - 1)
+                    table.ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
 
     def _span(self, slot: int) -> slice:
         base = int(self._lane_base[slot])
@@ -436,7 +549,7 @@ class Follower:
         if not segments:
             return
         there = np.zeros(len(self._lanes), np.bool_)
-        there[[segment.slot for segment in segments]] = True
+        there[[slot for segment in segments for slot in segment.slots]] = True
         at = np.flatnonzero(there[self._lane_slot])
         committed = np.concatenate([segment.committed for segment in segments])
         flags = LaneFlags.concatenate([segment.flags for segment in segments])
@@ -444,7 +557,7 @@ class Follower:
             self._add_rows(at, np.zeros_like(at), flags, True)
         except (SegmentGone, *DAMAGE) as error:  # of one of them flags or times are damaged or gone
             if len(segments) == 1:
-                self._exclude(segments[0].slot, error)
+                self._exclude(segments[0].slots[0], error)
             else:
                 for segment in segments:
                     self._add_sealed([segment])

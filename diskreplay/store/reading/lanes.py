@@ -52,11 +52,9 @@ class LaneMap:
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
         keys = [self.key]
-        for info, count in zip(snapshot.tables.infos[seen:slots], self._counts[seen:].tolist(), strict=True):
-            if info is None:
-                keys.append(np.full(count, -1))
-            else:
-                keys.append((info.writer << LANE_BITS) + np.array(info.lanes, np.int64))
+        for slot, count in enumerate(self._counts[seen:].tolist(), seen):
+            found = snapshot.tables.lanes_of(slot, self._origin)
+            keys.append(np.full(count, -1) if found is None else (found[0] << LANE_BITS) + found[1])
         self.key = np.concatenate(keys)
         self.slot = np.repeat(np.arange(slots), self._counts)
         order = np.argsort(self.key, kind="stable")

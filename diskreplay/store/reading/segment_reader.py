@@ -13,6 +13,7 @@ from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.mapping import data_ranges, opened, read_into, read_part
+from diskreplay.format.packs import PackTables
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.store.reading.parse_episodes import Gaps
 
@@ -54,7 +55,7 @@ def read_lanes(
     """
     rows = stop - first
     wanted = int(rows.sum())
-    if wanted < _LARGE or _SPARSE * _allocated(info, int(stop.max())) > wanted:
+    if wanted < _LARGE or info.packed is not None or _SPARSE * _allocated(info, int(stop.max())) > wanted:
         return LaneFlags(dense(), rows)
     per_chunk, size = info.chunk_rows[layout.DONE], info.chunk_nbytes(layout.DONE)
     parts: list[NDArray[np.uint8]] = []
@@ -103,12 +104,12 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
     if rows <= checked:
         return checked
     known = []
-    lanes, folder = len(info.lanes), str(info.path)
+    folder = str(info.path)
     for leaf, array in info.arrays.items():
         per_chunk = info.chunk_rows[leaf]
         chunks = -(-rows // per_chunk)
         known.append(chunks * per_chunk)
-        size = lanes * per_chunk * array.row_bytes
+        size = info.chunk_nbytes(leaf)
         for chunk in range(-(-checked // per_chunk), chunks):
             path = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
             found = lookup.status(path).st_size
@@ -136,6 +137,26 @@ def read_sealed(info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
             return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
         bounds = np.arange(lanes), np.zeros_like(committed), committed
         return committed, read_lanes(info, *bounds, lambda: _read_dense(info, committed, lookup))
+
+
+def read_pack(info: SegmentInfo, tables: PackTables, members: NDArray[np.int64]) -> tuple[NDArray[np.int64], LaneFlags]:
+    """Return how many rows each lane of some segments of a pack has, and their flags, lane after lane.
+
+    Raises FileNotFoundError where it was evicted or a file of it is missing, FormatError where it is damaged.
+    """
+    with LookupBelow(str(info.path)) as lookup:
+        rows = int(read_lane_counter(f"{info.path}/{layout.COMMITTED}", 1, lookup=lookup)[0])
+        if rows != int((tables.first_rows + tables.rows).max()):
+            raise FormatError(f"{info.path}: committed is damaged; restore it")
+        check_chunks(info, 0, rows, lookup)
+        flags = _read_dense(info, np.array([rows]), lookup)
+    which = np.zeros(len(tables.lanes), np.bool_)
+    which[members] = True
+    runs = np.repeat(which, tables.lanes)
+    count, first = tables.rows[runs], tables.first_rows[runs]
+    if int(count.sum()) != rows:
+        flags = flags[np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())]
+    return count, LaneFlags(flags, count)
 
 
 def _read_dense(info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:

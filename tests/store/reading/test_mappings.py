@@ -139,7 +139,7 @@ def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, mon
         seen.append(self.addresses())
 
     monkeypatch.setattr(ChunkTable, "_add_places", add_and_look)
-    table.ensure(np.array([0]), np.array([0]), np.array([1 << int(table.shift[0])]))
+    table.ensure(*np.array([[0], [0], [0], [1 << int(table.shift[0])]]))
     (_, chunks, first_chunk, bases), now = seen[-1], table.addresses()
     assert all(before is not after for before, after in zip((chunks, first_chunk, bases), now[1:], strict=True))
     assert now[3].ctypes.data == bases.ctypes.data  # an address that is filled in is there for both

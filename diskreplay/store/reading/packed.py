@@ -1,0 +1,189 @@
+"""What a reader knows of a pack, and where it finds a segment that was put into one since it was read."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.format import layout
+from diskreplay.format.mapping import Mapping
+from diskreplay.format.numbers import listed_numbers
+from diskreplay.format.packs import PackTables, open_shard, read_tables
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.shards import Shard
+from diskreplay.store.reading.arena import Piece, lone_piece
+
+# Packs that are merged while the folder is listed: each time it is listed again.
+_ATTEMPTS = 20
+
+
+class Pack:
+    """A pack: its attributes and tables.
+
+    ``first_place`` is by array the place in a `ChunkTable` of what comes first; ``inner`` is by compressed array which
+    inner chunk is at each place from there on.
+    """
+
+    def __init__(self, info: SegmentInfo, tables: PackTables) -> None:
+        self.info, self.tables = info, tables
+        self.first_place: dict[str, int] = {}
+        self.inner: dict[str, NDArray[np.int64]] = {}
+        self._shards: dict[str, Shard] = {}
+
+    def places(self, leaf: str) -> NDArray[np.int64]:
+        """Return how many places of an array each lane of a segment has, by segment."""
+        how = self.info.compressed.get(leaf)
+        if how is None:
+            return np.ones(len(self.tables.members), np.int64)
+        longest = np.maximum.reduceat(self.tables.rows, self.tables.first_run[:-1])
+        places: NDArray[np.int64] = np.maximum(-(-longest // how.rows), 1)
+        return places
+
+    def span(self, leaf: str) -> tuple[int, int]:
+        """Return the first place of an array in a `ChunkTable`, and the number of its places."""
+        return self.first_place[leaf], int((self.places(leaf) * self.tables.lanes).sum())
+
+    def list_inner(self, leaf: str) -> None:
+        """List the inner chunks of a compressed array, lane after lane."""
+        tables, how = self.tables, self.info.compressed[leaf]
+        count = np.repeat(self.places(leaf), tables.lanes)
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        self.inner[leaf] = np.repeat(tables.first_rows // how.rows, count) + within
+
+    def shard(self, leaf: str) -> Shard:
+        """Open a compressed array, which stays open; errors as for `format.packs.open_shard`."""
+        found = self._shards.get(leaf)
+        if found is None:
+            found = self._shards[leaf] = open_shard(self.info, leaf)
+        return found
+
+
+def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
+    """Return the newest pack that has a segment, None where there is none that can be read."""
+    for info, tables in _packs(root, number + 1):
+        if tables.places(np.array([number]))[0] >= 0:
+            return info, tables
+    return None
+
+
+def merged_numbers(root: Root, first: int) -> set[int]:
+    """Return the segments that are in packs with the number ``first``, or a higher one."""
+    return {number for _, tables in _packs(root, first) for number in tables.numbers.tolist()}
+
+
+def _packs(root: Root, first: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    """Yield the packs from a number on, the newest first; all of them once more where one left meanwhile.
+
+    It may have been merged into one that had not come when the folder was listed.
+    """
+    for _ in range(_ATTEMPTS):
+        has_left = False
+        for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
+            found = None
+            if os.path.exists(f"{root.segment_path(number)}/{layout.MEMBERS}"):
+                with suppress(OSError, FormatError):
+                    info = read_segment(root, number)
+                    found = None if info.packed is None else (info, read_tables(info))
+            if found is not None:
+                yield found
+            else:
+                has_left |= not os.path.lexists(root.segment_path(number))
+        if not has_left:
+            return
+
+
+def read_packed_chunk(info: SegmentInfo, leaf: str, chunk: int) -> Piece | None:
+    """Return a chunk of a segment that is in a pack now, as the segment had it; None where no pack has it.
+
+    Whoever still has a snapshot from before reads on.
+    """
+    while (found := find_pack(info.root, info.number)) is not None:
+        try:
+            return _unpacked(info, leaf, chunk, *found)
+        except FileNotFoundError:
+            if found[0].path.exists():
+                raise
+    return None
+
+
+def _unpacked(info: SegmentInfo, leaf: str, chunk: int, pack: SegmentInfo, tables: PackTables) -> Piece | None:
+    """Return a chunk of a segment, None where there is no memory for it; FileNotFoundError where the pack is gone."""
+    if (piece := lone_piece(info.chunk_nbytes(leaf))) is None:
+        return None
+    per_chunk, array = info.chunk_rows[leaf], info.arrays[leaf]
+    rows = np.asarray(piece).reshape(len(info.lanes), per_chunk, array.row_bytes)
+    rows[:] = 0
+    if leaf not in pack.chunk_rows:
+        return piece
+    read = _row_reader(pack, leaf)
+    lines = tables.runs[tables.runs_of(int(tables.places(np.array([info.number]))[0]))]
+    for lane, (first, count, _) in enumerate(lines.tolist()):
+        begin, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, count)
+        if begin < stop:
+            read(first + begin, rows[lane, : stop - begin])
+    if leaf == layout.TIME:
+        rows.view("<i8")[:] += pack.clock.wall - info.clock.wall
+    return piece
+
+
+def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
+    """Return what reads rows of an array of a pack, from one on, into memory of zeros, ``(rows, row_bytes)``.
+
+    Raises FileNotFoundError where the pack is gone.
+    """
+    row_bytes = info.arrays[leaf].row_bytes
+    if leaf not in info.compressed:
+        packed = info.map_chunk(leaf, 0).array(np.uint8, (info.chunk_rows[leaf], row_bytes))
+        return lambda first, out: np.copyto(out, packed[first : first + len(out)])
+    shard = open_shard(info, leaf)
+
+    def decompress(first: int, out: NDArray[np.uint8]) -> None:
+        for row, data in shard.rows(first, first + len(out), row_bytes):
+            rows = data.reshape(-1, row_bytes)
+            out[row - first : row - first + len(rows)] = rows
+
+    return decompress
+
+
+def rows_as_before(
+    pack: Pack, leaf: str, ranges: Sequence[tuple[int, int]], info: SegmentInfo, tables: PackTables
+) -> Piece:
+    """Return ranges of rows of a pack, one behind the other, from one that it was merged into: first rows, and numbers.
+
+    For what is compressed in one of the two alone, or otherwise. Raises FileNotFoundError where that pack is gone.
+    """
+    row_bytes, read = info.arrays[leaf].row_bytes, _row_reader(info, leaf)
+    piece = lone_piece(sum(count for _, count in ranges) * row_bytes)
+    if piece is None:
+        raise MemoryError(f"no memory for {leaf} of {pack.info.path}")
+    rows, at = np.asarray(piece).reshape(-1, row_bytes), 0
+    rows[:] = 0
+    for first, count in ranges:
+        parts = np.array(pack.tables.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
+        now = tables.rows_of(pack.tables.ids_of(parts[:, 0]))
+        for (row, some), found in zip(parts.tolist(), now.tolist(), strict=True):
+            read(found, rows[at + row - first : at + row - first + some])
+        at += count
+    return piece
+
+
+def times_of(pack: Pack, merged: Mapping, first_rows: NDArray[np.int64], wall: int) -> Piece:
+    """Return the times of a pack as it had them, from those of one that it was merged into, whose clock is another.
+
+    ``first_rows`` says where each of its lanes begins there, ``wall`` when the other's clock began.
+    """
+    piece = lone_piece(pack.info.chunk_nbytes(layout.TIME))
+    if piece is None:
+        raise MemoryError(f"no memory for the times of {pack.info.path}")
+    times, source = np.asarray(piece).view("<i8"), merged.array("<i8", (merged.nbytes // 8,))
+    times[:] = 0
+    count = pack.tables.rows
+    inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    times[np.repeat(pack.tables.first_rows, count) + inside] = (
+        source[np.repeat(first_rows, count) + inside] + wall - pack.info.clock.wall
+    )
+    return piece
