@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from diskreplay.format import layout
 from diskreplay.format.root import Limits
+from diskreplay.format.shards import zstd
 
 
 def check_count(name: str, value: Any, least: int, most: int | None) -> None:
@@ -34,6 +36,23 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
     check_count("capacity_bytes", capacity_bytes, 1, None)
     check_seconds("max_age_s", max_age_s)
     return Limits(as_int(capacity), as_int(capacity_bytes), None if max_age_s is None else float(max_age_s))
+
+
+def compression_level(value: Any) -> int | None:
+    """Return the level of zstd that an argument names, None for no compression.
+
+    Raises ValueError where it names none, MissingExtra where zstandard is not installed.
+    """
+    if value is None:
+        return None
+    name, level = value if isinstance(value, tuple) and len(value) == 2 else (value, layout.ZSTD_LEVELS[0])
+    if name != "zstd":
+        raise ValueError(f'compression is "zstd", ("zstd", level) or None, not {value!r}')
+    if level is None:
+        raise ValueError(f"the level of zstd is a whole number, not {level!r}")
+    check_count("the level of zstd", level, *layout.ZSTD_LEVELS)
+    zstd()
+    return int(level)
 
 
 def as_int(value: Any) -> int | None:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.locks import is_held
 from diskreplay.format.marks import proven_rows, shows_live_rows
 from diskreplay.format.numbers import segment_numbers
+from diskreplay.format.packs import PackTables, find_superseded, read_packs
 from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, count_steps_in, may_seal
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.format.unproven import claimed_rows
-from diskreplay.ids import OPEN
+from diskreplay.ids import NO_STEP, OPEN
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.store.retention.policy import disk_usage
@@ -125,7 +127,7 @@ def store_info(
     ended = ~table["open"]
     words = counters.read()
     hidden = HiddenEntries(root).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
-    segments = _segments(root, words, hidden, damaged)
+    segments, members = _segments(root, words, hidden, damaged)
     aside = [_set_aside(root, entry) for entry in read_quarantine(root.folder)]
     on_disk, apparent = disk_usage(root.folder)
     return {
@@ -149,7 +151,7 @@ def store_info(
         "returns": statistics(table["return"][ended]) if returns else None,
         "lengths": statistics(table["length"][ended]),
         "segments": segments,
-        "writers": _writers(segments),
+        "writers": _writers([*(segment for segment in segments if not segment["merged"]), *members]),
         "quarantine": {
             "steps": sum(entry["steps"] or 0 for entry in aside),
             "segments": sum(entry["segment"] is not None for entry in aside),
@@ -169,14 +171,53 @@ def _set_aside(root: Root, entry: Quarantined) -> dict[str, Any]:
 
 def _segments(
     root: Root, words: NDArray[np.int64], hidden: dict[int, int], damaged: Collection[int]
-) -> list[dict[str, Any]]:
-    found = []
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Describe the segments, lowest number first, and those that are in packs, which `_writers` counts."""
+    packs = {info.number: (info, tables) for info, tables in read_packs(root)}
+    superseded = find_superseded(root) if packs else set()
+    found, members = [], list[dict[str, Any]]()
     for number in segment_numbers(root, 0, int(words[layout.NEXT_SEGMENT])):
+        if number in superseded:
+            continue
+        info, tables = packs.get(number, (None, None))
+        numbers = [] if tables is None else tables.numbers.tolist()
         try:
-            found.append(_segment(root, number, hidden.get(number, 0), number in damaged))
+            evicted = sum(hidden.get(member, 0) for member in [number, *numbers])
+            segment = {**_segment(root, number, evicted, number in damaged), "merged": len(numbers)}
         except FileNotFoundError:
             continue  # evicted, perhaps just now
-    return found
+        found.append(segment)
+        if info is not None and tables is not None:
+            members += _members(info, tables, hidden, segment["state"])
+    return found, members
+
+
+def _members(info: SegmentInfo, tables: PackTables, hidden: dict[int, int], state: str) -> list[dict[str, Any]]:
+    """Describe the segments that are in a pack, for the counts of their writers."""
+    lost = dict[int, int]()
+    with suppress(*DAMAGE):
+        lost = _lost_by_member(info, tables) if info.lost.steps else {}
+    return [
+        {
+            "writer": writer,
+            "lanes": lanes,
+            "steps": steps - hidden.get(number, 0) - lost.get(number, 0),
+            "state": state,
+        }
+        for number, lanes, writer, steps in tables.members.tolist()
+    ]
+
+
+def _lost_by_member(info: SegmentInfo, tables: PackTables) -> dict[int, int]:
+    """Return how many steps each segment in a pack lost to damage: it says how many it had, and flags what is left."""
+    rows = int((tables.first_rows + tables.rows).max())
+    is_step = info.map_numbers(layout.DONE, 0)[0, :rows] & NO_STEP == 0
+    for first, count in info.lost.ranges:
+        is_step[first : first + count] = False
+    before = np.concatenate([[0], np.cumsum(is_step)])
+    by_run = before[tables.first_rows + tables.rows] - before[tables.first_rows]
+    left = np.add.reduceat(by_run, tables.first_run[:-1])
+    return dict(zip(tables.numbers.tolist(), (tables.steps - left).tolist(), strict=True))
 
 
 def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str, Any]:

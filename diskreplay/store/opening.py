@@ -7,7 +7,7 @@ from diskreplay.errors import SchemaError, StoreExists, StoreNotFound
 from diskreplay.format import layout
 from diskreplay.format.root import Limits, create_root, read_root
 from diskreplay.format.schema import Schema
-from diskreplay.store.arguments import as_int, check_count, checked_limits
+from diskreplay.store.arguments import as_int, check_count, checked_limits, compression_level
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.validation import checks_of
 
@@ -22,6 +22,8 @@ def create(
     exist_ok: bool = False,
     chunk_bytes: int = 16 << 20,
     segment_steps: int | Literal["episode"] | None = None,
+    compression: str | tuple[str, int] | None = None,
+    compaction: Literal["auto", "manual"] = "auto",
     validate: Literal["finite", "space"] | None = None,
 ) -> Store:
     """Make an empty store and open it with mode "a".
@@ -47,6 +49,11 @@ def create(
     segment_steps : int or "episode", optional
         Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
         by size, at most 4 GiB and a sixteenth of either capacity, or 1 MiB of a small `capacity`.
+    compression : "zstd" or ("zstd", level), optional
+        How fields of at least 256 bytes a step are compressed when segments are merged; level 1 to 22, 1 where none is
+        given. Samplers decompress what they draw. Needs ``diskreplay[zstd]``, here and wherever the store is read.
+    compaction : "auto" or "manual"
+        Whether processes that write merge small sealed segments by themselves, in the background; see `Store.compact`.
     validate : "finite" or "space", optional
         What writers refuse with a SchemaError that names the value: "finite", NaN and infinities; "space", also actions
         outside their space, for a schema made of spaces. An append then takes some microseconds more. None: neither.
@@ -58,7 +65,9 @@ def create(
     SchemaError
         ``validate="space"``, and an action has no space.
     ValueError
-        A number is out of its range, or ``validate`` is none of its values.
+        A number is out of its range, or ``compression``, ``compaction`` or ``validate`` is none of its values.
+    MissingExtra
+        ``compression`` needs zstandard, which is not installed.
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
@@ -69,6 +78,9 @@ def create(
     if validate is not None and validate not in layout.VALIDATIONS:
         raise ValueError(f'validate must be "finite", "space" or None, not {validate!r}')
     checks_of(schema, validate)
+    level = compression_level(compression)
+    if compaction not in layout.COMPACTIONS:
+        raise ValueError(f'compaction is "auto" or "manual", not {compaction!r}')
     target = Path(path).absolute()
     try:
         if exist_ok and (target / layout.METADATA).exists():
@@ -80,6 +92,8 @@ def create(
             chunk_bytes=int(chunk_bytes),
             segment_steps=segment_steps if segment_steps == "episode" else as_int(segment_steps),
             validate=validate,
+            compression=level,
+            compaction=compaction,
         )
     except StoreExists:
         if not exist_ok:

@@ -17,17 +17,17 @@ from diskreplay import markup
 from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters
 from diskreplay.format.file_systems import warn_of
 from diskreplay.format.notes import note_names, read_note, write_note
 from diskreplay.format.quarantine import Quarantined, read_quarantine
-from diskreplay.format.root import read_root
+from diskreplay.format.root import Root, read_root
 from diskreplay.format.schema import Schema
 from diskreplay.format.state_files import delete_state, read_state, write_state
 from diskreplay.kernels.table import chosen
 from diskreplay.store import tables
-from diskreplay.store.arguments import checked_limits
-from diskreplay.store.backup.account import Backup
-from diskreplay.store.backup.backup import back_up
+from diskreplay.store.arguments import checked_limits, compression_level
+from diskreplay.store.compaction.background import BackgroundCompaction
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.info import episode_table, store_info
 from diskreplay.store.limiter import RateLimiter
@@ -35,7 +35,6 @@ from diskreplay.store.reading.damaged import warn_of_quarantine
 from diskreplay.store.reading.episodes import Episode, EpisodeList
 from diskreplay.store.reading.follower import Follower
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.store.repair.repair import Action, repair as repair_store
 from diskreplay.store.retention.eviction import evict, hidden_before
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.dropped import seal_dropped
@@ -45,17 +44,32 @@ from diskreplay.store.writing.sealer import Sealer
 from diskreplay.store.writing.validation import checks_of
 from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.store.writing.writer import Writer
-from diskreplay.verify.verify import Problem, verify
 
 if TYPE_CHECKING:
     import pandas
     import ray.data
     import xarray
 
+    from diskreplay.store.backup.account import Backup
+    from diskreplay.store.compaction.compaction import Compaction
+    from diskreplay.store.repair.repair import Action
+    from diskreplay.verify.verify import Problem
+
 PathLike = str | os.PathLike[str]
 
 
 _alive = told_of_forks(lambda store: store._reset_after_fork())
+
+
+def _compaction(root: Root, counters: StoreCounters, retention: Retention, level: int | None) -> "Compaction":
+    from diskreplay.store.compaction.compaction import Compaction  # most processes never merge anything
+
+    return Compaction(root, counters, retention, level)
+
+
+def _call_each(calls: Iterable[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 class Store:
@@ -100,7 +114,12 @@ class Store:
     def _begin_maintenance(self) -> None:
         self._retention = Retention(self._root, self._counters)
         self._marker = Marker(self._root)
-        self._sealer = Sealer(self._root, self._retention.after_sealing, self._marker.wait)
+        make = partial(_compaction, self._root, self._counters, self._retention, self._root.compression)
+        self._compaction = BackgroundCompaction(make, self._counters, compresses=self._root.compression is not None)
+        after = [self._retention.after_sealing]
+        if self._root.compacts and self._mode == "a":
+            after.append(self._compaction.note_sealed)
+        self._sealer = Sealer(self._root, partial(_call_each, after), self._marker.wait)
 
     def _seal_dead(self) -> None:
         while dead := self._retention.dead_segments():
@@ -217,7 +236,7 @@ class Store:
         salvage: bool = False,
         restore: int | None = None,
         max_lost_steps: int | None = None,
-    ) -> list[Action]:
+    ) -> "list[Action]":
         """Repair the store on disk, and return what was done; what this object shows changes with the next `refresh`.
 
         Parameters
@@ -247,6 +266,8 @@ class Store:
         if not dry_run:
             self._check_writable("repair")
             self._root.check_still_there()
+        from diskreplay.store.repair.repair import repair as repair_store  # a process that appends does without
+
         repaired = repair_store(
             self._root.home,
             dry_run=dry_run,
@@ -257,18 +278,20 @@ class Store:
         )
         return repaired.actions
 
-    def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
+    def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> "list[Problem]":
         """Look for what is wrong with the store on disk; empty where nothing is.
 
         Structure, sizes, metadata against the schema, flags against counters, and with ``deep`` the checksums of every
         sealed chunk. It may be written meanwhile. See docs/durability.md.
         """
+        from diskreplay.verify.verify import verify  # as above
+
         return verify(self._root.home, deep=deep, progress=progress)
 
     @shown_paths()
     def backup(
         self, path: PathLike, progress: Callable[[int, int], None] | None = None, *, link: bool = True
-    ) -> Backup:
+    ) -> "Backup":
         """Make a consistent copy of the store at a path, while others write and evict, and return what was made.
 
         The copy is the store as it is at one moment of this call: every lane up to a step, among them all that was
@@ -306,7 +329,64 @@ class Store:
             The store was deleted or replaced since it was opened.
         """
         self._open_follower()
+        from diskreplay.store.backup.backup import back_up  # as above
+
         return back_up(self._root, path, link=link, progress=progress)
+
+    @shown_paths()
+    def compact(
+        self,
+        compression: str | tuple[str, int] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> dict[str, int]:
+        """Merge sealed segments into packs, while others write, read and evict, and return what was done.
+
+        A pack is a segment with the rows of many: a store of many short segments opens faster, needs fewer files, and
+        is sampled like one of few. Nothing that users see changes: ids, episodes, priorities and saved states stay, and
+        samplers go on. Episodes that were evicted by hand leave the disk, apart from their flags and times.
+
+        Segments that are being written, that fill half of a pack, or that are damaged are left as they are. A pack
+        holds at most a sixteenth of the capacity, as it leaves as a whole. Segments whose rows are in a pack are
+        deleted when it is complete and durable; until then, the disk has to have room for both.
+
+        Parameters
+        ----------
+        compression : "zstd" or ("zstd", level), optional
+            How fields of at least 256 bytes a step are compressed, as in `create`. None: as the store was made.
+        progress : callable, optional
+            ``progress(done, total)`` is called now and then, with bytes on disk.
+        dry_run : bool
+            Change nothing, and return what would be merged; ``bytes_after`` is 0 then.
+
+        Returns
+        -------
+        dict
+            ``segments`` that were merged, their ``steps``, and the bytes on disk of these, ``bytes_before`` and
+            ``bytes_after``. Zeros where there was nothing to merge.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store was opened with mode "r".
+        MissingExtra
+            zstandard is needed, and not installed.
+        StorageFull
+            There is no room for a pack; the segments stay as they are.
+        StoreLocked
+            Another process compacts the store, or held the store lock for a minute.
+        StoreNotFound
+            The store was deleted or replaced since it was opened.
+        """
+        follower = self._open_follower()
+        if not dry_run:
+            self._check_writable("compact")
+        level = self._root.compression if compression is None else compression_level(compression)
+        compaction = _compaction(self._root, self._counters, self._retention, level)
+        done = compaction.plan() if dry_run else compaction.run(progress)
+        follower.refresh()
+        return done._asdict()
 
     @shown_paths()
     def evict(self, where: Callable[[Episode], bool]) -> int:
@@ -597,10 +677,11 @@ class Store:
             return
         self._follower.close()
         self._follower = None
+        self._compaction.stop_soon()
         errors = self._finish([writer.close for writer in list(self._writers)])
         # Else this is a signal's handler in the middle of a call of a writer, which may hold locks: it does the rest.
         if not any(writer.closes_later for writer in self._writers):
-            errors += self._finish([seal_dropped, self._sealer.drain])
+            errors += self._finish([seal_dropped, self._sealer.drain, self._compaction.stop])
             self._counters.close()
             # The folder stays open for those who still read from it: snapshots and their episodes.
             self._root = dataclasses.replace(self._root, home=self._root.home.closed())

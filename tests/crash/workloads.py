@@ -19,7 +19,11 @@ def create(path: Any, **kwargs: Any) -> dr.Store:
     """Make a store in which a dozen steps fill a segment and a few a chunk."""
     from tests.testing.coded import coded_schema
 
-    return dr.create(path, coded_schema(), **{"chunk_bytes": 512, "segment_steps": 8, "capacity": CAPACITY, **kwargs})
+    return dr.create(
+        path,
+        coded_schema(),
+        **{"chunk_bytes": 512, "segment_steps": 8, "capacity": CAPACITY, "compaction": "manual", **kwargs},
+    )
 
 
 @contextmanager

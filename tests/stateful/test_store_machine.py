@@ -49,7 +49,12 @@ class StoreMachine(RuleBasedStateMachine):
         path = self.folder / "store"
         self.most_bytes = None if kilobytes is None or not self.rolls else kilobytes << 10
         self.store = dr.create(
-            path, schema, chunk_bytes=chunk_bytes, segment_steps=segment_steps, capacity_bytes=self.most_bytes
+            path,
+            schema,
+            chunk_bytes=chunk_bytes,
+            segment_steps=segment_steps,
+            capacity_bytes=self.most_bytes,
+            compaction="manual",
         )
         self.reader = dr.open(path)
 
@@ -215,8 +220,8 @@ class StoreMachine(RuleBasedStateMachine):
     def evict(self, share, rest):
         """Evict by hand; what the store asks about is sealed, and so has ended."""
         self.refresh_and_compare()
-        sealed = {info["number"] for info in self.store.info()["segments"] if info["state"] == "sealed"}
-        expected = {int(e["serial"][-1]) for e in self.reader.episodes if e.segment in sealed}
+        growing = {info["number"] for info in self.store.info()["segments"] if info["state"] != "sealed"}
+        expected = {int(e["serial"][-1]) for e in self.reader.episodes if e.segment not in growing}
         asked = []
 
         def where(episode):
@@ -234,6 +239,17 @@ class StoreMachine(RuleBasedStateMachine):
         left = {int(step.extra["serial"]) for episode in self.model.episodes for step in episode.steps}
         self.ids = {serial: number for serial, number in self.ids.items() if serial in left}
         self.refresh_and_compare()
+
+    @rule()
+    def compact(self):
+        """Merge sealed segments; a snapshot from before reads on, and so does a reader that followed none of it."""
+        before = self.reader.snapshot
+        values = [(int(e.ids[0]), e["serial"].tolist(), e.times.tolist()) for e in self.reader.episodes]
+        done = self.store.compact()
+        assert done["segments"] != 1
+        assert (done["segments"] > 0) == (done["bytes_after"] > 0)
+        assert self.reader.snapshot is before
+        assert [(int(e.ids[0]), e["serial"].tolist(), e.times.tolist()) for e in self.reader.episodes] == values
 
     @rule()
     def refresh_and_compare(self):

@@ -14,6 +14,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.store.activity.rates import Rate
 from diskreplay.store.info import segment_state
+from diskreplay.store.reading.packed import find_pack
 from diskreplay.store.reading.snapshot import Snapshot
 
 CLOSED = "closed"
@@ -79,10 +80,18 @@ class Writers:
                 continue
             if number not in self._writer_of:  # made and sealed since
                 with suppress(FormatError, OSError):
-                    self._writer_of[number] = read_segment(self._root, number).writer
+                    self._writer_of[number] = self._find_writer(number)
             if (writer := self._writer_of.get(number)) is not None:
                 self._steps[writer] = self._steps.get(writer, 0) + more
         self._writer_of = {number: writer for number, writer in self._writer_of.items() if number in steps}
+
+    def _find_writer(self, number: int) -> int:
+        try:
+            return read_segment(self._root, number).writer
+        except FileNotFoundError:  # it may be in a pack by now
+            if (found := find_pack(self._root, number)) is None:
+                raise
+            return int(found[1].writers[found[1].places(np.array([number]))[0]])
 
     def _describe(
         self, writer: int, own: Sequence[SegmentInfo], now: float, rate: float | None, snapshot: Snapshot

@@ -4,7 +4,8 @@ A store that others write changes while it is copied. What never changes again, 
 first, and takes most of the time. Then, under the store lock, nobody makes, evicts or sets aside a segment: what is
 beside the segments is copied, and what is committed to each of those that are being written is noted. That is the
 moment of the backup. Rows that were committed never change, so they are copied after the lock was released. Should a
-segment be evicted before it was copied, another moment is chosen; the last one keeps the lock until all is copied.
+segment be evicted, or put into a pack, before it was copied, another moment is chosen; the last one keeps the lock
+until all is copied. Segments whose rows are in a pack that is there are not copied.
 """
 
 import errno
@@ -29,6 +30,7 @@ from diskreplay.format.locks import held_lock
 from diskreplay.format.marks import shows_live_rows
 from diskreplay.format.metadata import Identity, identify
 from diskreplay.format.numbers import listed_numbers
+from diskreplay.format.packs import find_superseded, read_tables
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.sealing import count_steps, seal_segments
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
@@ -79,7 +81,8 @@ class _Backup:
     def run(self) -> None:
         """Copy everything, durably."""
         self._beside.copy_ahead()
-        for number in sorted(listed_numbers(self._root)):
+        superseded = find_superseded(self._root)
+        for number in sorted({*listed_numbers(self._root)} - superseded):
             with suppress(SegmentVanished, *DAMAGE):  # each is looked at again under the lock
                 if (info := read_segment(self._root, number)).sealed:
                     self._copy_sealed(info)
@@ -124,8 +127,9 @@ class _Backup:
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
+        superseded = find_superseded(self._root)
         # The newest first: where a lane has rows in a segment, those that it had committed to older ones are there.
-        for number in sorted(listed_numbers(self._root), reverse=True):
+        for number in sorted({*listed_numbers(self._root)} - superseded, reverse=True):
             path, where = self._root.segment_path(number), layout.segment_folder(number)
             if number in self._done and identify(path / layout.METADATA) == self._done[number]:
                 moment.kept.add(number)
@@ -210,9 +214,10 @@ class _Backup:
         try:
             info = read_segment(self._copy, number)
             steps = count_steps(info) if info.steps is None else info.steps
+            members = [number] if info.packed is None else read_tables(info).numbers.tolist()
         except DAMAGE:
             return 0
-        return max(0, steps - info.lost.steps - self._hidden.get(number, 0))
+        return max(0, steps - info.lost.steps - sum(self._hidden.get(member, 0) for member in members))
 
     @cached_property
     def _hidden(self) -> dict[int, int]:

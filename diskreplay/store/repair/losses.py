@@ -1,6 +1,6 @@
 """What a damaged segment loses when it is rebuilt, and how that is described."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.damage import Damage, find_damage
 from diskreplay.format.mapping import read_regular
+from diskreplay.format.packs import PackTables, read_tables
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.store.repair.repair_documents import known_in_segment
 from diskreplay.verify.files import Problem
@@ -25,6 +26,7 @@ class Losses:
 
     info: SegmentInfo
     damage: Damage
+    tables: PackTables | None = None  # of a pack
 
     @property
     def steps(self) -> int:
@@ -35,20 +37,31 @@ class Losses:
         """Tell what is lost: episodes, steps, ids."""
         if not any(self.damage.more.values()):
             return "no step is lost"
-        episodes, steps, lanes = self.damage.episodes, self.steps, len(self.info.lanes)
+        episodes, steps = self.damage.episodes, self.steps
         count = f"{episodes} episode{'' if episodes == 1 else 's'}"
         if self.damage.flags_damaged:
             count = f"at least {count}" if episodes else "part of an episode, or more"
-        base = self.info.number << layout.POSITION_BITS
-        ranges = sorted(
-            (base | first * lanes + lane, base | (stop - 1) * lanes + lane)
-            for lane, rows in self.damage.more.items()
-            for first, stop in rows
+        ranges = sorted(self._ids())
+        ids = ", ".join(
+            f"{first} to {last}" if first < last else f"{first}" for first, last, _ in ranges[:_RANGES_TOLD]
         )
-        ids = ", ".join(f"{first} to {last}" if first < last else f"{first}" for first, last in ranges[:_RANGES_TOLD])
         more = f" and {len(ranges) - _RANGES_TOLD} more ranges" if len(ranges) > _RANGES_TOLD else ""
-        every = f", every {lanes}th of each range" if lanes > 1 else ""
+        strides = {stride for _, _, stride in ranges}
+        every = f", every {min(strides)}th of each range" if len(strides) == 1 and strides != {1} else ""
         return f"{count}, {steps} step{'' if steps == 1 else 's'} lost, ids {ids}{more}{every}"
+
+    def _ids(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the first and the last id of each range of rows that are lost, and how far its ids are apart."""
+        base, lanes = self.info.number << layout.POSITION_BITS, len(self.info.lanes)
+        for lane, rows in self.damage.more.items():
+            for first, stop in rows:
+                if self.tables is None:
+                    yield base | first * lanes + lane, base | (stop - 1) * lanes + lane, lanes
+                    continue
+                for begin, count in self.tables.split(first, stop - first):
+                    ids = self.tables.ids_of(np.array([begin, begin + count - 1]))
+                    member = int(self.tables.places(ids[:1] >> layout.POSITION_BITS)[0])
+                    yield int(ids[0]), int(ids[1]), int(self.tables.lanes[member])
 
 
 def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
@@ -60,15 +73,16 @@ def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
         return True
     folder, _, file = name.rpartition("/")
     in_array = folder in info.arrays and file.startswith("c.") and problem.kind in _OF_A_FILE
-    is_folder = name in info.blueprint.paths and name not in layout.LANE_COUNTERS and problem.kind in _OF_A_FILE
-    is_blocks = name == layout.BLOCKS and known_in_segment(info, name) is None
+    others = (*layout.LANE_COUNTERS, *layout.PACK_TABLES)
+    is_folder = name in info.blueprint.paths and name not in others and problem.kind in _OF_A_FILE
+    is_blocks = name in (layout.BLOCKS, layout.INDEXES_COPY) and known_in_segment(info, name) is None
     return in_array or is_folder or is_blocks
 
 
-def find_losses(info: SegmentInfo, evicted: Sequence[tuple[int, int]]) -> Losses | None:
+def find_losses(info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]]) -> Losses | None:
     """Return what is lost if a segment is rebuilt; None where nothing is left of it, or nothing is known to be damaged.
 
-    ``evicted`` are position and steps of its episodes that were evicted by hand.
+    ``evicted`` are position and steps of the episodes of each segment that were evicted by hand.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -77,11 +91,24 @@ def find_losses(info: SegmentInfo, evicted: Sequence[tuple[int, int]]) -> Losses
     if len(rows) != lanes or (rows < 0).any() or int(rows.max()) > layout.POSITION_MASK // lanes:
         return None
     try:
-        damage = find_damage(info, rows, evicted)
-    except FormatError:
+        tables = None if info.packed is None else read_tables(info)
+        own = evicted.get(info.number, []) if tables is None else _evicted_of_pack(tables, evicted)
+        damage = find_damage(info, rows, own)
+    except (OSError, FormatError):
         return None
     is_damaged = bool(damage.parts) or damage.resized
-    return Losses(info, damage) if is_damaged and damage.steps_kept > 0 else None
+    return Losses(info, damage, tables) if is_damaged and damage.steps_kept > 0 else None
+
+
+def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """Return row and steps of the episodes of a pack that were evicted by hand."""
+    entries = [(n << layout.POSITION_BITS | p, s) for n in tables.numbers.tolist() for p, s in evicted.get(n, [])]
+    ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
+    lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
+    rows = tables.rows_of(ids)
+    # What is no episode is none of the rows of another lane.
+    good = tables.ids_of(rows + steps - 1) == ids + (steps - 1) * lanes
+    return list(zip(rows[good].tolist(), steps[good].tolist(), strict=True))
 
 
 def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:

@@ -13,6 +13,7 @@ from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.eviction_list import keep_hidden
 from diskreplay.format.locks import held_lock, is_locked, try_lock
+from diskreplay.format.packs import read_tables
 from diskreplay.format.quarantine import QUARANTINE, move_aside, note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.rebuild import build_copy, finish_replacements, put_in_place
 from diskreplay.format.root import Root, open_home, read_root
@@ -37,7 +38,8 @@ from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, read_hidden, rea
 from diskreplay.verify.check_segment import verify_folder, verify_segment
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
-from diskreplay.verify.verify import check_beside, segment_numbers, verify
+from diskreplay.verify.pack_tables import find_superseded
+from diskreplay.verify.verify import check_beside, read_packs, segment_numbers, verify
 
 __all__ = ["Action", "Repaired", "repair"]
 
@@ -170,7 +172,7 @@ class _Repair:
             return None
 
     def _verify_segment(self, number: int) -> list[Problem]:
-        found, _ = verify_segment(str(self._root), number, self._plan, deep=True, hidden=[])
+        found, _ = verify_segment(str(self._root), number, self._plan, deep=True, hidden={})
         return without(found, "unproven")
 
     def _set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
@@ -241,7 +243,11 @@ class _Repair:
                 self._repair_beside(problem)
             else:
                 damaged.setdefault(number, []).append(problem)
+        # Rows of some of them may have been put into a pack since.
+        superseded = find_superseded(read_packs(self._files, self._plan, numbers)) if damaged else set[int]()
         for number, found in sorted(damaged.items()):
+            if number in superseded and all(problem.where != layout.segment_folder(number) for problem in found):
+                continue
             with self._segment_lock(layout.segment_folder(number)) as is_free:
                 if is_free:
                     self._repair_segment(number, found)
@@ -264,6 +270,8 @@ class _Repair:
         if is_folder(path):
             self._set_aside(COUNTERS_FILE, "is a folder")
         aside = quarantined_numbers(self._root)
+        packs = read_packs(self._files, self._plan, numbers)
+        numbers = sorted({*numbers, *(number for tables in packs.values() for number in tables.numbers)})
         detail = "from the segments that are there" if self._dry_run else repair_words(self._root, numbers, aside)
         if detail is not None:
             self._note("recomputed", COUNTERS_FILE, detail)
@@ -306,17 +314,38 @@ class _Repair:
             if others and not self._repair_files(info, where, others):
                 break
             if of_rows and info is not None and (self._dry_run or not others):
-                if self._rebuild(info, where, of_rows):
+                if self._undo_pack(info, where, of_rows) or self._rebuild(info, where, of_rows):
                     return
                 break
             if not self._dry_run:
                 note_change(self._root)  # readers may have left it out
             problems = [] if self._dry_run else self._verify_segment(number)
-        if problems:
+        if problems and not (info is not None and self._undo_pack(info, where, problems)):
             detail, steps = _summary(problems, where), steps_at_stake(info, self._root / where)
             if self._may_lose(where, detail, steps):
                 said = steps - info.lost.steps if info is not None and info.steps == steps else None
                 self._set_aside(where, detail, steps, said=said)
+
+    def _undo_pack(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
+        """Set a damaged pack aside if all segments whose rows it has are still there, whole: they count again."""
+        if info.packed is None or not self._has_sources(info):
+            return False
+        detail = f"{_summary(problems, where)}; the segments that were put into it are still there"
+        self._set_aside(where, detail, said=0)
+        return True
+
+    def _has_sources(self, pack: SegmentInfo) -> bool:
+        try:
+            wanted = {*read_tables(pack).numbers.tolist()}
+        except (OSError, FormatError):
+            return False
+        files = self._files
+        older = [number for number in segment_numbers(files) if number < pack.number]
+        holders = {number: {number} for number in older if number in wanted}
+        for number, tables in read_packs(files, self._plan, older).items():
+            if wanted.issuperset(tables.numbers):
+                holders[number] = {*tables.numbers}
+        return wanted == set[int]().union(*holders.values()) and not any(map(self._verify_segment, holders))
 
     def _restore_document(self, where: str, problems: list[Problem]) -> bool:
         """Restore a sealed segment's own document from its copy."""
@@ -330,15 +359,25 @@ class _Repair:
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
         """Repair a segment file by file, if there is a remedy for each; else change nothing and return False."""
         remedies: dict[str, tuple[bytes | None, str]] = {}
+        folders = {p.where for p in problems if p.where.removeprefix(f"{where}/") in layout.PACK_TABLES}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
+            if info is not None and problem.where in folders and problem.kind == "missing":
+                for file in (layout.METADATA, "c.0.0"):
+                    if (known := known_in_segment(info, f"{name}/{file}")) is None:
+                        return False
+                    remedies[f"{problem.where}/{file}"] = known, problem.detail
+                continue
             known = None if info is None else known_in_segment(info, name)
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return False
-            if known is not None and not (self._root / problem.where).parent.is_dir():
+            parent = (self._root / problem.where).parent
+            if known is not None and not parent.is_dir() and str(parent.relative_to(self._root)) not in folders:
                 return False
             remedies[problem.where] = known, problem.detail
+        for folder in folders if not self._dry_run else ():
+            (self._root / folder).mkdir(exist_ok=True)
         for file, (known, detail) in remedies.items():
             if known is None:
                 self._set_aside(file, detail)
@@ -381,7 +420,7 @@ class _Repair:
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
         """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
-        losses = find_losses(info, self._evicted.get(info.number, []))
+        losses = find_losses(info, self._evicted)
         if losses is None:
             return False
         detail = f"{_summary(problems, where)}; {losses}"
@@ -408,7 +447,7 @@ class _Repair:
         except (FormatError, FileNotFoundError, NotADirectoryError):
             return None
         # Rows that do not count, as nothing proves them, are kept as they were.
-        found = verify_folder(str(self._root), built, self._plan, self._evicted.get(number, []))
+        found = verify_folder(str(self._root), built, number, self._plan, self._evicted)
         if without(found, "unproven"):
             shutil.rmtree(self._root / built, ignore_errors=True)
             return None

@@ -14,8 +14,10 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
+from diskreplay.format.inner_chunks import indexes_of
 from diskreplay.format.mapping import open_regular, read_regular
 from diskreplay.format.metadata import read_document, verify_document
+from diskreplay.format.packs import read_tables, table_from_copy
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.verify.documents import Plan, hidden_document, limiter_document, store_documents
 
@@ -51,6 +53,13 @@ def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
         candidates = [derive_blocks(info)]
     elif file == layout.METADATA:
         candidates = [_document(info, folder)]
+    elif name == layout.TABLES_COPY and info.packed is not None:
+        with suppress(OSError, FormatError):
+            candidates = [b"".join(read_tables(info).contents)]
+    elif name == layout.INDEXES_COPY and info.compressed:
+        candidates = [indexes_of(info)]
+    elif file == "c.0.0" and folder in layout.PACK_TABLES:
+        candidates = [table_from_copy(info, folder)]
     elif file == "c.0" and folder in layout.LANE_COUNTERS:
         # Sealing made them equal.
         candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
@@ -89,7 +98,8 @@ def restore_file(path: Path, data: bytes) -> bool:
 def _document(info: SegmentInfo, folder: str) -> bytes:
     if folder in info.arrays:
         data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
-        return info.rows_document(folder, int(np.frombuffer(data, "<i8").max()) if data else 0)
+        rows = int(np.frombuffer(data, "<i8").max()) if data else 0
+        return info.blueprint.arrays[folder].document(len(info.lanes), rows, info.chunk_rows[folder])
     return dict(info.documents())[folder]
 
 

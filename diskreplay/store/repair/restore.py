@@ -8,6 +8,7 @@ from diskreplay.errors import FormatError, ReplayError
 from diskreplay.folders import OpenFolder, is_folder, shown, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.locks import held_lock
+from diskreplay.format.packs import read_packs, read_tables
 from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
 from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.segment import read_segment
@@ -34,8 +35,8 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
     """Bring a segment back from quarantine, if it is whole and has a place.
 
     Readers see it with their next refresh. Raises ReplayError where it is not there, is still damaged, lies where
-    retention would delete it at once, or another one with its number is among the segments; FormatError where the
-    store's own document is damaged.
+    retention would delete it at once, or its rows, or another one with its number, are among the segments; FormatError
+    where the store's own document is damaged.
     """
     root = home.path
     store, plan = read_root(home.name, home), read_plan(Files(str(root)))
@@ -44,8 +45,9 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
     with nullcontext() if dry_run else held_lock(store.lock_path):
         entry = find_segment(root, number)
         _check_whole(store, plan, entry)
+        members = _check_not_packed(store, entry)
         if not dry_run:
-            bring_back(root, entry)
+            bring_back(root, entry, members)
     steps = "" if entry.steps is None else f", {entry.steps} steps"
     action = Action("restored", layout.segment_folder(number), f"from {entry.where}{steps}")
     return Repaired([action], [] if dry_run else without(verify(home), "quarantine"), read_quarantine(root))
@@ -57,7 +59,7 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
     place = layout.segment_folder(number)
     if os.path.lexists(root / place):
         raise ReplayError(f"{place} is there; set it aside before {entry.where} is brought back")
-    found, _ = verify_segment(str(root), number, plan, deep=True, hidden=[], where=entry.where)
+    found, _ = verify_segment(str(root), number, plan, deep=True, hidden={}, where=entry.where)
     if problems := without(found, "unproven"):
         where = problems[0].where.removeprefix(f"{QUARANTINE}/")
         raise ReplayError(
@@ -70,6 +72,21 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
             f"segment {number} has nothing newer than what retention has deleted already: it would be evicted at once; "
             f"copy what is wanted from {entry.where}"
         )
+
+
+def _check_not_packed(store: Root, entry: Quarantined) -> list[int]:
+    """Check that the rows of a segment in quarantine are not there already; return which segments it is a pack of."""
+    number = entry.segment or 0
+    info = read_segment(store, number, store.folder / entry.where)
+    members = [] if info.packed is None else read_tables(info).numbers.tolist()
+    packed = {one: pack.number for pack, tables in read_packs(store) for one in tables.numbers.tolist()}
+    there = next((one for one in (number, *members) if one in packed), None)
+    if there is not None:
+        raise ReplayError(f"segment {there} is in {layout.segment_folder(packed[there])} by now; drop {entry.where}")
+    there = next((one for one in members if os.path.lexists(store.segment_path(one))), None)
+    if there is not None:
+        raise ReplayError(f"{layout.segment_folder(there)} is there, and in {entry.where} too; drop that")
+    return members
 
 
 @shown_paths()

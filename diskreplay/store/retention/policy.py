@@ -13,10 +13,12 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.durable import sync_folder
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.machine import boot_time, is_clock_synchronized
 from diskreplay.format.metadata import identify
 from diskreplay.format.numbers import present_segments, segment_numbers
+from diskreplay.format.packs import read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -119,6 +121,9 @@ class RetentionPolicy:
         self._ages = Ages()
         self._doomed: set[int] = set()  # too old, or hidden whole
         self._entries = HiddenEntries(self._root)
+        self._hidden: dict[int, int] = {}  # steps evicted by hand, by the number of their segment
+        self._packs: dict[int, list[int]] = {}  # which segments are in each pack
+        self._merged: set[int] = set()  # segments, and packs, that may still be beside the packs that have their rows
         self._evicted = 0
         self.has_more = False
 
@@ -153,15 +158,20 @@ class RetentionPolicy:
         self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
         for number in [n for n in self._unsealed if again or n >= first]:
             self._read(number)
+        self._forget_merged()
         self._move_horizon(int(words[layout.HORIZON]))
-        due = self._candidates()
-        self.has_more = len(due) > most
+        for number in self._left_by_merges(most):
+            yield number, 0
+            self._merged.discard(number)
+        # None of the others as long as any is left: once its pack were gone, it would count again.
+        due = [] if self._merged else self._candidates()
+        self.has_more = len(due) > most or bool(self._merged)
         for number in due[:most]:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
             self._forget(number)  # by another process, or by hand
-        first = next(iter(self._accounts), end)
+        first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
@@ -237,10 +247,13 @@ class RetentionPolicy:
     def _read_hidden(self, count: int) -> None:
         if count <= self._entries.count:
             return
+        in_pack = {number: pack for pack, numbers in self._packs.items() for number in numbers}
         for number, steps in self._entries.steps_by_segment(count).items():
-            account = self._accounts.get(number)
+            self._hidden[number] = self._hidden.get(number, 0) + steps
+            holder = in_pack.get(number, number)
+            account = self._accounts.get(holder)
             if account is not None:  # else it is gone
-                with self._changing(number, account):
+                with self._changing(holder, account):
                     account.hidden += steps
 
     def _read(self, number: int) -> None:
@@ -252,6 +265,8 @@ class RetentionPolicy:
             if info is None or info.document != identify(path / layout.METADATA):
                 info = read_segment(self._root, number)
             steps = count_steps(info) if info.steps is None else info.steps
+            if info.packed is not None and number not in self._packs:
+                self._packs[number] = read_tables(info).numbers.tolist()
         except FileNotFoundError:
             if not os.path.lexists(path):
                 self._forget(number)  # set aside; who brings it back counts a change
@@ -263,8 +278,28 @@ class RetentionPolicy:
             return
         with self._changing(number, account):
             account.info, account.steps, account.nbytes = info, steps, nbytes
+            if info.packed is not None:
+                account.hidden = sum(self._hidden.get(member, 0) for member in self._packs[number])
         if info.sealed and number in self._unsealed:
             self._take_sealed(number, account, info)
+
+    def _forget_merged(self) -> None:
+        """Forget the segments, and the packs, whose rows are in packs that came later."""
+        for pack in sorted(self._packs, reverse=True):
+            if pack not in self._packs:
+                continue
+            numbers = {*self._packs[pack]}
+            merged = [other for other, members in self._packs.items() if other != pack and members[0] in numbers]
+            for number in [*merged, *(numbers & self._accounts.keys())]:
+                self._forget(number)
+                self._merged.add(number)
+
+    def _left_by_merges(self, most: int) -> list[int]:
+        """Return segments, and packs, that are still there though their rows are in packs, which are durable then."""
+        self._merged = {number for number in self._merged if os.path.lexists(self._root.segment_path(number))}
+        if self._merged:
+            sync_folder(self._root.segments_folder)  # who made the pack may have died before it did
+        return sorted(self._merged)[:most]
 
     def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
         self._unsealed.discard(number)
@@ -302,6 +337,7 @@ class RetentionPolicy:
         self._below.pop(number, None)
         self._unsealed.discard(number)
         self._doomed.discard(number)
+        self._packs.pop(number, None)
 
 
 def disk_usage(path: Path) -> tuple[int, int]:

@@ -5,17 +5,22 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
-from diskreplay.errors import FormatError, StorageFull, StoreLocked
+import numpy as np
+
+from diskreplay.errors import FormatError, SegmentGone, StorageFull, StoreLocked
 from diskreplay.folders import is_folder
 from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
-from diskreplay.format.durable import storage_errors, sync_folder
+from diskreplay.format.durable import drafted, storage_errors, sync_folder
 from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, keep_hidden, reserve
 from diskreplay.format.locks import Lock, held_lock, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
+from diskreplay.format.metadata import Identity, identify
 from diskreplay.format.numbers import listed_numbers, live_numbers, next_number
+from diskreplay.format.packs import PackTables, read_packs, read_tables
 from diskreplay.format.quarantine import (
     claimed_steps,
     copy_aside,
@@ -34,6 +39,7 @@ from diskreplay.format.segment import (
     SegmentInfo,
     Size,
     draft_segment,
+    lock_draft,
     place_segment,
     read_segment,
     remove_draft,
@@ -48,12 +54,27 @@ LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: 
 _NEIGHBOURS = 16
 # Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
 _AT_ONCE = 64
+# Of segments whose rows are in a pack nobody waits for the deletion.
+_MERGED_AT_ONCE = 8
 # So many segments at most are there that no counter knows: their makers died before they were counted.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
 # Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
 _HINT_TIMEOUT_S = 1.0
+# The folder in which a pack is made.
+_PACK = f"{DRAFT}pack"
 # A segment that is being deleted: its number, and what the counter of steps evicted becomes.
 _REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
+
+
+class _Pack(NamedTuple):
+    """A pack: its document as it was read, and the numbers of the segments that are in it."""
+
+    document: Identity
+    members: set[int]
+
+
+def _members_of(pack: SegmentInfo) -> set[int]:
+    return {*read_tables(pack).numbers.tolist()}
 
 
 class Retention:
@@ -67,6 +88,7 @@ class Retention:
         self._policy = RetentionPolicy(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
         self._sealed: set[int] = set()  # which stay so
+        self._packs: dict[int, _Pack] = {}
         self._clock: Clock | None = None
 
     @contextmanager
@@ -136,6 +158,78 @@ class Retention:
             raise
         return info
 
+    @contextmanager
+    def making_pack(self) -> Iterator[str]:
+        """Have a block make a pack in the folder that is given to it. One at a time does, of all processes.
+
+        Raises StoreLocked where another one is at it, StorageFull where there is no room.
+        """
+        building = f"{self._root.counters_folder}/{_PACK}"
+        with self._locked():
+            _remove_dead_draft(building, LOCK_OF_DRAFT[DRAFT])
+            if os.path.lexists(building):
+                raise StoreLocked(f"another process merges segments of {self._root.path}; try again when it is done")
+            with drafted(building):
+                os.mkdir(building)
+                lock = lock_draft(building)
+        try:
+            yield building
+        finally:  # where the pack was placed, nothing is here any more
+            shutil.rmtree(building, ignore_errors=True)
+            lock.release()
+
+    def place_pack(
+        self, draft: SegmentInfo, sources: Sequence[SegmentInfo], pace: Callable[[], None] = lambda: None
+    ) -> SegmentInfo:
+        """Make a pack, which is complete and durable, the next segment, and delete those whose rows are in it.
+
+        Readers leave these out as soon as the pack is there; whoever opens the store next deletes what is left of them.
+        Raises SegmentGone where one of them is not what was read any more: the pack is of no use.
+        """
+        with self._locked():
+            for source in sources:
+                if identify(source.path / layout.METADATA) != source.document:
+                    raise SegmentGone(f"segment {source.number} was evicted, repaired or merged meanwhile")
+            info = self._place(draft, next_number(self._root, self._counters))
+            sync_folder(self._root.segments_folder)
+            self._packs[info.number] = _Pack(identify(info.path / layout.METADATA), _members_of(info))
+            self._packs |= {s.number: _Pack(s.document, _members_of(s)) for s in sources if s.packed is not None}
+        self._remove_merged(pace)
+        return info
+
+    def _remove_merged(self, pace: Callable[[], None] = lambda: None) -> None:
+        """Delete the segments, and the packs, whose rows are in packs that came later; no step of these is evicted."""
+        left = self._find_merged()
+        while left:
+            with self._locked():  # some at a time: others get the lock in between
+                # A pack that was set aside or replaced since it was read may not have their rows.
+                there = [number for number, pack in left[:_MERGED_AT_ONCE] if self._is_same(pack)]
+                there = [number for number in there if os.path.lexists(self._root.segment_path(number))]
+                if there:
+                    sync_folder(self._root.segments_folder)  # the pack first: who made it may have died before it did
+                _destroy(self._root, [_take_out(self._root, self._counters, number, 0) for number in there])
+            del left[:_MERGED_AT_ONCE]
+            pace()
+
+    def _find_merged(self) -> list[tuple[int, int]]:
+        """Return what is there beside a pack that has its rows, each with the number of that."""
+        there = {*listed_numbers(self._root)} if self._packs else set[int]()
+        self._packs = {
+            number: pack for number, pack in self._packs.items() if number in there and self._is_same(number)
+        }
+        merged: dict[int, int] = {}
+        for number, pack in sorted(self._packs.items()):
+            if number >= self._counters.peek(layout.NEXT_SEGMENT):
+                continue  # readers do not know it yet
+            older = {n for n, other in self._packs.items() if n < number and other.members <= pack.members}
+            merged |= dict.fromkeys((member for member in pack.members & there | older if member < number), number)
+        return sorted(merged.items())
+
+    def _is_same(self, pack: int) -> bool:
+        """Whether a pack is the one that was read."""
+        known = self._packs.get(pack)  # another thread may have found that it is gone
+        return known is not None and identify(self._root.segment_path(pack) / layout.METADATA) == known.document
+
     def add_priority(self, add: Callable[[], None]) -> None:
         """Add the array of priorities to a segment, and notify readers before any row has one.
 
@@ -185,22 +279,28 @@ class Retention:
         with self._locked():
             entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
             known = set(entries[:, 0].tolist())
-            segments = {first >> layout.POSITION_BITS for first, _ in episodes}
-            there = {number for number in segments if os.path.exists(self._root.segment_path(number))}
-            left = [e for e in episodes if e[0] not in known and e[0] >> layout.POSITION_BITS in there]
-            if left and self._counters.read()[layout.CHANGES]:
-                left = self._without_lost(left)
+            left = self._without_gone([episode for episode in episodes if episode[0] not in known])
             if left:
                 hide(self._root, self._counters, left, find_hidden())
         return [first for first, _ in left]
 
-    def _without_lost(self, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Leave out episodes that were lost to damage since they were chosen: they are counted as that."""
-        infos = {n: read_segment(self._root, n) for n in {first >> layout.POSITION_BITS for first, _ in episodes}}
+    def _without_gone(self, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Leave out episodes that have left since they were chosen, or were lost to damage, and are counted as that."""
+        numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
+        where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
+        for pack in read_packs(self._root):
+            where |= dict.fromkeys(numbers & {*pack[1].numbers.tolist()}, pack)
+        has_lost = bool(self._counters.read()[layout.CHANGES])
+        for number in numbers - where.keys():
+            if os.path.exists(self._root.segment_path(number)):
+                where[number] = (read_segment(self._root, number) if has_lost else None), None
         left = []
         for first, steps in episodes:
-            info = infos[first >> layout.POSITION_BITS]
-            if not info.lost.holds(first & layout.POSITION_MASK, len(info.lanes)):
+            number, position = first >> layout.POSITION_BITS, first & layout.POSITION_MASK
+            info, tables = where.get(number, (None, None))
+            if info is not None and tables is not None:
+                position = int(tables.rows_of(np.array([first]))[0])
+            if number in where and not (info is not None and info.lost.holds(position, len(info.lanes))):
                 left.append((first, steps))
         return left
 
@@ -227,6 +327,8 @@ class Retention:
                 with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     if (taken := self._take_over(info)) is not None:
                         dead.append(taken)
+        with suppress(StorageFull, StoreLocked):  # next time; until then, readers ignore what is left
+            self._remove_merged()
         return dead
 
     def _take_over(self, info: SegmentInfo) -> tuple[SegmentInfo, Lock] | None:
@@ -313,6 +415,9 @@ class Retention:
         aside = [number for number in quarantined_numbers(self._root.folder) if number < most]
         if aside and aside[-1] >= self._counters.read()[layout.NEXT_SEGMENT]:
             self._counters.set(layout.NEXT_SEGMENT, aside[-1] + 1)
+        least = min((min(pack.members) for pack in self._packs.values()), default=layout.MAX_SEGMENTS)
+        if least < self._counters.read()[layout.FIRST_LIVE]:
+            include_number(self._counters, least)
         if returned:
             note_change(self._root.folder)
             if not self._policy.is_idle:
@@ -339,10 +444,16 @@ class Retention:
         """Find which segments are sealed without the lock: to read thousands of documents takes long."""
         words = self._counters.read()
         self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
-        for number in live_numbers(self._root, words):
+        # Packs that no counter knows, too: `_find_returned` counts them.
+        end = int(words[layout.NEXT_SEGMENT])
+        uncounted = [number for number in listed_numbers(self._root) if end <= number < end + _UNCOUNTED]
+        for number in [*live_numbers(self._root, words), *uncounted]:
             if number not in self._sealed:
                 with suppress(OSError, FormatError):  # it is read again under the lock
-                    if read_segment(self._root, number).sealed:
+                    info = read_segment(self._root, number)
+                    if info.packed is not None:
+                        self._packs[number] = _Pack(info.document, _members_of(info))
+                    if info.sealed:
                         self._sealed.add(number)
 
     def _live(self) -> list[SegmentInfo]:

@@ -342,3 +342,20 @@ def test_nothing_is_written(store: dr.Store) -> None:
     with Activity(store.path) as activity:
         activity.look()
         assert states() == before
+
+
+def test_steps_that_are_put_into_a_pack_are_not_inserted_again(tmp_store: Path, clock: Any) -> None:
+    with dr.create(tmp_store, SCHEMA, segment_steps="episode", compaction="manual") as store:
+        with store.writer() as writer:
+            for _ in range(4):
+                append(writer, 5)
+        with Activity(tmp_store) as activity:
+            first = activity.look()
+            with store.writer() as writer:
+                append(writer, 3)
+            number = max(row["writer"] for row in store.info()["writers"])
+            store.compact()
+            clock(1)
+            look = activity.look()
+    assert (first.inserted, look.inserted, look.steps) == (20, 23, 23)
+    assert [(one.writer, one.steps) for one in look.writers] == [(number, 3)]

@@ -672,7 +672,7 @@ def test_a_segment_that_leaves_while_a_store_is_described_is_not_counted(store_p
         def leaving(snapshot, group, start, returns):
             if int(snapshot.episodes.first[group[0]]) >> 35 == 1 and (store_path / SEGMENT).exists():
                 move_aside(store_path, SEGMENT, "just now")
-            real(snapshot, group, start, returns)
+            return real(snapshot, group, start, returns)
 
         monkeypatch.setattr(info_module, "_sum_lane", leaving)
         info = store.info()

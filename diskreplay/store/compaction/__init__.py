@@ -1,0 +1,1 @@
+"""Compaction: merges sealed segments into packs."""

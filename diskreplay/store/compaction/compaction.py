@@ -1,0 +1,214 @@
+"""Merges segments into packs: which ones, in what order, and one pack after the other."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from diskreplay.errors import FormatError, SegmentGone
+from diskreplay.format import layout
+from diskreplay.format.commit import StoreCounters, read_lane_counter
+from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.machine import boot_id
+from diskreplay.format.numbers import live_numbers
+from diskreplay.format.packing import Hidden, Unfit, build_pack, most_rows
+from diskreplay.format.packs import superseded
+from diskreplay.format.root import Root
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.shards import LEAST_ROW_BYTES
+from diskreplay.store.compaction.background import LEAST_SEGMENTS
+from diskreplay.store.reading.damaged import DAMAGE
+from diskreplay.store.retention.policy import disk_usage
+from diskreplay.store.retention.retention import Retention
+
+Progress = Callable[[int, int], None]
+
+# Of what a store may keep at most, so much is in one pack, which leaves as a whole.
+SHARE = 16
+# What fills half of a pack stays as it is: it would be copied for little.
+_ENOUGH = 2
+# So many segments that are about as long are merged by themselves, or fewer that fill a pack, and so much that is to be
+# compressed.
+_MANY, _MUCH_BYTES = 64, 256 << 20
+
+
+def _at_once() -> None:
+    """Do nothing: nobody waits for the processor."""
+
+
+class Compacted(NamedTuple):
+    """What a compaction did: how many segments it merged, their steps, and what these took on disk before and after."""
+
+    segments: int = 0
+    steps: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    def and_then(self, other: "Compacted") -> "Compacted":
+        """Return what two of them did."""
+        return Compacted(*map(sum, zip(self, other, strict=True)))
+
+
+class Merged(NamedTuple):
+    """A pack that was made, and the numbers of the segments, and packs, that it stands for."""
+
+    pack: SegmentInfo
+    numbers: list[int]
+
+
+class Candidate(NamedTuple):
+    """A sealed segment that may be put into a pack, and its rows."""
+
+    info: SegmentInfo
+    rows: int
+
+
+class Compaction:
+    """Compacts one store. Not thread-safe; any number of processes may compact a store, one at a time does."""
+
+    def __init__(self, root: Root, counters: StoreCounters, retention: Retention, level: int | None) -> None:
+        self._root, self._counters, self._retention, self._level = root, counters, retention, level
+
+    def run(self, progress: Progress | None = None) -> Compacted:
+        """Merge all segments that can be merged; see `Store.compact`."""
+        groups = self.groups(self.candidates())
+        sizes = {one.info.number: disk_usage(one.info.path)[0] for group in groups for one in group}
+        done, made = 0, Compacted()
+        for group in groups:
+            if (merged := self.merge(group)) is not None:
+                before = sum(sizes[number] for number in merged.numbers)
+                steps, after = merged.pack.steps or 0, disk_usage(merged.pack.path)[0]
+                made = made.and_then(Compacted(len(merged.numbers), steps, before, after))
+            done += sum(sizes[one.info.number] for one in group)
+            if progress is not None:
+                progress(done, sum(sizes.values()))
+        return made
+
+    def plan(self) -> Compacted:
+        """Return what `run` would merge now; what it would take on disk then is not known: 0."""
+        every = [one.info for group in self.groups(self.candidates()) for one in group]
+        steps = sum(info.steps or 0 for info in every)
+        return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
+
+    def run_due(self, pace: Callable[[], None]) -> bool:
+        """Merge segments where it pays: many that are about as long, or much to be compressed; tell whether any.
+
+        Each step is so copied once for each time that packs become `_MANY` times as long. ``pace`` is called often.
+        """
+        kinds: dict[tuple[int, bool], list[Candidate]] = {}
+        for one in self.candidates(pace):
+            kind = one.rows.bit_length() // (_MANY.bit_length() - 1), self._compresses(one.info)
+            kinds.setdefault(kind, []).append(one)
+        for (_, is_new), candidates in sorted(kinds.items()):
+            for group in self.groups(candidates):
+                rows = sum(one.rows for one in group)
+                is_full = len(group) >= LEAST_SEGMENTS and rows > self._most_rows() // _ENOUGH
+                is_much = is_new and rows * self._root.step_bytes >= _MUCH_BYTES
+                if len(group) >= _MANY or is_full or is_much:
+                    return self.merge(group, pace) is not None
+        return False
+
+    def candidates(self, pace: Callable[[], None] = _at_once) -> list[Candidate]:
+        """Return the sealed segments that may be put into a pack, in the order of their last steps."""
+        infos = []
+        words = self._counters.read()
+        for number in live_numbers(self._root, words):
+            try:
+                info = read_segment(self._root, number)
+            except DAMAGE:
+                continue  # gone, or damaged: that is left to repair
+            if info.sealed and not info.claimed and not info.came_before(int(words[layout.HORIZON])):
+                infos.append(info)
+        merged = _merged(infos)
+        found = []
+        for info in infos:
+            # What was compressed by an argument of a call would be decompressed by another without it.
+            if info.number not in merged and (self._level is not None or not info.compressed):
+                try:
+                    rows = int(read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes)).sum())
+                except DAMAGE:
+                    continue
+                found.append(Candidate(info, rows))
+                pace()
+        return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
+
+    def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+        """Return which segments are put into each pack: such that are neighbours in time.
+
+        Two at least, or one that is to be compressed and is not. Those of this boot are not put together with others:
+        who makes a segment looks there for the clock of the boot.
+        """
+        most = self._most_rows()
+        groups: list[list[Candidate]] = []
+        for of_this_boot in (False, True):
+            group, rows = list[Candidate](), 0
+            for one in candidates:
+                is_open = one.rows <= most if self._compresses(one.info) else one.rows <= most // _ENOUGH
+                if (one.info.clock.boot == boot_id()) != of_this_boot or not is_open:
+                    continue
+                if rows + one.rows > most:
+                    groups.append(group)
+                    group, rows = [], 0
+                group.append(one)
+                rows += one.rows
+            groups.append(group)
+        return [group for group in groups if len(group) > 1 or any(self._compresses(one.info) for one in group)]
+
+    def _compresses(self, info: SegmentInfo) -> bool:
+        """Whether a segment has fields that a pack would compress, and has them as they are."""
+        wide = {leaf for leaf, array in info.arrays.items() if array.row_bytes >= LEAST_ROW_BYTES}
+        return self._level is not None and bool(wide - info.compressed.keys())
+
+    def _most_rows(self) -> int:
+        limits, most = self._root.limits, most_rows(self._root, self._level)
+        if limits.capacity is not None:
+            most = min(most, limits.capacity // SHARE)
+        if limits.capacity_bytes is not None:
+            step_bytes = sum(array.row_bytes for array in self._root.blueprint.arrays.values())
+            most = min(most, limits.capacity_bytes // SHARE // step_bytes)
+        return most
+
+    def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
+        """Put segments into a pack, without those that are gone or damaged; None: nothing is left."""
+        left = list(group)
+        while len(left) > 1 or any(self._compresses(one.info) for one in left):
+            try:
+                return self._merge(left, pace)
+            except Unfit as error:
+                left = [one for one in left if one.info.number != error.number]
+            except SegmentGone:
+                left = [one for one in left if self._is_there(one.info)]
+        return None
+
+    def _is_there(self, info: SegmentInfo) -> bool:
+        try:
+            return read_segment(self._root, info.number).document == info.document
+        except DAMAGE:
+            return False
+
+    def _merge(self, group: Sequence[Candidate], pace: Callable[[], None]) -> Merged:
+        infos = [one.info for one in group]
+        with self._retention.making_pack() as building:
+            draft = build_pack(self._root, building, infos, self._hidden(), self._level, pace)
+            pack = self._retention.place_pack(draft, infos, pace)
+        return Merged(pack, [info.number for info in infos])
+
+    def _hidden(self) -> Hidden:
+        """Return the episodes that were evicted by hand, by segment."""
+        hidden: dict[int, list[tuple[int, int]]] = {}
+        for first, steps in HiddenEntries(self._root).new(self._counters.peek(layout.HIDDEN_ENTRIES)).tolist():
+            entry = first & layout.POSITION_MASK, steps
+            hidden.setdefault(first >> layout.POSITION_BITS, []).append(entry)
+        return hidden
+
+
+def _merged(infos: Sequence[SegmentInfo]) -> set[int]:
+    """Return the numbers of segments, and of packs, whose rows are in packs that came later."""
+    packs, merged = [info for info in infos if info.packed is not None], set[int]()
+    for info in sorted(packs, key=lambda info: info.number, reverse=True):
+        try:
+            members = superseded([info])
+        except (OSError, FormatError):
+            continue
+        if merged & members:
+            merged.add(info.number)
+        merged |= members
+    return merged

@@ -1,0 +1,88 @@
+"""Compressed fields: what `create` and `Store.compact` take, what is compressed, and what stays as it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.verify.verify import verify
+
+pytest.importorskip("zstandard")
+
+SCHEMA = dr.Schema(obs=dr.Field((16, 17), "uint8"), action=dr.Field((255,), "uint8"))
+
+
+def fill(store: dr.Store, episodes: int = 3) -> None:
+    """Write episodes of ten steps, whose observations say which steps they are of."""
+    with store.writer() as writer:
+        for number in range(episodes):
+            obs = np.arange(10 * number, 10 * number + 11, dtype=np.uint8)[:, None, None]
+            frames = np.broadcast_to(obs, (11, 16, 17))
+            writer.append_episode(frames, np.zeros((10, 255), np.uint8), np.ones(10), terminated=True)
+
+
+def attributes(path: Path) -> dict[str, Any]:
+    """Return the attributes of the one segment that there is."""
+    (document,) = path.glob("segments/*/zarr.json")
+    return dict(json.loads(document.read_text())["attributes"])
+
+
+@pytest.mark.parametrize(
+    ("given", "level"), [("zstd", 1), (("zstd", 7), 7), (("zstd", np.int64(22)), 22)], ids=["name", "level", "numpy"]
+)
+def test_fields_of_at_least_256_bytes_are_compressed(tmp_store: Path, given: Any, level: int) -> None:
+    with dr.create(tmp_store, SCHEMA, compression=given, compaction="manual") as store:
+        fill(store)
+        store.refresh()
+        before = [episode["obs"].copy() for episode in store.episodes]
+        assert store.compact()["segments"] == 1
+        assert [episode["obs"].tolist() for episode in store.episodes] == [obs.tolist() for obs in before]
+    (leaf,) = attributes(tmp_store)["compressed"]
+    assert leaf == "obs"
+    assert attributes(tmp_store)["compressed"]["obs"]["level"] == level
+    assert verify(tmp_store, deep=True) == []
+
+
+@pytest.mark.parametrize(
+    "given", ["gzip", ("zstd", 0), ("zstd", 23), ("zstd", None), ("zstd", 1.5), 3, ("zstd",)], ids=str
+)
+def test_what_is_no_compression_is_refused_before_anything_is_made(tmp_store: Path, given: Any) -> None:
+    with pytest.raises(ValueError, match="zstd"):
+        dr.create(tmp_store, SCHEMA, compression=given)
+    assert not tmp_store.exists()
+    with dr.create(tmp_store, SCHEMA, compaction="manual") as store, pytest.raises(ValueError, match="zstd"):
+        store.compact(compression=given)
+
+
+def test_what_is_no_compaction_is_refused(tmp_store: Path) -> None:
+    with pytest.raises(ValueError, match='^compaction is "auto" or "manual", not \'never\'$'):
+        dr.create(tmp_store, SCHEMA, compaction="never")  # type: ignore[arg-type]
+    assert not tmp_store.exists()
+
+
+def test_a_store_that_was_made_without_is_compressed_if_asked_and_stays_so(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, segment_steps="episode", compaction="manual") as store:
+        fill(store)
+        assert store.compact(compression="zstd")["segments"] == 3
+        assert attributes(tmp_store)["compressed"].keys() == {"obs"}
+        fill(store, 2)
+        assert store.compact()["segments"] == 2  # without what is compressed, which it would decompress
+        assert store.compact(compression="zstd")["segments"] == 2  # both packs
+        assert attributes(tmp_store)["packed"]["members"] == 5
+        store.refresh()
+        assert [int(obs.max()) for obs in (episode["obs"] for episode in store.episodes)] == [10, 20, 30, 10, 20]
+    assert verify(tmp_store, deep=True) == []
+
+
+def test_without_zstandard_the_extra_is_named(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        fill(store)
+        store.compact()
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    with pytest.raises(dr.MissingExtra, match=r"pip install diskreplay\[zstd\]"):
+        dr.create(f"{tmp_store}-other", SCHEMA, compression="zstd")
+    with dr.open(tmp_store) as store, pytest.raises(dr.MissingExtra, match=r"pip install diskreplay\[zstd\]"):
+        store.episodes[0]["obs"]

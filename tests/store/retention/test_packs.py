@@ -1,0 +1,148 @@
+"""What leaves of packs, by hand and by limits."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.format.limiters import StepCounter
+from diskreplay.format.root import read_root
+from diskreplay.format.segment import read_segment
+from diskreplay.format.times import count_until
+from diskreplay.store.repair.repair import repair
+from diskreplay.verify import check_segment
+from diskreplay.verify.verify import verify
+from tests.testing import packed
+
+
+@pytest.fixture
+def store(tmp_store):
+    packed.write_packed(tmp_store)
+    with dr.open(tmp_store, "a") as store:
+        yield store
+
+
+def inserted(store):
+    return StepCounter(read_root(store.path)).read()
+
+
+def test_episodes_of_a_pack_are_evicted_here_and_elsewhere(store):
+    steps, ever = len(store), inserted(store).ever
+    with dr.open(store.path) as reader:
+        assert store.evict(lambda episode: 30 in episode["serial"] or 104 in episode["serial"]) > 5
+        reader.refresh()
+        assert len(reader) == len(store) < steps
+        assert not {30, 104} & {serial for episode in reader.episodes for serial in episode["serial"].tolist()}
+    assert store.evict(lambda episode: 30 in episode["serial"]) == 0
+    assert inserted(store) == (ever, len(store))
+    assert verify(store.path) == []
+
+
+def test_an_episode_is_evicted_while_its_segment_is_beside_the_pack(tmp_store, monkeypatch):
+    packed.keep_members(monkeypatch)
+    packed.write_packed(tmp_store, evict=False)
+    with dr.open(tmp_store, "a") as store:
+        steps = len(store)
+        assert store.evict(lambda episode: 30 in episode["serial"]) == 5
+        assert len(store) == steps - 5
+        assert inserted(store).held == steps - 5
+
+
+def test_a_pack_leaves_when_all_of_it_is_evicted(store):
+    steps, ever = len(store), inserted(store).ever
+    evicted = store.info()["steps_evicted"]
+    assert store.evict(lambda episode: True) == steps
+    assert os.listdir(store.path / "segments") == ["zarr.json"]
+    info = store.info()
+    assert (info["steps"], info["steps_evicted"], info["segments"]) == (0, steps + evicted, [])
+    assert inserted(store) == (ever, 0)
+    with store.writer() as writer:
+        packed.append(writer, 4)
+    store.refresh()
+    assert (len(store), store.num_episodes) == (4, 1)
+
+
+def test_what_was_lost_to_damage_is_not_evicted_too(store, monkeypatch):
+    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
+    number = packed.pack_numbers(store.path)[0]
+    file = store.path / f"segments/{number:08}/extra/wide/c.0.0.0"
+    store.refresh()
+    before = packed.shown(store.path)
+
+    def damage(episode):
+        if not repaired:
+            file.chmod(0o644)
+            with open(file, "r+b") as opened:
+                opened.seek(300 * 100)
+                opened.write(b"\xff")
+            repaired.append(repair(store.path))
+        return True
+
+    repaired = []
+    steps = len(store)
+    evicted = store.evict(damage)
+    lost = repaired[0].steps_lost
+    assert lost > 0
+    assert evicted == steps - lost
+    assert len(before) > 5
+    assert store.info()["steps_lost"] in (0, lost)
+    assert len(store) == 0
+
+
+def test_the_writers_of_a_pack_are_those_of_its_segments(tmp_store):
+    packed.write_segments(tmp_store)
+    with dr.open(tmp_store, "a") as store:
+        store.evict(lambda episode: 7 in episode["serial"])
+        writers = store.info()["writers"]
+        store.compact()
+        info = store.info()
+    assert [segment["merged"] for segment in info["segments"]] == [sum(one["segments"] for one in writers)]
+    assert info["writers"] == writers
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_pack_that_are_older_are_counted_lane_by_lane(store):
+    number = packed.pack_numbers(store.path)[0]
+    info = read_segment(read_root(store.path), number)
+    _, runs = packed.tables(store.path, number)
+    times = np.fromfile(store.path / f"segments/{number:08}/time/c.0.0", "<i8")
+    rows = np.concatenate([times[first : first + count] for first, count, _ in runs.tolist()])
+    assert (np.diff(rows) < 0).any()
+    for time in (0, *np.quantile(rows, [0, 0.3, 0.5, 1]).astype(int).tolist()):
+        assert count_until(info, time) == (rows <= time).sum()
+
+
+def test_a_pack_whose_tables_are_gone_keeps_nobody_from_writing(tmp_store):
+    packed.write_packed(tmp_store, evict=False, capacity=3000)
+    number = packed.pack_numbers(tmp_store)[0]
+    for name in ("members", "durable/tables"):
+        path = tmp_store / f"segments/{number:08}" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.warns(dr.DamagedSegmentWarning):
+        store = dr.open(tmp_store, "a")
+    with store:
+        for _ in range(3):
+            with store.writer() as writer:
+                packed.append(writer, 12)
+        store.refresh()
+        assert len(store) == 36
+    assert (tmp_store / f"segments/{number:08}").exists()
+
+
+def test_segments_of_a_pack_may_be_below_the_first_that_may_exist(store):
+    """That is a hint: it may be above them where a pack came back."""
+    episodes = packed.shown(store.path)
+    number = packed.pack_numbers(store.path)[0]
+    store.close()
+    words = np.fromfile(store.path / "counters/c.0", "<i8")
+    words[1], words[17] = number, ~number
+    words.tofile(store.path / "counters/c.0")
+    assert packed.shown(store.path) == episodes
+    assert verify(store.path) == []
+    with dr.open(store.path, "a") as again:
+        assert len(again) == sum(len(values["reward"]) // 4 for values in episodes.values())
+    assert np.fromfile(store.path / "counters/c.0", "<i8")[1] == 0

@@ -1,0 +1,106 @@
+"""Writers, samplers and a store that is compacted all the time, in processes of their own: no step is lost or torn."""
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import diskreplay as dr
+from diskreplay.format.limiters import StepCounter
+from diskreplay.format.root import read_root
+from tests.stress import jobs
+from tests.testing.coded import check_coded_store, coded_schema
+
+SECONDS = float(os.environ.get("DISKREPLAY_STRESS_SECONDS", 6))
+WRITERS = 3
+
+
+def compact(path: str, _: int, seconds: float, __: bool, gate: Any, result: str) -> None:
+    """Merge what is there until the time is up; leave how many segments that were in the file `result`."""
+    merged = 0
+    with dr.open(path, "a") as store:
+        jobs.start_together(gate)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                merged += store.compact()["segments"]
+            except dr.StoreLocked:  # another one is at it
+                time.sleep(0.001)
+    Path(result).write_text(json.dumps(merged))
+
+
+def read(path: str, number: int, seconds: float, _: bool, gate: Any, result: str) -> None:
+    """Read everything until the time is up, every other time with a new reader, and check that no step goes."""
+    root = read_root(Path(path))
+    looks, known, ever = 0, dict[Any, Any](), 0
+    with dr.open(path) as store:
+        counter = StepCounter(root)
+        jobs.start_together(gate)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            looks += 1
+            now = counter.read().ever
+            assert now >= ever
+            ever = now
+            store.refresh()
+            if number % 2:
+                with dr.open(path) as fresh:
+                    found = check_coded_store(fresh)
+            else:
+                found = check_coded_store(store)
+            for key, span in known.items():
+                assert key in found
+                assert found[key].first == span.first == 0
+                assert found[key].stop >= span.stop
+            known = found
+            assert sum(span.stop for span in found.values()) >= ever
+    Path(result).write_text(json.dumps(looks))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_store_that_is_compacted_all_the_time_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    dr.create(path, coded_schema(), segment_steps=100, chunk_bytes=1 << 14, compaction="manual").close()
+    work = [(jobs.write, number) for number in range(WRITERS)]
+    work += [(compact, 0), (compact, 1), (read, 0), (read, 1), (jobs.sample, 0)]
+    context = multiprocessing.get_context("spawn")
+    gates = [context.Pipe() for _ in work]
+    results = [tmp_path / f"result-{i}.json" for i in range(len(work))]
+    processes = [
+        context.Process(target=target, args=(str(path), number, SECONDS, False, gate, str(result)))
+        for (target, number), (_, gate), result in zip(work, gates, results, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    for _, gate in gates:
+        gate.close()  # so that a process that ends early is an EOFError here and no wait without end
+    for ours, _ in gates:
+        assert ours.recv() == "ready"
+    for ours, _ in gates:
+        ours.send("go")
+        ours.close()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    found = [json.loads(result.read_text()) for result in results]
+    counts, merged, looks = found[:WRITERS], found[WRITERS] + found[WRITERS + 1], found[WRITERS + 2 : WRITERS + 4]
+    assert merged > 10
+    assert min(looks) > 1
+    with dr.open(path, "a") as store:
+        store.compact()
+        spans = check_coded_store(store)
+        assert {key: tuple(span) for key, span in spans.items()} == {
+            (number, lane): (0, count)
+            for number, lanes in enumerate(counts)
+            for lane, count in enumerate(lanes)
+            if count
+        }
+        assert StepCounter(read_root(path)).read().ever == len(store)
+        assert store.verify(deep=True) == []
+    for (writer, lane), counter in ((tuple(map(int, k.split())), n) for k, n in found[-1]["newest"].items()):
+        assert counter < counts[writer][lane]
