@@ -176,6 +176,8 @@ def statistics_table(info: Mapping[str, Any]) -> Table:
 def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> console.TextTable:
     """Build the table of segments, those being written first, then the newest."""
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
+    if any(row["merged"] for row in segments):
+        counted["merged"] = "merged"
     if any(row["steps_unproven"] for row in segments):
         counted["steps_unproven"] = "unproven"
     newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))

@@ -15,6 +15,7 @@ import typer
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.backup import backup
+from diskreplay.cli.compact import compact
 from diskreplay.cli.copy import copy, merge
 from diskreplay.cli.demo import demo
 from diskreplay.cli.diff import diff
@@ -54,6 +55,7 @@ app.command("diff")(diff)
 app.command("verify")(verify)
 app.command("repair")(repair)
 app.command("evict")(evict)
+app.command("compact")(compact)
 app.command("backup")(backup)
 app.command("copy")(copy)
 app.command("merge")(merge)

@@ -24,7 +24,7 @@ WITH_TORCHRL = {
     "sequences": "TorchRL SliceSampler",
 }
 MANY_SECONDS = (
-    *("before", "busy", "cold", "compile", "durability", "many_segments"),
+    *("before", "busy", "cold", "compile", "compressed", "durability", "many_segments", "packs"),
     *("memory", "online", "open", "retention", "sb3", "sharded", "uniform", "write_path"),
 )
 ONLY_BESIDE_OTHERS = ("append", "uniform", "cold")  # their targets: beside peers, or fio
@@ -49,6 +49,8 @@ def module_of(name):
     ],
 )
 def test_a_bench_runs_and_says_how_its_page_was_made(name, tmp_path):
+    if name == "compressed":
+        pytest.importorskip("ale_py")
     if name == "before" and not (ROOT / ".git").exists():
         pytest.skip("this is no checkout of a repository")
     if name == "sharded":

@@ -65,6 +65,14 @@ def test_segments_being_written_come_first_then_the_dead(info: dict[str, Any]) -
     assert shown[3].split() == ["1", "1", "8", "9", "8", "dead", "4.1", "kB"]
 
 
+def test_how_many_segments_a_pack_has_is_shown_where_there_is_one(info: dict[str, Any]) -> None:
+    assert "merged" not in rendered(inspect.segments_table(info["segments"], None))
+    segments = [info["segments"][0] | {"merged": 1234}, *info["segments"][1:]]
+    shown = rendered(inspect.segments_table(segments, None)).splitlines()
+    assert shown[1].split()[5] == "merged"
+    assert shown[-1].split()[5] == "1,234"
+
+
 def test_writers_alive_come_first(info: dict[str, Any]) -> None:
     shown = rendered(inspect.writers_table(info["writers"], None)).splitlines()
     assert [line.split() for line in shown[2:]] == [

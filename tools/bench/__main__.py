@@ -18,6 +18,8 @@ BENCHES = {
     "sequences": "sequences",
     "open": "open_time",
     "many_segments": "many_segments",
+    "packs": "packs",
+    "compressed": "compressed",
     "memory": "reader_memory",
     "episode_layout": "episode_layout",
     "import": "import_time",

@@ -195,6 +195,13 @@ def ours(path: str, batches: str, seed: str, seconds: str, group: str, prefetch:
         return _draw(lambda: sampler.sample().obs, int(batches), float(seconds), group)
 
 
+def stacks(path: str, batches: str, seed: str) -> dict[str, Any]:
+    """Draw stacks of frames from a store in this process."""
+    view = dr.Transitions(n_step=3, frame_stack=4)
+    with dr.Sampler(dr.open(path), view, batch_size=256, seed=int(seed)) as sampler:
+        return _draw(lambda: sampler.sample().obs, int(batches), 0, "")
+
+
 def fill_peer(path: str, frames: str, episode: str) -> dict[str, Any]:
     """Make the peer's storage."""
     import torch

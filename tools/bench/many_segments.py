@@ -71,7 +71,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
 
 def fill_segments(path: Path, steps: int, episode_steps: int) -> None:
     """Make a store with a segment for each episode."""
-    with dr.create(path, SCHEMA, segment_steps="episode") as store, store.writer() as writer:
+    with dr.create(path, SCHEMA, segment_steps="episode", compaction="manual") as store, store.writer() as writer:
         for episode in episodes(steps, episode_steps, episode_steps):
             append_whole(writer, episode)
 

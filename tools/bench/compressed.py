@@ -1,0 +1,165 @@
+"""Draw stacks of frames that a real emulator made from compressed packs, beside the same frames uncompressed."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import diskreplay as dr
+from diskreplay.store.reading import chunk_budget
+from diskreplay.store.retention.policy import disk_usage
+from tools.bench.atari import GAMES, atari_episodes
+from tools.bench.data import FRAME_SCHEMA, GAMMA, append_whole, drop, nstep_rows_of
+from tools.bench.fresh import measure
+from tools.bench.harness import (
+    Contestant,
+    Report,
+    Table,
+    Target,
+    draw,
+    in_turn,
+    number,
+    ratio_table,
+    ratios,
+    timed,
+    timing_table,
+)
+from tools.bench.pixels import ALPHA, BETA, FIELDS, N_STEP, STACK, TORCHRL
+
+
+class Size(NamedTuple):
+    """Steps in the stores and in TorchRL's; batches drawn first, in a round, and from the disk."""
+
+    steps: int
+    torchrl_steps: int
+    warm: int
+    batches: int
+    cold: int
+    batch_size: int = 256
+
+
+FULL, TINY = Size(200_000, 40_000, 300, 10, 30), Size(600, 200, 2, 2, 2, 16)
+
+RAW, PACKED, LITTLE_KEPT = "uncompressed", "packs, zstd", "packs, zstd, 64 MiB kept"
+
+
+def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
+    """Draw from both stores, and from TorchRL's storage of uncompressed stacks, in turn; then from the disk."""
+    _fill(folder, size)
+    peers = peers and find_spec("torchrl") is not None
+    nbytes = {name: disk_usage(folder / name / "segments")[0] for name in (RAW, PACKED)}
+    errors = np.random.default_rng(0).exponential(size=(size.batches, size.batch_size)).astype(np.float32)
+    calls = [(row,) for row in errors]
+    with ExitStack() as opened:
+        jobs: list[tuple[str, Any]] = []
+        for name, kept in ((RAW, None), (PACKED, None), (LITTLE_KEPT, 64 << 20)):
+            store = opened.enter_context(dr.open(folder / (RAW if name == RAW else PACKED)))
+            job = partial(_drawn, opened.enter_context(_sampler(store, size)), kept)
+            for _ in range(size.warm):
+                job(errors[0])
+            jobs.append((name, job))
+        if peers:
+            jobs.append((TORCHRL, partial(_torchrl, _peer(folder, size))))
+        seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
+    cold = _cold(folder, size, rounds)
+    targets = [
+        Target("bytes, uncompressed beside packs", nbytes[RAW] / nbytes[PACKED], 30.0, "times", at_least=True),
+        *(
+            Target(
+                f"warm: {name}, time beside uncompressed", float(np.median(ratios(seconds, RAW, name))), 4.0, "times"
+            )
+            for name in (PACKED, LITTLE_KEPT)
+        ),
+        Target(
+            "cold: faster than uncompressed", float(np.median(cold[RAW] / cold[PACKED])), 4.0, "times", at_least=True
+        ),
+    ]
+    if peers:
+        for name in (PACKED, LITTLE_KEPT):
+            faster = float(np.median(ratios(seconds, name, TORCHRL)))
+            targets.append(Target(f"warm: {name}, faster than {TORCHRL}", faster, 3.0, "times", at_least=True))
+    return Report(
+        "Compressed frames",
+        [
+            timing_table(seconds, f"a batch of {size.batch_size}, drawn and updated"),
+            ratio_table(seconds, [(PACKED, name) for name, _ in jobs if name != PACKED]),
+            Table(
+                ["from the disk", "mean ms a batch"],
+                [[name, number(np.mean(each) * 1e3)] for name, each in cold.items()],
+            ),
+            Table(
+                ["on disk", "MB", "bytes a step"],
+                [[name, number(each / 1e6), number(each / size.steps)] for name, each in nbytes.items()],
+            ),
+        ],
+        targets,
+        [
+            f"{size.steps:,} steps of {', '.join(GAMES)} (ale-py), played at random, frames 84 x 84 uint8; prioritized "
+            f"batches of {N_STEP}-step transitions with stacks of {STACK}; no prefetching.",
+            f"Warm: after {size.warm} batches. The packs are in the page cache, and a process keeps what it has "
+            "decompressed in up to 1 GiB, which is most of these frames. In the row that may keep 64 MiB nearly "
+            "every frame that is drawn is decompressed, as in a much larger store.",
+            f"From the disk: the first {size.cold} batches of fresh processes, after the page cache was dropped.",
+            f"TorchRL keeps whole stacks uncompressed, so it has {size.torchrl_steps:,} steps; it draws uniformly.",
+        ],
+    )
+
+
+def _fill(folder: Path, size: Size) -> None:
+    with (
+        dr.create(folder / RAW, FRAME_SCHEMA, compaction="manual") as raw,
+        dr.create(folder / PACKED, FRAME_SCHEMA, compaction="manual", compression="zstd") as packed,
+    ):
+        with raw.writer() as one, packed.writer() as other:
+            for episode in atari_episodes(size.steps):
+                append_whole(one, episode)
+                append_whole(other, episode)
+        packed.compact()
+
+
+def _sampler(store: dr.Store, size: Size) -> dr.Sampler:
+    view = dr.Transitions(n_step=N_STEP, gamma=GAMMA, frame_stack=STACK)
+    return dr.Sampler(store, view, dr.Prioritized(alpha=ALPHA, beta=BETA), batch_size=size.batch_size, seed=0)
+
+
+def _drawn(sampler: dr.Sampler, kept: int | None, td_error: Any) -> None:
+    """Draw and update; ``kept``: the bytes that a process may keep of what it has read or decompressed."""
+    before = chunk_budget.MOST_READ
+    chunk_budget.MOST_READ = before if kept is None else kept
+    try:
+        sampler.update_priorities(draw(sampler.sample, FIELDS).index, td_error)
+    finally:
+        chunk_budget.MOST_READ = before
+
+
+def _torchrl(buffer: Any, td_error: Any) -> None:
+    draw(buffer.sample, ("obs", "action", "reward", "next_obs", "done"))
+
+
+def _peer(folder: Path, size: Size) -> Any:
+    from tools.bench import torchrl_peer
+
+    buffer = torchrl_peer.buffer("TorchRL ReplayBuffer", folder / "torchrl", size.torchrl_steps, size.batch_size)
+    for episode in atari_episodes(size.torchrl_steps):
+        torchrl_peer.fill(buffer, nstep_rows_of(episode, N_STEP, GAMMA, STACK))
+    return buffer
+
+
+def _cold(folder: Path, size: Size, rounds: int) -> dict[str, Any]:
+    """Return the mean seconds of the first batches of each round, in fresh processes with nothing in memory."""
+    found: dict[str, list[float]] = {RAW: [], PACKED: []}
+    for seed in range(rounds):
+        for name in _in_order(found, seed):
+            drop(folder / name)
+            answer: Any = measure("drawing", "stacks", folder / name, size.cold, seed)
+            found[name].append(float(np.mean(answer["seconds"])))
+    return {name: np.array(each) for name, each in found.items()}
+
+
+def _in_order(names: Iterable[str], seed: int) -> list[str]:
+    order = list(names)
+    return order if seed % 2 else order[::-1]
