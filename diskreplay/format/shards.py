@@ -142,8 +142,8 @@ class Shard:
     def _decompressed_bytes(self) -> bytes:
         return np.full(1, self.inner_bytes, "<u8").tobytes()
 
-    def decompress(self, numbers: Ints) -> list[tuple[NDArray[np.uint8], int]]:
-        """Decompress inner chunks, none of which is of zeros; return memory that holds them, and how many are in each.
+    def decompress(self, numbers: Ints) -> tuple[Ints, Any]:
+        """Decompress inner chunks, none of which is of zeros; return their addresses, and a buffer for each of them.
 
         Other threads run meanwhile. Raises FormatError where one cannot be decompressed: it is damaged.
         """
@@ -157,10 +157,13 @@ class Shard:
             )
         except library.ZstdError as error:
             raise FormatError(f"{self.path} is damaged ({error}); run `diskreplay repair`") from None
-        first, last = (np.frombuffer(found[at], np.uint8) for at in (0, len(numbers) - 1))
-        if last.ctypes.data - first.ctypes.data == (len(numbers) - 1) * self.inner_bytes:
-            return [(first, len(numbers))]
-        return [(np.frombuffer(found[at], np.uint8), 1) for at in range(len(numbers))]
+        addresses, base = np.empty(len(numbers), np.int64), 0
+        for place in range(len(numbers)):
+            buffer = found[place]
+            if buffer.offset == 0:  # else it lies in the same memory as the one before
+                base = np.frombuffer(buffer, np.uint8).ctypes.data
+            addresses[place] = base + buffer.offset
+        return addresses, found
 
     def fits(self, number: int) -> bool:
         """Whether an inner chunk fits its checksum."""
@@ -185,5 +188,5 @@ class Shard:
             if not self.fits(number):
                 raise FormatError(f"{self.path}: an inner chunk does not fit its checksum")
             if self.sizes[number]:
-                ((data, _),) = self.decompress(np.array([number]))
+                data = np.frombuffer(self.decompress(np.array([number]))[1][0], np.uint8)
                 yield number * per_inner + inside, data[inside * row_bytes : (inside + count) * row_bytes]

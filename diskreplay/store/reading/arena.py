@@ -23,7 +23,7 @@ class Piece:
 
     __slots__ = ("__weakref__", "_memory", "address", "nbytes")
 
-    def __init__(self, memory: NDArray[np.uint8], address: int, nbytes: int) -> None:
+    def __init__(self, memory: object, address: int, nbytes: int) -> None:
         self._memory = memory  # of the whole block: it stays as long as any piece of it
         self.address = address
         self.nbytes = nbytes

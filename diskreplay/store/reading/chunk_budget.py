@@ -6,16 +6,17 @@ import sys
 import weakref
 from collections import deque
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay.format.mapping import count_mappings, relieved_by
 from diskreplay.store.forks import each_of, told_of_forks
 from diskreplay.store.reading.arena import Arena, Piece, lone_piece
 
 if TYPE_CHECKING:
-    from diskreplay.store.reading.chunk_table import ChunkTables
+    from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 
 # The kernel allows 65,530, and the trainer has others.
 MOST_MAPPINGS = 30_000
@@ -28,6 +29,7 @@ _LEAVING = 8
 
 _uses = itertools.count(1)
 _arena = Arena()
+_kept: "deque[_Kept]" = deque()
 _counts: deque[int] = deque()  # bytes that came and went of pieces that are not the arena's
 os.register_at_fork(after_in_child=lambda: _arena.reset_after_fork())
 
@@ -70,15 +72,43 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
 
 def make_room_for(nbytes: int, before: int) -> None:
     """See that so much memory can be taken that is not the arena's, as far as chunks can leave for it as above."""
-    while _counted() + nbytes > MOST_READ:
+    while _kept and _kept[0].use < before and _counted() + nbytes > MOST_READ:
+        _kept.popleft().release()
+    while _counted() + nbytes > MOST_READ:  # of tables that are copies of those that it was kept for
         if not _release(read=True, before=before):
             return
 
 
-def count(piece: Piece) -> None:
-    """Count the memory of a piece that is not the arena's, as long as it is there."""
+def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece) -> None:
+    """Count the memory of a piece that is not the arena's, as long as it is there; chunks of a table are in it."""
     _counts.append(piece.nbytes)
     weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
+    _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece), now()))
+
+
+class _Kept(NamedTuple):
+    """Chunks that came together, and leave together: the first ones first."""
+
+    table: "weakref.ref[ChunkTable]"
+    places: NDArray[np.int64]
+    piece: weakref.ref[Piece]
+    use: int
+
+    def release(self) -> None:
+        """Release them, but for those that were opened anew, and those of a table that another thread uses."""
+        table, piece = self.table(), self.piece()
+        if table is None or piece is None:
+            return
+        try:
+            lock = table.lock
+        except ReferenceError:  # the last snapshot of the store is gone, and with it all tables soon
+            return
+        if lock.acquire(blocking=False):
+            try:
+                there = [place for place in self.places.tolist() if table.holder.get(place) is piece]
+                table.release(np.array(there, np.int64))
+            finally:
+                lock.release()
 
 
 def _counted() -> int:

@@ -223,26 +223,29 @@ class ChunkTable:
         inner = pack.inner[self.leaf][places - pack.first_place[self.leaf]]
         found = self._tables.open_shard(pack, self.leaf, inner)
         if isinstance(found, Piece):
-            chunk_budget.count(found)
-            return self._hold(places, found, found.nbytes // len(places))
+            chunk_budget.keep(self, places, found)
+            step = found.nbytes // len(places)
+            return self._hold(places, found, found.address + step * np.arange(len(places)))
         shard, inner = found
         is_zero = shard.sizes[inner] == 0
         if is_zero.any():
-            self._hold(places[is_zero], zeros_piece(shard.inner_bytes), 0)
+            zeros = zeros_piece(shard.inner_bytes)
+            self._hold(places[is_zero], zeros, np.full(np.count_nonzero(is_zero), zeros.address))
         places, inner = places[~is_zero], inner[~is_zero]
         if not len(places):
             return
         chunk_budget.make_room_for(len(places) * shard.inner_bytes, use)
         at = 0
-        for piece, count in decompress(shard, inner):
-            chunk_budget.count(piece)
-            self._hold(places[at : at + count], piece, shard.inner_bytes)
-            at += count
+        for addresses, piece in decompress(shard, inner):
+            these = places[at : at + len(addresses)]
+            chunk_budget.keep(self, these, piece)
+            self._hold(these, piece, addresses)
+            at += len(addresses)
 
-    def _hold(self, places: NDArray[np.int64], piece: Piece, step: int) -> None:
-        """Have places be in a piece of memory, so many bytes one after the other."""
+    def _hold(self, places: NDArray[np.int64], piece: Piece, addresses: NDArray[np.int64]) -> None:
+        """Have places be at these addresses, which are good as long as a piece of memory is there."""
         self.holder.update(dict.fromkeys(places.tolist(), piece))
-        self.bases[places] = piece.address + step * np.arange(len(places))
+        self.bases[places] = addresses
 
     def _open(self, slot: int, chunk: int, use: int, *, copy: bool) -> None:
         """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
@@ -425,7 +428,11 @@ class ChunkTable:
         pack, mapping = self._tables.pack_of(slot), self.holder[self._held_at(slot, chunk)]
         if pack is None:
             return mapping.array(self.dtype, (lanes, 1 << int(self.shift[slot]), *self.shape)), None
-        first = (int(self.bases[self._place(slot, chunk)]) - mapping.address) // max(1, self.row_bytes)
+        address = int(self.bases[self._place(slot, chunk)])
+        if isinstance(mapping, Piece) and self.leaf in pack.info.compressed:
+            rows = 1 << (int(self.shift[slot]) & BITS)
+            return Piece(mapping, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
+        first = (address - mapping.address) // max(1, self.row_bytes)
         return mapping.array(self.dtype, (1, mapping.nbytes // max(1, self.row_bytes), *self.shape)), first
 
 

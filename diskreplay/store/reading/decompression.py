@@ -22,8 +22,8 @@ _SHARED = 16
 _WARM_CALLS = 32
 
 
-def decompress(shard: Shard, numbers: Ints) -> list[tuple[Piece, int]]:
-    """Return memory with these inner chunks, none of which is of zeros, in their order, and how many are in each piece.
+def decompress(shard: Shard, numbers: Ints) -> list[tuple[Ints, Piece]]:
+    """Return the addresses of these inner chunks, none of which is of zeros, in their order, and what holds them.
 
     Raises FormatError where one is damaged.
     """
@@ -31,11 +31,11 @@ def decompress(shard: Shard, numbers: Ints) -> list[tuple[Piece, int]]:
     half = len(numbers) // 2 if len(numbers) >= _SHARED and len(os.sched_getaffinity(0)) > 1 else 0
     before = _blocks_read()
     other = _helper().submit(shard.decompress, numbers[half:]) if half else None
-    found = shard.decompress(numbers[:half] if half else numbers)
+    found = [shard.decompress(numbers[:half] if half else numbers)]
     _cold.note(_blocks_read() != before)
     if other is not None:
-        found += other.result()
-    return [(Piece(memory, memory.ctypes.data, count * shard.inner_bytes), count) for memory, count in found]
+        found.append(other.result())
+    return [(at, Piece(memory, int(at[0]), len(at) * shard.inner_bytes)) for at, memory in found]
 
 
 class _Cold:

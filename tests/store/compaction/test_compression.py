@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.store.reading import chunk_budget
 from diskreplay.verify.verify import verify
 
 pytest.importorskip("zstandard")
@@ -19,7 +20,7 @@ def fill(store: dr.Store, episodes: int = 3) -> None:
     """Write episodes of ten steps, whose observations say which steps they are of."""
     with store.writer() as writer:
         for number in range(episodes):
-            obs = np.arange(10 * number, 10 * number + 11, dtype=np.uint8)[:, None, None]
+            obs = np.arange(10 * number, 10 * number + 11).astype(np.uint8)[:, None, None]
             frames = np.broadcast_to(obs, (11, 16, 17))
             writer.append_episode(frames, np.zeros((10, 255), np.uint8), np.ones(10), terminated=True)
 
@@ -86,3 +87,23 @@ def test_without_zstandard_the_extra_is_named(tmp_store: Path, monkeypatch: pyte
         dr.create(f"{tmp_store}-other", SCHEMA, compression="zstd")
     with dr.open(tmp_store) as store, pytest.raises(dr.MissingExtra, match=r"pip install diskreplay\[zstd\]"):
         store.episodes[0]["obs"]
+
+
+def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        fill(store, 60)
+        store.compact()
+    inner = 32 * 16 * 17  # bytes of an inner chunk
+    batch = 2 * 8 * 2 * inner  # obs and next_obs of eight steps, each in two of them at most
+    with dr.open(tmp_store) as one, dr.open(tmp_store) as other:
+        with dr.Sampler(one, dr.Transitions(), batch_size=8, seed=0) as sampler:
+            want = [sampler.sample().numpy() for _ in range(30)]
+        monkeypatch.setattr(chunk_budget, "MOST_READ", 6 * inner)
+        with dr.Sampler(other, dr.Transitions(), batch_size=8, seed=0) as sampler:
+            for expected in want:
+                found = sampler.sample().numpy()
+                assert all(np.array_equal(found[name], value) for name, value in expected.items())
+                del found
+                assert chunk_budget._counted() <= 6 * inner + batch
