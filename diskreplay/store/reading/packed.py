@@ -63,10 +63,11 @@ class Pack:
 
 
 def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
-    """Return the newest pack that has a segment, None where there is none that can be read."""
-    for info, tables in _packs(root, number + 1):
-        if tables.places(np.array([number]))[0] >= 0:
-            return info, tables
+    """Return the newest pack that has a segment, None where there is none that can be read: the store may be gone."""
+    with suppress(FormatError):
+        for info, tables in _packs(root, number + 1):
+            if tables.places(np.array([number]))[0] >= 0:
+                return info, tables
     return None
 
 

@@ -101,7 +101,8 @@ class Sealer:
         self._seals_at_once = False
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            # Once more: while the store was being deleted, it was still there.
+            raise self._root.reason(error)
         if self._postponed:
             raise self._postponed[0][1]
         if self._is_behind:
