@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diskreplay.errors import FormatError, SegmentGone, StorageFull, StoreLocked
-from diskreplay.folders import is_folder
+from diskreplay.folders import OpenFolder, is_folder
 from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import drafted, storage_errors, sync_folder
@@ -171,11 +171,14 @@ class Retention:
                 raise StoreLocked(f"another process merges segments of {self._root.path}; try again when it is done")
             with drafted(building):
                 os.mkdir(building)
-                lock = lock_draft(building)
+                lock, own = lock_draft(building), OpenFolder.of(building)
         try:
             yield building
-        finally:  # where the pack was placed, nothing is here any more
-            shutil.rmtree(building, ignore_errors=True)
+        finally:
+            # Where the pack was placed, another process may be making the next one here. While this one is open, its
+            # inode is no other folder's.
+            if own.is_at(building):
+                shutil.rmtree(building, ignore_errors=True)
             lock.release()
 
     def place_pack(

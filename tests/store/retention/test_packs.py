@@ -146,3 +146,16 @@ def test_segments_of_a_pack_may_be_below_the_first_that_may_exist(store):
     with dr.open(store.path, "a") as again:
         assert len(again) == sum(len(values["reward"]) // 4 for values in episodes.values())
     assert np.fromfile(store.path / "counters/c.0", "<i8")[1] == 0
+
+
+def test_a_pack_that_is_being_made_is_not_removed_by_who_has_just_placed_one(tmp_store):
+    with dr.create(tmp_store, packed.serial_schema(), compaction="manual") as one, dr.open(tmp_store, "a") as other:
+        placing = one._retention.making_pack()
+        os.rename(placing.__enter__(), tmp_store / "counters/next-placed")  # as it is placed
+        making = other._retention.making_pack()
+        building = making.__enter__()
+        placing.__exit__(None, None, None)
+        assert os.listdir(building) == ["committed"]
+        assert os.listdir(tmp_store / "counters/next-placed") == ["committed"]
+        making.__exit__(None, None, None)
+        assert not os.path.exists(building)
