@@ -63,7 +63,8 @@ def test_two_threads_finish_a_segment_that_somebody_waits_for(tmp_store, monkeyp
             patch.setattr(sealing, "_finish_chunk", finish_chunk)
             with pytest.raises(OSError, match="the disk is gone") if fails else nullcontext():
                 writer.close()
-    with dr.open(tmp_store, "a") as store:
+    dr.open(tmp_store, "a").close()  # which waits until what was left is sealed
+    with dr.open(tmp_store) as store:
         assert helped.is_set()
         assert store.verify(deep=True) == []
         (segment,) = store.info()["segments"]
