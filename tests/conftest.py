@@ -34,6 +34,13 @@ def tmp_store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else changes the stores of these tests: to look again, the checker has no need to wait."""
+    monkeypatch.setattr("diskreplay.verify.check_segment._PAUSE_S", 0)
+    monkeypatch.setattr("diskreplay.verify.check_root._PAUSE_S", 0)
+
+
 def open_files() -> set[tuple[int, str]]:
     """Every open descriptor of a file or folder, with its target. Pipes and sockets belong to event loops and pools."""
     # multiprocessing keeps its arenas of shared memory (pym-...) for the next one who asks.

@@ -15,15 +15,7 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.mapping import opened
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.format.shards import Ints
-
-_CRC_BYTES, _ENTRY_BYTES = 4, 16
-_NOTHING = np.uint64((1 << 64) - 1)
-
-
-def index_bytes(chunk_rows: int, rows: int) -> int:
-    """Return the size of the index of a chunk of so many rows, whose inner chunks have so many."""
-    return _ENTRY_BYTES * (chunk_rows // rows) + _CRC_BYTES
+from diskreplay.format.shards import CRC_BYTES, NOTHING, Ints, index_bytes
 
 
 def indexes_of(info: SegmentInfo) -> bytes:
@@ -52,8 +44,8 @@ class InnerChunks:
         data = self.own_index or self._copied_index()
         if not data:
             return None
-        entries = np.frombuffer(data[:-_CRC_BYTES], "<u8").reshape(-1, 2)
-        there = (entries[:, 0] != _NOTHING) & (entries < self._how.nbytes).all(axis=1)
+        entries = np.frombuffer(data[:-CRC_BYTES], "<u8").reshape(-1, 2)
+        there = (entries[:, 0] != NOTHING) & (entries < self._how.nbytes).all(axis=1)
         index: Ints = np.where(there[:, None], entries, 0).astype(np.int64)
         return index
 
@@ -77,10 +69,10 @@ class InnerChunks:
         if self._index is None:
             return None
         offset, nbytes = self._index[number].tolist()
-        if nbytes <= _CRC_BYTES:
+        if nbytes <= CRC_BYTES:
             return b""
         data = self._read(offset, nbytes)
-        frame, crc = data[:-_CRC_BYTES], data[-_CRC_BYTES:]
+        frame, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
         return frame if len(data) == nbytes and int(crc32c(frame)) == int.from_bytes(crc, "little") else None
 
     def lost_rows(self) -> list[tuple[int, int]]:
@@ -90,5 +82,5 @@ class InnerChunks:
 
 
 def _whole_index(data: bytes) -> bytes:
-    entries, crc = data[:-_CRC_BYTES], data[-_CRC_BYTES:]
+    entries, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
     return data if entries and int(crc32c(entries)) == int.from_bytes(crc, "little") else b""

@@ -19,7 +19,7 @@ from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.marks import map_trusted
 from diskreplay.format.metadata import dump, shaped
 from diskreplay.format.numbers import segment_numbers
-from diskreplay.format.packs import read_tables
+from diskreplay.format.packs import merged_into, read_tables
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -190,13 +190,10 @@ class StepCounter:
     def _forget_merged(self) -> None:
         """Release the segments, and the packs, whose rows are in a pack that came later."""
         self._packs = {number: members for number, members in self._packs.items() if number in self._sealed}
-        for pack in sorted(self._packs, reverse=True):
-            members = {*self._packs.get(pack, ())}
-            older = {n for n, others in self._packs.items() if n != pack and not members.isdisjoint(others)}
-            for number in older | members:
-                self._packs.pop(number, None)
-                self._sealed.pop(number, None)
-                self._growing.pop(number, None)
+        for number in merged_into(self._packs):
+            self._packs.pop(number, None)
+            self._sealed.pop(number, None)
+            self._growing.pop(number, None)
 
     def _read_hidden(self, count: int) -> None:
         """Count what was evicted by hand of the segments that are there: all of them are sealed."""

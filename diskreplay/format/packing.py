@@ -17,13 +17,12 @@ from diskreplay.format.blocks import BlockSums, block_bytes, known_sums
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import protect
 from diskreplay.format.durable import check_written, descriptor, storage_errors, sync_file_system, write_at, write_file
-from diskreplay.format.inner_chunks import index_bytes
 from diskreplay.format.mapping import opened, read_part
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.packs import PackTables, open_shard, read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Lost, PackSize, SegmentInfo, counter_inode
-from diskreplay.format.shards import LEAST_ROW_BYTES, Compressed, Shard, ShardWriter, codec, inner_rows
+from diskreplay.format.shards import LEAST_ROW_BYTES, Compressed, Shard, ShardWriter, codec, index_bytes, inner_rows
 from diskreplay.format.volume import volume_of
 from diskreplay.ids import NO_STEP
 

@@ -9,7 +9,7 @@ A pack without its tables would be of no use. So it has a copy of them, which is
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,15 +196,16 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
     """Yield the packs of a store that can be read, newest first, without those that were merged into others."""
     merged = set[int]()
-    for info, tables in _all_packs(root):
+    for info, tables in all_packs(root):
         members = tables.numbers.tolist()
         if merged.isdisjoint(members):
             merged.update(members)
             yield info, tables
 
 
-def _all_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    for number in sorted(listed_numbers(root), reverse=True):
+def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    """Yield the packs of a store that can be read, newest first, from a number on."""
+    for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
         folder = root.segment_path(number)
         if os.path.exists(f"{folder}/{layout.MEMBERS}") or os.path.exists(f"{folder}/{layout.TABLES_COPY}"):
             with suppress(OSError, FormatError):
@@ -215,19 +216,18 @@ def _all_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
 
 def find_superseded(root: Root) -> set[int]:
     """Return the numbers of the segments, and of the packs, of a store whose rows are in packs that came later."""
+    return merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
+
+
+def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
+    """Return the segments that are in these packs, and those of the packs that were merged into others.
+
+    ``packs`` are the numbers of the segments in each pack, by its number.
+    """
     merged, older = set[int](), set[int]()
-    for info, tables in _all_packs(root):
-        members = tables.numbers.tolist()
+    for number in sorted(packs, reverse=True):
+        members = {*packs[number]}
         if not merged.isdisjoint(members):
-            older.add(info.number)
-        merged.update(members)
+            older.add(number)
+        merged |= members
     return merged | older
-
-
-def superseded(infos: Iterable[SegmentInfo]) -> set[int]:
-    """Return the numbers of the segments whose rows are in packs among these. Errors as for `read_tables`."""
-    found: set[int] = set()
-    for info in infos:
-        if info.packed is not None:
-            found.update(read_tables(info).numbers.tolist())
-    return found

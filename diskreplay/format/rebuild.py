@@ -25,13 +25,13 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range
 from diskreplay.format.durable import descriptor, drafted, move, sync_folder, sync_tree, write_file
-from diskreplay.format.inner_chunks import InnerChunks, index_bytes
+from diskreplay.format.inner_chunks import InnerChunks
 from diskreplay.format.mapping import data_ranges, opened, read_regular
 from diskreplay.format.packs import read_tables
 from diskreplay.format.quarantine import move_aside, quarantined_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Lost, SegmentInfo
-from diskreplay.format.shards import Compressed, ShardWriter, zstd
+from diskreplay.format.shards import Compressed, ShardWriter, index_bytes, zstd
 from diskreplay.format.times import repeat_times, time_bounds
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"

@@ -25,8 +25,8 @@ LEAST_ROW_BYTES = 256
 
 # Bytes of an inner chunk, about, and its most rows: to have one row, all of them are decompressed.
 _INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
-_CRC_BYTES, _ENTRY_BYTES = 4, 16
-_NOTHING = np.uint64((1 << 64) - 1)
+CRC_BYTES, _ENTRY_BYTES = 4, 16
+NOTHING = np.uint64((1 << 64) - 1)
 
 
 class Compressed(NamedTuple):
@@ -42,7 +42,7 @@ class Compressed(NamedTuple):
         found = cls(*(value[name] for name in cls._fields))
         if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
             raise TypeError(f"compressed is {value!r:.80}")
-        if found.rows < 1 or found.rows & (found.rows - 1) or found.nbytes < _CRC_BYTES:
+        if found.rows < 1 or found.rows & (found.rows - 1) or found.nbytes < CRC_BYTES:
             raise ValueError(f"compressed is {value!r:.80}")
         return found
 
@@ -50,6 +50,11 @@ class Compressed(NamedTuple):
 def inner_rows(row_bytes: int) -> int:
     """Return the rows of an inner chunk of a field, a power of two."""
     return min(_MOST_INNER_ROWS, layout.floor_power_of_two(_INNER_BYTES // row_bytes))
+
+
+def index_bytes(chunk_rows: int, rows: int) -> int:
+    """Return the size of the index of a chunk of so many rows, whose inner chunks have so many."""
+    return _ENTRY_BYTES * (chunk_rows // rows) + CRC_BYTES
 
 
 def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -76,9 +81,9 @@ class ShardWriter:
     """Writes the file of a compressed array: rows in order, zeros where none are given."""
 
     def __init__(self, fd: int, chunk_rows: int, row_bytes: int, rows: int, level: int) -> None:
-        self._fd, self._row_bytes, self._rows = fd, row_bytes, rows
+        self._fd, self._row_bytes = fd, row_bytes
         self._compressor = zstd().ZstdCompressor(level=level)
-        self._index = np.full((chunk_rows // rows, 2), _NOTHING, "<u8")
+        self._index = np.full((chunk_rows // rows, 2), NOTHING, "<u8")
         self._inner, self._number, self._end = np.zeros(rows * row_bytes, np.uint8), 0, 0
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
@@ -100,7 +105,7 @@ class ShardWriter:
 
     def put(self, number: int, frame: bytes) -> None:
         """Write an inner chunk that is compressed already."""
-        data = frame + int(crc32c(frame)).to_bytes(_CRC_BYTES, "little")
+        data = frame + int(crc32c(frame)).to_bytes(CRC_BYTES, "little")
         self._index[number] = self._end, len(data)
         write_at(self._fd, data, self._end)
         self._end += len(data)
@@ -109,7 +114,7 @@ class ShardWriter:
         """Write the index, and return the size of the file."""
         self._finish_inner()
         index = self._index.tobytes()
-        data = index + int(crc32c(index)).to_bytes(_CRC_BYTES, "little")
+        data = index + int(crc32c(index)).to_bytes(CRC_BYTES, "little")
         write_at(self._fd, data, self._end)
         return self._end + len(data)
 
@@ -125,17 +130,17 @@ class Shard:
         self.mapping: Mapping = map_file(path, compressed.nbytes)
         self._bytes = self.mapping.array(np.uint8, (compressed.nbytes,))
         count = chunk_rows // compressed.rows
-        start = compressed.nbytes - _ENTRY_BYTES * count - _CRC_BYTES
-        index = self._bytes[max(start, 0) : compressed.nbytes - _CRC_BYTES]
-        if start < 0 or int(crc32c(index.data)) != int.from_bytes(self._bytes[-_CRC_BYTES:].tobytes(), "little"):
+        start = compressed.nbytes - index_bytes(chunk_rows, compressed.rows)
+        index = self._bytes[max(start, 0) : compressed.nbytes - CRC_BYTES]
+        if start < 0 or int(crc32c(index.data)) != int.from_bytes(self._bytes[-CRC_BYTES:].tobytes(), "little"):
             raise FormatError(f"{path}: its index does not fit its checksum; run `diskreplay repair`")
         offsets, sizes = index.view("<u8").reshape(count, 2).T
-        there = offsets != _NOTHING
-        if (sizes[there] <= _CRC_BYTES).any() or (offsets[there] > start).any() or (sizes[there] > start).any():
+        there = offsets != NOTHING
+        if (sizes[there] <= CRC_BYTES).any() or (offsets[there] > start).any() or (sizes[there] > start).any():
             raise FormatError(f"{path}: its index says what cannot be; run `diskreplay repair`")
         self.offsets: Ints = np.where(there, offsets, 0).astype(np.int64)
-        self.sizes: Ints = np.where(there, sizes - np.uint64(_CRC_BYTES), 0).astype(np.int64)
-        if (self.offsets + self.sizes + _CRC_BYTES > start).any() and there.any():
+        self.sizes: Ints = np.where(there, sizes - np.uint64(CRC_BYTES), 0).astype(np.int64)
+        if (self.offsets + self.sizes + CRC_BYTES > start).any() and there.any():
             raise FormatError(f"{path}: its index says what cannot be; run `diskreplay repair`")
 
     @cached_property
@@ -170,13 +175,8 @@ class Shard:
         start, stop = int(self.offsets[number]), int(self.offsets[number] + self.sizes[number])
         if stop == start:
             return True
-        crc = int.from_bytes(self._bytes[stop : stop + _CRC_BYTES].tobytes(), "little")
+        crc = int.from_bytes(self._bytes[stop : stop + CRC_BYTES].tobytes(), "little")
         return int(crc32c(self._bytes[start:stop].data)) == crc
-
-    def frame(self, number: int) -> bytes:
-        """Return an inner chunk as it is, compressed; nothing where it is of zeros."""
-        start = int(self.offsets[number])
-        return self._bytes[start : start + int(self.sizes[number])].tobytes()
 
     def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield rows in pieces, each with the row it begins with, after their checksums; zeros are left out.

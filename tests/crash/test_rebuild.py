@@ -11,19 +11,15 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_segment
 from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
 from tests.tiers import whole_or_part
 
+pytestmark = pytest.mark.usefixtures("no_patience")
+
 # How many points lie between two that are tried. 1 tries all of them.
 STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))
 DAMAGED = "segments/00000001/reward/c.0.1"
-
-
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from diskreplay.format.quarantine import move_aside
 from diskreplay.format.volume import volume_of
 from diskreplay.store import store as store_module
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_segment
 from tests.crash import workloads
 from tests.crash.power import another_boot
 from tests.testing.coded import check_coded_parts
@@ -292,11 +291,6 @@ class History:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
             file.chmod(mode)
-
-
-@pytest.fixture
-def no_patience(monkeypatch):
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
 
 
 @pytest.mark.slow

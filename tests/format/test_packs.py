@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.format import layout
-from diskreplay.format.packs import PackTables, _are_possible, read_tables, superseded
+from diskreplay.format.packs import PackTables, _are_possible, find_superseded, read_tables
 from diskreplay.format.root import read_root
 from diskreplay.format.segment import read_segment
 from tests.crash.workloads import create
@@ -105,7 +105,7 @@ def test_a_pack_is_a_sealed_segment_with_one_lane_that_names_what_it_needs(pack:
     assert pack.attributes()["requires"] == ["packs"]
     assert (pack.lanes, pack.sealed, pack.steps) == ((0,), True, 12)
     assert tuple(pack.packed) == (3, 3)
-    assert superseded([pack]) == {*tables.numbers.tolist()}
+    assert find_superseded(pack.root) == {*tables.numbers.tolist()}
     assert tables.steps.tolist() == [4, 4, 4]
     assert {*pack.checksums} >= {"members/c.0.0", "runs/c.0.0", "committed/c.0", "done/c.0.0", layout.BLOCKS}
 

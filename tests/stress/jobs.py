@@ -1,7 +1,9 @@
 """What the processes of the stress tests run."""
 
 import json
+import multiprocessing
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,36 @@ def start_together(gate: Any) -> None:
     gate.send("ready")
     gate.recv()
     gate.close()
+
+
+def run_all(
+    path: Path, work: Sequence[tuple[Callable[..., None], int]], seconds: float, wide: bool = False
+) -> list[Any]:
+    """Run functions with a number each, in processes of their own that begin together; return what they left."""
+    context = multiprocessing.get_context("spawn")
+    # Pipes and not a Barrier, whose shared memory stays open as long as this process lives.
+    gates = [context.Pipe() for _ in work]
+    results = [path.parent / f"result-{i}.json" for i in range(len(work))]
+    processes = [
+        context.Process(target=target, args=(str(path), number, seconds, wide, gate, str(result)))
+        for (target, number), (_, gate), result in zip(work, gates, results, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    for _, gate in gates:
+        gate.close()  # so that a process that ends early is an EOFError here and no wait without end
+    for ours, _ in gates:
+        assert ours.recv() == "ready"
+    for ours, _ in gates:
+        ours.send("go")
+        ours.close()
+    for process in processes:
+        process.join()
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.close()
+    assert codes == [0] * len(processes)
+    return [json.loads(result.read_text()) for result in results]
 
 
 def write(path: str, number: int, seconds: float, wide: bool, gate: Any, result: str) -> None:

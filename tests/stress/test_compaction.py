@@ -1,7 +1,6 @@
 """Writers, samplers and a store that is compacted all the time, in processes of their own: no step is lost or torn."""
 
 import json
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -68,26 +67,7 @@ def test_a_store_that_is_compacted_all_the_time_loses_nothing(tmp_path: Path) ->
     dr.create(path, coded_schema(), segment_steps=100, chunk_bytes=1 << 14, compaction="manual").close()
     work = [(jobs.write, number) for number in range(WRITERS)]
     work += [(compact, 0), (compact, 1), (read, 0), (read, 1), (jobs.sample, 0)]
-    context = multiprocessing.get_context("spawn")
-    gates = [context.Pipe() for _ in work]
-    results = [tmp_path / f"result-{i}.json" for i in range(len(work))]
-    processes = [
-        context.Process(target=target, args=(str(path), number, SECONDS, False, gate, str(result)))
-        for (target, number), (_, gate), result in zip(work, gates, results, strict=True)
-    ]
-    for process in processes:
-        process.start()
-    for _, gate in gates:
-        gate.close()  # so that a process that ends early is an EOFError here and no wait without end
-    for ours, _ in gates:
-        assert ours.recv() == "ready"
-    for ours, _ in gates:
-        ours.send("go")
-        ours.close()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    found = [json.loads(result.read_text()) for result in results]
+    found = jobs.run_all(path, work, SECONDS)
     counts, merged, looks = found[:WRITERS], found[WRITERS] + found[WRITERS + 1], found[WRITERS + 2 : WRITERS + 4]
     assert merged > 10
     assert min(looks) > 1

@@ -1,7 +1,5 @@
 """Eight writers and two samplers on one store at once."""
 
-import json
-import multiprocessing
 import os
 
 import pytest
@@ -20,31 +18,8 @@ def seconds(default):
 
 def run_all(path, duration, wide):
     """Run all processes; return the steps of each (writer, lane) and what the samplers saw."""
-    context = multiprocessing.get_context("spawn")
-    # Pipes and not a Barrier, whose shared memory stays open as long as this process lives.
-    gates = [context.Pipe() for _ in range(WRITERS + SAMPLERS)]
-    results = [path.parent / f"result-{i}.json" for i in range(WRITERS + SAMPLERS)]
     work = [(jobs.write, i) for i in range(WRITERS)] + [(jobs.sample, i) for i in range(SAMPLERS)]
-    processes = [
-        context.Process(target=target, args=(str(path), number, duration, wide, gate, str(result)))
-        for (target, number), (_, gate), result in zip(work, gates, results, strict=True)
-    ]
-    for process in processes:
-        process.start()
-    for _, gate in gates:
-        gate.close()  # so that a process that ends early is an EOFError here and no wait without end
-    for ours, _ in gates:
-        assert ours.recv() == "ready"
-    for ours, _ in gates:
-        ours.send("go")
-        ours.close()
-    for process in processes:
-        process.join()
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.close()
-    assert codes == [0] * len(processes)
-    answers = [json.loads(result.read_text()) for result in results]
+    answers = jobs.run_all(path, work, duration, wide)
     counts = {(i, lane): n for i in range(WRITERS) for lane, n in enumerate(answers[i])}
     return counts, answers[WRITERS:]
 

@@ -7,16 +7,10 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import layout
-from diskreplay.verify import check_segment
 from diskreplay.verify.verify import verify
 from tests.testing import packed
 
 pytestmark = pytest.mark.usefixtures("no_patience")
-
-
-@pytest.fixture
-def no_patience(monkeypatch):
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,15 @@ import zarr
 import diskreplay as dr
 from diskreplay.store.reading.parse_episodes import LaneSlice, parse_episodes
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_quarantine, check_root, check_segment
+from diskreplay.verify import check_quarantine, check_segment
 from diskreplay.verify.check_sums import checksum
 from diskreplay.verify.crc import after_zeros
 from diskreplay.verify.row_flags import START, first_wrong, is_row, may_follow
 from diskreplay.verify.verify import verify
 from tests.testing.support import append_numbered, digest, open_files, serial_schema
 from tests.tiers import whole_or_part
+
+pytestmark = pytest.mark.usefixtures("no_patience")
 
 SCHEMA = serial_schema(
     obs={"image": dr.Field((2, 3), "uint8"), "on": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
@@ -93,13 +95,6 @@ def store_path(original, tmp_store):
     """The path of a copy of `original`, to be damaged."""
     shutil.copytree(original, tmp_store)
     return tmp_store
-
-
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch):
-    """Nobody else changes these stores: looking again has no need to wait."""
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
-    monkeypatch.setattr(check_root, "_PAUSE_S", 0)
 
 
 def found(path, *, deep=False):

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from diskreplay.errors import FormatError, SegmentGone
+from diskreplay.errors import SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, read_lane_counter
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.machine import boot_id
 from diskreplay.format.numbers import live_numbers
 from diskreplay.format.packing import Hidden, Unfit, build_pack, most_rows
-from diskreplay.format.packs import superseded
+from diskreplay.format.packs import find_superseded
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import LEAST_ROW_BYTES
@@ -117,7 +117,7 @@ class Compaction:
                 continue  # gone, or damaged: that is left to repair
             if info.sealed and not info.claimed and not info.came_before(int(words[layout.HORIZON])):
                 infos.append(info)
-        merged = _merged(infos)
+        merged = find_superseded(self._root) if infos else set[int]()
         found = []
         for info in infos:
             # What was compressed by an argument of a call would be decompressed by another without it.
@@ -162,8 +162,7 @@ class Compaction:
         if limits.capacity is not None:
             most = min(most, limits.capacity // SHARE)
         if limits.capacity_bytes is not None:
-            step_bytes = sum(array.row_bytes for array in self._root.blueprint.arrays.values())
-            most = min(most, limits.capacity_bytes // SHARE // step_bytes)
+            most = min(most, limits.capacity_bytes // SHARE // self._root.step_bytes)
         return most
 
     def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
@@ -198,17 +197,3 @@ class Compaction:
             entry = first & layout.POSITION_MASK, steps
             hidden.setdefault(first >> layout.POSITION_BITS, []).append(entry)
         return hidden
-
-
-def _merged(infos: Sequence[SegmentInfo]) -> set[int]:
-    """Return the numbers of segments, and of packs, whose rows are in packs that came later."""
-    packs, merged = [info for info in infos if info.packed is not None], set[int]()
-    for info in sorted(packs, key=lambda info: info.number, reverse=True):
-        try:
-            members = superseded([info])
-        except (OSError, FormatError):
-            continue
-        if merged & members:
-            merged.add(info.number)
-        merged |= members
-    return merged

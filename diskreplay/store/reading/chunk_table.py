@@ -30,6 +30,7 @@ from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import Shard
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, locate
 from diskreplay.kernels.chunk_geometry import BITS, PLACES, WHOLE_LANE, apart
+from diskreplay.kernels.frozen import places_of
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import Piece, zeros_piece
@@ -357,8 +358,7 @@ class ChunkTable:
             if int(count.sum()) > _ROWS_A_LANE * len(lane):
                 bounds = zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True)
                 return np.concatenate([part for bound in bounds for part in self._blocks(slot, lanes, *bound)])
-            row = np.repeat(stop - np.cumsum(count), count) + np.arange(count.sum())
-            return self.values(slot, lanes, np.repeat(lane, count), row)
+            return self.values(slot, lanes, np.repeat(lane, count), places_of(first, count))
 
     def values(self, slot: int, lanes: int, lane: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[Any]:
         """Return the value at each row of each lane of a segment."""
@@ -645,8 +645,7 @@ class ChunkTables:
                 info, tables = self._merged_into(pack, info, leaf)
                 continue
             at = tables.places(numbers)
-            first = np.repeat(tables.first_run[:-1][at] - pack.tables.first_run[:-1], pack.tables.lanes)
-            first_rows = tables.first_rows[first + np.arange(len(pack.tables.runs))]
+            first_rows = tables.first_rows[places_of(tables.first_run[:-1][at], pack.tables.lanes)]
             if leaf == layout.TIME and info.clock.wall != pack.info.clock.wall:
                 return times_of(pack, mapping, first_rows, info.clock.wall), pack.tables.first_rows
             return mapping, first_rows

@@ -11,10 +11,11 @@ from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.mapping import Mapping
 from diskreplay.format.numbers import listed_numbers
-from diskreplay.format.packs import PackTables, open_shard, read_tables
+from diskreplay.format.packs import PackTables, all_packs, open_shard
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.shards import Shard
+from diskreplay.kernels.frozen import places_of
 from diskreplay.store.reading.arena import Piece, lone_piece
 
 # Packs that are merged while the folder is listed: each time it is listed again.
@@ -50,9 +51,7 @@ class Pack:
     def list_inner(self, leaf: str) -> None:
         """List the inner chunks of a compressed array, lane after lane."""
         tables, how = self.tables, self.info.compressed[leaf]
-        count = np.repeat(self.places(leaf), tables.lanes)
-        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        self.inner[leaf] = np.repeat(tables.first_rows // how.rows, count) + within
+        self.inner[leaf] = places_of(tables.first_rows // how.rows, np.repeat(self.places(leaf), tables.lanes))
 
     def shard(self, leaf: str) -> Shard:
         """Open a compressed array, which stays open; errors as for `format.packs.open_shard`."""
@@ -82,18 +81,9 @@ def _packs(root: Root, first: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
     It may have been merged into one that had not come when the folder was listed.
     """
     for _ in range(_ATTEMPTS):
-        has_left = False
-        for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
-            found = None
-            if os.path.exists(f"{root.segment_path(number)}/{layout.MEMBERS}"):
-                with suppress(OSError, FormatError):
-                    info = read_segment(root, number)
-                    found = None if info.packed is None else (info, read_tables(info))
-            if found is not None:
-                yield found
-            else:
-                has_left |= not os.path.lexists(root.segment_path(number))
-        if not has_left:
+        listed = [number for number in listed_numbers(root) if number >= first]
+        yield from all_packs(root, first)
+        if all(os.path.lexists(root.segment_path(number)) for number in listed):
             return
 
 
@@ -183,8 +173,6 @@ def times_of(pack: Pack, merged: Mapping, first_rows: NDArray[np.int64], wall: i
     times, source = np.asarray(piece).view("<i8"), merged.array("<i8", (merged.nbytes // 8,))
     times[:] = 0
     count = pack.tables.rows
-    inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    times[np.repeat(pack.tables.first_rows, count) + inside] = (
-        source[np.repeat(first_rows, count) + inside] + wall - pack.info.clock.wall
-    )
+    own = places_of(pack.tables.first_rows, count)
+    times[own] = source[places_of(first_rows, count)] + wall - pack.info.clock.wall
     return piece

@@ -15,6 +15,7 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.mapping import data_ranges, opened, read_into, read_part
 from diskreplay.format.packs import PackTables
 from diskreplay.format.segment import SegmentInfo
+from diskreplay.kernels.frozen import places_of
 from diskreplay.store.reading.parse_episodes import Gaps
 
 # Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
@@ -155,7 +156,7 @@ def read_pack(info: SegmentInfo, tables: PackTables, members: NDArray[np.int64])
     runs = np.repeat(which, tables.lanes)
     count, first = tables.rows[runs], tables.first_rows[runs]
     if int(count.sum()) != rows:
-        flags = flags[np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())]
+        flags = flags[places_of(first, count)]
     return count, LaneFlags(flags, count)
 
 

@@ -11,17 +11,11 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_segment
 from diskreplay.verify.verify import verify
 from tests.testing import packed
 from tests.testing.support import digest
 
 pytestmark = pytest.mark.usefixtures("no_patience")
-
-
-@pytest.fixture
-def no_patience(monkeypatch):
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import layout
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.verify import verify
 from tests.tiers import whole_or_part
+
+pytestmark = pytest.mark.usefixtures("no_patience")
 
 # How many bytes lie between two that are damaged. 1 damages each of them in turn: of the tiny store in half an hour,
 # of the others in hours.
@@ -58,12 +59,6 @@ class Shown(NamedTuple):
     serial: bytes
     ended: tuple[bool, bool, bool]
     seed: int | None
-
-
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch):
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
-    monkeypatch.setattr(check_root, "_PAUSE_S", 0)
 
 
 # --- what is written, in plain lists ---------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from diskreplay.format.limiters import StepCounter
 from diskreplay.format.root import read_root
 from diskreplay.format.segment import parse_lost
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.verify import verify as find_problems
 from tests.testing.support import append_numbered, digest, serial_schema
 from tests.verify.test_verify import reseal
+
+pytestmark = pytest.mark.usefixtures("no_patience")
 
 SEGMENT = "segments/00000001"
 
@@ -24,12 +25,6 @@ SEGMENT = "segments/00000001"
 def verify(path, **kwargs):
     """What is wrong with a store, but for what repair has set aside."""
     return [problem for problem in find_problems(path, **kwargs) if problem.kind != "quarantine"]
-
-
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch):
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
-    monkeypatch.setattr(check_root, "_PAUSE_S", 0)
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from diskreplay.format import root as root_module, segment as segment_module
 from diskreplay.format.locks import held_lock, is_locked
 from diskreplay.store.repair import repair as repair_module
 from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.verify import Problem, verify
 from tests.store.writing.test_recovery import ENDLESS
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
 from tests.verify.test_verify import DAMAGE, LANES, SEGMENT, original as collected, replace_bytes, set_words
+
+pytestmark = pytest.mark.usefixtures("no_patience")
 
 assert collected, "a fixture: a store with initial priorities"
 # What damages the initial priorities, of another store than the one here.
@@ -34,12 +35,6 @@ BACKUP = {name for name in DAMAGE if DAMAGE[name][2] == "zarr.json" or "evict" i
     "no root",
 } | {"counters elsewhere"}
 """Damage to what nothing else in the store repeats, or that leaves no place for a lock."""
-
-
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch):
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
-    monkeypatch.setattr(check_root, "_PAUSE_S", 0)
 
 
 @pytest.fixture(scope="module")
