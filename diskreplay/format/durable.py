@@ -49,6 +49,17 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
+def write_zeros(path: str, nbytes: int) -> None:
+    """Write a file of zeros that nobody else looks at yet, with blocks for all of them.
+
+    It can be read through a mapping when the disk is full: in tmpfs, a page without a block needs room to be read.
+    Raises the system's OSError; what was begun is left.
+    """
+    write_file(path, nbytes=nbytes)
+    with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
+        os.posix_fallocate(fd, 0, nbytes)
+
+
 def write_sparse(path: str, data: bytes) -> None:
     """Write a file that nobody else looks at yet, with holes for the pages of it that are zeros.
 

@@ -27,6 +27,7 @@ from diskreplay.format.durable import (
     sync_tree,
     write_atomic,
     write_file,
+    write_zeros,
 )
 from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
@@ -286,7 +287,7 @@ class SegmentInfo:
             os.mkdir(building)
             write_file(f"{building}/{layout.METADATA}", changed.rows_document(leaf, chunks * per_chunk))
             for chunk in range(chunks):
-                write_file(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", nbytes=changed.chunk_nbytes(leaf))
+                write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
             sync_tree(building)
             shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: no reader knows it yet
             os.rename(building, folder)

@@ -176,16 +176,16 @@ class _Library:
 
 
 def points_of(work: Callable[[], object]) -> list[Point]:
-    """Run ``work()`` in this process and return the changes it made, in their order: those that `die_at` counts."""
-    found: list[Point] = []
+    """Run ``work()`` in a forked child and return the changes it made, in their order: those that `die_at` counts.
 
-    def note(point: Point) -> None:
-        if changes(point):
-            found.append(point)
+    Arguments are as JSON has them, paths as strings. Threads of this process, such as those of writers, make no points.
+    """
 
-    with intercepted(note):
-        work()
-    return found
+    def run(tell: Tell) -> None:
+        with intercepted(lambda point: tell([point.name, point.args]) if changes(point) else None):
+            work()
+
+    return [Point(name, tuple(args)) for name, args in in_child(run).told]
 
 
 # --- dying -----------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def in_child(work: Callable[[Tell], object]) -> Death:
         code, write = _FAILED, os.write  # which is no point, though others' is
 
         def tell(x: Any) -> None:
-            write(writer, json.dumps({"told": x}).encode() + b"\n")
+            write(writer, json.dumps({"told": x}, default=str).encode() + b"\n")
 
         try:
             work(tell)

@@ -1,5 +1,6 @@
 """Initial priorities: an array of a segment that is there only where a writer gave some, and then exact to the step."""
 
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -229,7 +230,7 @@ def test_a_full_disk_refuses_the_first_priority_and_the_step_may_be_repeated(
             raise OSError(28, os.strerror(28), path)
 
         with monkeypatch.context() as patch:
-            patch.setattr("diskreplay.format.segment.write_file", full)
+            patch.setattr("diskreplay.format.segment.write_zeros", full)
             with pytest.raises(dr.StorageFull):
                 step(writer, 1, 2.0)
             step(writer, 1)
@@ -237,6 +238,17 @@ def test_a_full_disk_refuses_the_first_priority_and_the_step_may_be_repeated(
         assert given(store) == {2: 2.0}
         assert [len(episode) for episode in store.episodes] == [3]
         assert store.verify() == []
+
+
+def test_the_array_of_a_first_priority_has_its_blocks(tmp_store: Path) -> None:
+    """Where it had holes, reading it through a mapping would need room: on a full tmpfs, readers died of SIGBUS."""
+    with create(tmp_store, segment_steps=None, chunk_bytes=mmap.PAGESIZE) as store, store.writer() as writer:
+        for serial in range(3 * mmap.PAGESIZE // 8):
+            step(writer, serial)
+        step(writer, serial + 1, 2.0)
+        chunks = sorted(read_segment(store._root, 0).path.glob("priority/c.*"))
+        assert len(chunks) > 2
+        assert all(chunk.stat().st_blocks * 512 >= chunk.stat().st_size for chunk in chunks)
 
 
 @pytest.mark.slow
