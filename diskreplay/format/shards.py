@@ -6,7 +6,6 @@ index says by two numbers of 64 ones.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,32 +142,23 @@ class Shard:
         if (self.offsets + self.sizes + CRC_BYTES > start).any() and there.any():
             raise FormatError(f"{path}: its index says what cannot be; run `diskreplay repair`")
 
-    @cached_property
-    def _decompressed_bytes(self) -> bytes:
-        return np.full(1, self.inner_bytes, "<u8").tobytes()
-
-    def decompress(self, numbers: Ints) -> tuple[Ints, Any]:
-        """Decompress inner chunks, none of which is of zeros; return their addresses, and a buffer for each of them.
+    def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
+        """Decompress inner chunks, none of which is of zeros, one behind the other into memory for as many bytes.
 
         Other threads run meanwhile. Raises FormatError where one cannot be decompressed: it is damaged.
         """
-        segments = np.stack([self.offsets[numbers], self.sizes[numbers]], axis=1).astype("<u8")
+        starts, view = self.offsets[numbers], self._bytes.data
+        stops = starts + self.sizes[numbers]
+        frames = b"".join([view[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)])
         library = zstd()
+        reader = library.ZstdDecompressor().stream_reader(frames, read_across_frames=True)
         try:
-            found = library.ZstdDecompressor().multi_decompress_to_buffer(
-                library.BufferWithSegments(self._bytes.data, segments.tobytes()),
-                decompressed_sizes=self._decompressed_bytes * len(numbers),
-                threads=0,
-            )
+            if reader.readinto(out.data) == len(out) and not reader.read(1):
+                return
+            problem = "an inner chunk has another size than it says"
         except library.ZstdError as error:
-            raise FormatError(f"{self.path} is damaged ({error}); run `diskreplay repair`") from None
-        addresses, base = np.empty(len(numbers), np.int64), 0
-        for place in range(len(numbers)):
-            buffer = found[place]
-            if buffer.offset == 0:  # else it lies in the same memory as the one before
-                base = np.frombuffer(buffer, np.uint8).ctypes.data
-            addresses[place] = base + buffer.offset
-        return addresses, found
+            problem = str(error)
+        raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
 
     def fits(self, number: int) -> bool:
         """Whether an inner chunk fits its checksum."""
@@ -188,5 +178,6 @@ class Shard:
             if not self.fits(number):
                 raise FormatError(f"{self.path}: an inner chunk does not fit its checksum")
             if self.sizes[number]:
-                data = np.frombuffer(self.decompress(np.array([number]))[1][0], np.uint8)
+                data = np.empty(self.inner_bytes, np.uint8)
+                self.decompress(np.array([number]), data)
                 yield number * per_inner + inside, data[inside * row_bytes : (inside + count) * row_bytes]

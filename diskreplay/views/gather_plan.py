@@ -18,7 +18,7 @@ from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
 from diskreplay.views.parallel_copy import SHARED, in_halves
-from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, refuse
+from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, map_rows, refuse
 
 LONGEST = 1 << 40
 """More steps than a window can have."""
@@ -100,7 +100,7 @@ class GatherPlan:
         if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
             held.append(self._bind_tables())
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             if helper is None or block.nbytes < SHARED:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
             else:
@@ -110,6 +110,8 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
+            if attempt == 0:  # the memory of what leaves is used at once; later, few mappings must not come and go
+                held.clear()
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
@@ -208,8 +210,7 @@ class GatherPlan:
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
-            for copy in self._reached(self._copies):
-                snapshot.leaf(copy.leaf).ensure(*self.windows.rows(copy), since)
+            map_rows(snapshot, self.windows, self._reached(self._copies), since)
             return self._bind_tables()
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:

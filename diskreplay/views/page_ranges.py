@@ -1,17 +1,20 @@
 """Which pages of memory the windows of a batch lie in: what has to be read from disk before they can be gathered."""
 
 from collections.abc import Sequence
-from mmap import MADV_WILLNEED, PAGESIZE
+from mmap import MADV_WILLNEED
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.format.mapping import whole_pages
 from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.table import chosen
+from diskreplay.store.reading import chunk_budget
+from diskreplay.store.reading.chunk_budget import DECOMPRESSED
 from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
-from diskreplay.views.windows import Copy, Windows
+from diskreplay.views.windows import Copy, Windows, map_rows
 
 # Advice of `madvise`.
 WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
@@ -44,9 +47,14 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
     """Return where the rows of wide leaves lie, after mapping the chunks they are in.
 
     Narrow leaves are left out: the system reads a good deal around each fault, so they soon are in memory as a whole.
+    So is what is decompressed: it is in memory when it is there.
     """
-    tables = [(copy, snapshot.leaf(copy.leaf)) for copy in copies]
-    return merged_pages([_ranges(windows, table, copy) for copy, table in tables if table.wide])
+    wide = [copy for copy in copies if snapshot.leaf(copy.leaf).wide]
+    if not wide:
+        return NO_PAGES
+    with snapshot.leaf(wide[0].leaf).lock:  # while it is held, nothing leaves for what other threads map
+        map_rows(snapshot, windows, wide, chunk_budget.now())
+        return merged_pages([_ranges(snapshot.leaf(copy.leaf), *windows.rows(copy)) for copy in wide])
 
 
 def merged_pages(found: Sequence[Pages]) -> Pages:
@@ -54,13 +62,11 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
     if not found:
         return NO_PAGES
     starts, sizes = (np.concatenate(arrays) for arrays in ([p.starts for p in found], [p.sizes for p in found]))
-    return _merged(starts, sizes, tuple(held for pages in found for held in pages.held))
+    return Pages(*whole_pages(starts, sizes), tuple(held for pages in found for held in pages.held))
 
 
-def _ranges(windows: Windows, table: ChunkTable, copy: Copy) -> Pages:
-    """Return a range for each window and chunk."""
-    slot, lane, first, last = windows.rows(copy)
-    table.ensure(slot, lane, first, last)
+def _ranges(table: ChunkTable, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
+    """Return a range for each window and chunk that is mapped."""
     held, _, first_chunk, bases = table.addresses()
     shift, places = table.shift[slot] & BITS, table.shift[slot] >> PLACES
     starts, sizes = [], []
@@ -68,20 +74,9 @@ def _ranges(windows: Windows, table: ChunkTable, copy: Copy) -> Pages:
         chunk = (first >> shift) + further
         begin, end = np.maximum(first, chunk << shift), np.minimum(last + 1, (chunk + 1) << shift)
         inside = begin & ((1 << shift) - 1)
-        base = bases[first_chunk[slot] + lane * places + np.minimum(chunk, last >> shift)]
-        starts.append(base + (np.where(places, 0, lane << shift) + inside) * table.row_bytes)
+        place = first_chunk[slot] + lane * places + np.minimum(chunk, last >> shift)
+        starts.append(bases[place] + (np.where(places, 0, lane << shift) + inside) * table.row_bytes)
         # Nothing of windows that end in an earlier chunk, or that another thread has released since.
-        sizes.append(np.where(base != 0, np.maximum(end - begin, 0), 0) * table.row_bytes)
+        is_mapped = (bases[place] != 0) & (table.how[place] != DECOMPRESSED)
+        sizes.append(np.where(is_mapped, np.maximum(end - begin, 0), 0) * table.row_bytes)
     return Pages(np.concatenate(starts or [first]), np.concatenate(sizes or [first]), (held,))
-
-
-def _merged(starts: Ints, sizes: Ints, held: tuple[Any, ...]) -> Pages:
-    """Return the pages that these bytes lie in; ranges that overlap or touch become one."""
-    some = sizes > 0
-    first = starts[some] & -PAGESIZE
-    stop = (starts[some] + sizes[some] + PAGESIZE - 1) & -PAGESIZE
-    order = np.argsort(first, kind="stable")
-    first, reached = first[order], np.maximum.accumulate(stop[order])
-    begins = np.concatenate([[True], first[1:] > reached[:-1]]) if len(first) else np.zeros(0, bool)
-    ends = np.concatenate([begins[1:], [True]]) if len(first) else begins
-    return Pages(first[begins], reached[ends] - first[begins], held)

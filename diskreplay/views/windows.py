@@ -1,6 +1,6 @@
 """Windows of steps, found for a batch of ids, and which rows of them are copied: what all readers share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,6 +150,16 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
     until = last if n < 0 else np.minimum(row + n, last)
     snapshot.leaf("done").ensure(slot, lane, np.maximum(row - stack + 1, 0), until)
     return True
+
+
+def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since: int) -> None:
+    """Map all rows that are copied. No chunk leaves for them that was asked for in the use ``since``, or later."""
+    reached: dict[str, list[tuple[Ints, ...]]] = {}
+    for copy in copies:
+        reached.setdefault(copy.leaf, []).append(windows.rows(copy))
+    for leaf, each in reached.items():
+        slot, lane, first, last = map(np.concatenate, zip(*each, strict=True))
+        snapshot.leaf(leaf).ensure(slot, lane, first, last, since)
 
 
 def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:

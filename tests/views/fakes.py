@@ -16,6 +16,7 @@ from diskreplay.kernels import chunk_geometry, following, frozen
 from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import IdRuns, Visible, open_episodes, starting_runs
+from diskreplay.store.reading.chunk_budget import MAPPED
 from diskreplay.store.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 
@@ -89,6 +90,7 @@ class Table:
                         block[lane, i] = np.frombuffer(np.asarray(value, self.dtype).tobytes(), np.uint8)
                 self.holder.append(block)
         self.bases = np.zeros(len(self.holder), np.int64)
+        self.how = np.full(len(self.holder), MAPPED, np.uint8)
 
     def place(self, slot: int, lane: int, row: int) -> int:
         """Return the place of the chunk that holds a row."""

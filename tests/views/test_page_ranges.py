@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
+from diskreplay.format.mapping import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.population import Population
 from diskreplay.views import gather_plan
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.page_ranges import NO_PAGES, _merged
+from diskreplay.views.page_ranges import NO_PAGES
 from tests.kernels.plain import gather as module
 from tests.views.fakes import SCHEMA, Snapshot
 from tests.views.strategies import snapshots
@@ -37,11 +38,11 @@ def pages_of(starts: Any, sizes: Any) -> set[int]:
 @given(st.lists(st.tuples(st.integers(0, 20 * PAGESIZE), st.integers(0, 3 * PAGESIZE)), max_size=12))
 def test_ranges_are_merged_into_whole_pages(ranges: list[tuple[int, int]]) -> None:
     starts, sizes = np.array(ranges, np.int64).reshape(-1, 2).T
-    pages = _merged(starts, sizes, ())
-    assert pages_of(pages.starts, pages.sizes) == pages_of(starts, sizes)
-    assert not (pages.starts % PAGESIZE).any()
-    assert not (pages.sizes % PAGESIZE).any()
-    assert (pages.starts[1:] > (pages.starts + pages.sizes)[:-1]).all()
+    found, nbytes = whole_pages(starts, sizes)
+    assert pages_of(found, nbytes) == pages_of(starts, sizes)
+    assert not (found % PAGESIZE).any()
+    assert not (nbytes % PAGESIZE).any()
+    assert (found[1:] > (found + nbytes)[:-1]).all()
 
 
 def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, ids: np.ndarray) -> set[int]:

@@ -76,10 +76,14 @@ class _Block:
 class Arena:
     """Pieces of memory for chunks, out of blocks that are given back to the system when nothing is left in them.
 
+    As long as all blocks take no more than ``spare`` bytes, they are kept: for fresh memory the system has to find and
+    to clear some, which may take longer than what is done with it.
+
     Concurrency: any thread may allocate pieces, and drop the last reference to one, also in the middle of `allocate`.
     """
 
     def __init__(self) -> None:
+        self.spare = 0
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
@@ -116,14 +120,25 @@ class Arena:
             if blocks[place].free:
                 blocks.append(blocks.pop(place))  # the next is looked for here first
                 return blocks[-1]
-        if self.nbytes + BLOCK_BYTES > most:
-            return None
+        while self.nbytes + BLOCK_BYTES > most:
+            if not self._drop_unused():
+                return None
         try:
             blocks.append(_Block(size))
         except (OSError, MemoryError):
             return None
         self._blocks[size] = blocks
         return blocks[-1]
+
+    def keep_no_spare(self) -> None:
+        """Give back what is kept though nothing is in it, from now on; a finalizer may call this."""
+        self.spare = 0
+        if self._lock.acquire(blocking=False):  # else it is left until another is given back
+            try:
+                while self._drop_unused():
+                    pass
+            finally:
+                self._lock.release()
 
     def _give_back(self, block: _Block, number: int) -> None:
         self._returned.append((block, number))
@@ -142,8 +157,18 @@ class Arena:
             block, number = self._returned.popleft()
             block.free.append(number)
             blocks = self._blocks.get(block.piece_bytes, [])
-            if len(block.free) == block.count and block in blocks:  # it is not in a child that has started anew
+            # It is not among them in a child that has started anew.
+            if len(block.free) == block.count and self.nbytes > self.spare and block in blocks:
                 blocks.remove(block)
+
+    def _drop_unused(self) -> bool:
+        """Give a block in which nothing is left back to the system; False: there is none."""
+        for blocks in self._blocks.values():
+            for block in blocks:
+                if len(block.free) == block.count:
+                    blocks.remove(block)
+                    return True
+        return False
 
 
 def _piece_bytes(nbytes: int) -> int:

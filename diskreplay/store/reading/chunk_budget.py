@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 from diskreplay.format.mapping import count_mappings, relieved_by
 from diskreplay.store.forks import each_of, told_of_forks
-from diskreplay.store.reading.arena import Arena, Piece, lone_piece
+from diskreplay.store.reading.arena import BLOCK_BYTES, Arena, Piece, lone_piece
 
 if TYPE_CHECKING:
     from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
+
+# How a chunk is held: mapped, read or decompressed into memory, or as a part of a pack that is mapped as a whole.
+MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
 # The kernel allows 65,530, and the trainer has others.
 MOST_MAPPINGS = 30_000
@@ -24,21 +27,42 @@ MOST_MAPPINGS = 30_000
 # Bytes in which chunks are kept that were read and not mapped. Beside the page cache, so bounded by what there is too.
 MOST_READ = min(1 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16)
 
+# Bytes in which inner chunks are kept that were decompressed: of fields of which at least half fits, as much as memory
+# allows, of others a little. To decompress one again, into memory that was just used, is quicker there than to have the
+# system find and clear fresh memory.
+MOST_DECOMPRESSED = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
+
+# Inner chunks that are decompressed in one go lie in so many bytes, or a larger one in its own. All are of one size, or
+# blocks with pieces of another would leave.
+_PIECE_BYTES = 1 << 20
+
 # What leaves at once: finding what was not used for longest means looking at all.
 _LEAVING = 8
 
 _uses = itertools.count(1)
-_arena = Arena()
+_arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-_counts: deque[int] = deque()  # bytes that came and went of pieces that are not the arena's
-os.register_at_fork(after_in_child=lambda: _arena.reset_after_fork())
+_counts: deque[int] = deque()  # bytes that came and went of pieces that are no arena's
+os.register_at_fork(after_in_child=lambda: _start_anew())
 
 _alive: "weakref.WeakSet[ChunkTables]" = told_of_forks(lambda tables: tables.reset_after_fork())
+
+
+def _start_anew() -> None:
+    for arena in (_arena, _decompressed):
+        arena.reset_after_fork()
 
 
 def share(tables: "ChunkTables") -> None:
     """Have tables give up chunks when others need the room, and start anew in a forked child."""
     _alive.add(tables)
+    weakref.finalize(tables, _keep_no_spare).atexit = False
+
+
+def _keep_no_spare() -> None:
+    if not list(_alive):  # it knows already that these tables are gone
+        _decompressed.keep_no_spare()
 
 
 def now() -> int:
@@ -49,14 +73,14 @@ def now() -> int:
 def make_room(before: int) -> None:
     """See that one more chunk can be mapped, as far as chunks that were asked for before a use can leave for it."""
     while count_mappings() >= MOST_MAPPINGS:
-        if not _release(read=False, before=before):
+        if not _release(MAPPED, before):
             return
 
 
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory for a chunk, for which others leave as above where there is no more; None: it must be mapped."""
     piece = _arena.allocate(nbytes, MOST_READ)
-    if piece is None and _release(read=True, before=before):
+    if piece is None and _release(READ, before):
         piece = _arena.allocate(nbytes, MOST_READ)
     return piece
 
@@ -66,23 +90,60 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
 
     Others that were read leave first, so only what is asked for at once takes more than the budget.
     """
-    _release(read=True, before=before)
+    _release(READ, before)
     return lone_piece(nbytes)
 
 
-def make_room_for(nbytes: int, before: int) -> None:
-    """See that so much memory can be taken that is not the arena's, as far as chunks can leave for it as above."""
-    while _kept and _kept[0].use < before and _counted() + nbytes > MOST_READ:
-        _kept.popleft().release()
-    while _counted() + nbytes > MOST_READ:  # of tables that are copies of those that it was kept for
-        if not _release(read=True, before=before):
-            return
+def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[tuple[int, Piece]]:
+    """Return memory for so many inner chunks, for which others leave as above: pieces, and how many fit into each.
+
+    ``of`` so many bytes are all of the field. With ``grows``, a little more memory is taken than before, if it pays.
+    Where more is needed at once than is kept otherwise, twice that is kept. Raises MemoryError.
+    """
+    nbytes, most = max(_PIECE_BYTES, inner_bytes), max(LEAST_DECOMPRESSED, 2 * count * inner_bytes)
+    if grows and of <= 2 * MOST_DECOMPRESSED:
+        most = max(most, _decompressed.nbytes + BLOCK_BYTES)
+    most = min(most, MOST_DECOMPRESSED)
+    _decompressed.spare = max(_decompressed.spare, most)
+    found = list[tuple[int, Piece]]()
+    while count:
+        some = min(count, nbytes // inner_bytes)
+        while (piece := _decompressed_piece(nbytes, most)) is None:
+            if most == sys.maxsize:
+                raise MemoryError(f"no memory to decompress {count} inner chunks of {inner_bytes} bytes into")
+            if not _release_decompressed(count * inner_bytes, before):
+                most = sys.maxsize
+        found.append((some, piece))
+        count -= some
+    return found
 
 
-def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece) -> None:
-    """Count the memory of a piece that is not the arena's, as long as it is there; chunks of a table are in it."""
-    _counts.append(piece.nbytes)
-    weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
+def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
+    counted = _counted()
+    if nbytes <= BLOCK_BYTES:
+        return _decompressed.allocate(nbytes, most - counted)
+    return lone_piece(nbytes) if counted + _decompressed.nbytes + nbytes <= most else None
+
+
+def _release_decompressed(nbytes: int, before: int) -> bool:
+    """Release about so many bytes of inner chunks as above; False: there are none."""
+    leaving: dict[ChunkTable, list[_Kept]] = {}
+    while nbytes > 0 and _kept and _kept[0].use < before:
+        kept = _kept.popleft()
+        table, piece = kept.table(), kept.piece()
+        if table is not None and piece is not None:
+            leaving.setdefault(table, []).append(kept)
+            nbytes -= piece.nbytes
+    for table, some in leaving.items():
+        _release_kept(table, some)
+    return bool(leaving) or _release(DECOMPRESSED, before)  # of tables that are copies of those that they were kept for
+
+
+def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece, *, is_lone: bool) -> None:
+    """Note what is decompressed in a piece; count its memory, as long as it is there, where it is no arena's."""
+    if is_lone:
+        _counts.append(piece.nbytes)
+        weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
     _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece), now()))
 
 
@@ -94,35 +155,33 @@ class _Kept(NamedTuple):
     piece: weakref.ref[Piece]
     use: int
 
-    def release(self) -> None:
-        """Release them, but for those that were opened anew, and those of a table that another thread uses."""
-        table, piece = self.table(), self.piece()
-        if table is None or piece is None:
-            return
+
+def _release_kept(table: "ChunkTable", leaving: list[_Kept]) -> None:
+    """Release chunks, but for those that were opened anew, and those of a table that another thread uses."""
+    try:
+        lock = table.lock
+    except ReferenceError:  # the last snapshot of the store is gone, and with it all tables soon
+        return
+    if lock.acquire(blocking=False):
         try:
-            lock = table.lock
-        except ReferenceError:  # the last snapshot of the store is gone, and with it all tables soon
-            return
-        if lock.acquire(blocking=False):
-            try:
-                there = [place for place in self.places.tolist() if table.holder.get(place) is piece]
-                table.release(np.array(there, np.int64))
-            finally:
-                lock.release()
+            there = [p for kept in leaving for p in kept.places.tolist() if table.holder.get(p) is kept.piece()]
+            table.release(np.array(there, np.int64))
+        finally:
+            lock.release()
 
 
 def _counted() -> int:
-    """Return the bytes of pieces that are not the arena's. A piece may end in any thread, in the middle of this."""
+    """Return the bytes of pieces that are no arena's. A piece may end in any thread, in the middle of this."""
     while len(_counts) > 1:
         _counts.append(_counts.popleft() + _counts.popleft())
     return _counts[0] if _counts else 0
 
 
-def _release(*, read: bool, before: int = sys.maxsize) -> bool:
-    """Release the chunks that were asked for longest ago, of those that were read or mapped; False: there are none."""
+def _release(how: int, before: int = sys.maxsize) -> bool:
+    """Release the chunks that were asked for longest ago, of those that are held so; False: there are none."""
     with ExitStack() as held:
         tables = [table for each in _not_busy(held) for table in each.leaves.values()]
-        places = [np.flatnonzero((table.bases != 0) & (table.how == read) & (table.used < before)) for table in tables]
+        places = [np.flatnonzero((table.bases != 0) & (table.how == how) & (table.used < before)) for table in tables]
         counts = [len(there) for there in places]
         total = sum(counts)
         if not total:
@@ -147,4 +206,4 @@ def _not_busy(held: ExitStack) -> "list[ChunkTables]":
     return found
 
 
-relieved_by(lambda: _release(read=False))
+relieved_by(lambda: _release(MAPPED))

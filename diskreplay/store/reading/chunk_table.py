@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ from diskreplay.kernels.chunk_geometry import BITS, PLACES, WHOLE_LANE, apart
 from diskreplay.kernels.frozen import places_of
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
-from diskreplay.store.reading.arena import Piece, zeros_piece
-from diskreplay.store.reading.decompression import decompress
+from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
+from diskreplay.store.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ
+from diskreplay.store.reading.decompression import Part, decompress, reads_no_disk
 from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before, times_of
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
@@ -50,9 +52,6 @@ _ATTEMPTS = 8
 
 LACKING = -1
 """In place of how a segment's rows are divided into chunks: it has no such array."""
-
-# How a chunk is held: mapped, read into memory, or as a part of a pack that is mapped for all its segments.
-MAPPED, READ, IN_PACK = range(3)
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
@@ -128,7 +127,7 @@ class ChunkTable:
         places = pack.places(self.leaf)
         chunks = places * pack.tables.lanes
         self._add_places(np.zeros(int(chunks.sum()), np.int64))
-        self.how[start:] = IN_PACK if how is None else READ
+        self.how[start:] = IN_PACK if how is None else DECOMPRESSED
         self.shift, self.first_chunk, self.chunks = self.shift.copy(), self.first_chunk.copy(), self.chunks.copy()
         bits = WHOLE_LANE if how is None else how.rows.bit_length() - 1
         has_array = self.leaf in pack.info.chunk_rows
@@ -224,24 +223,23 @@ class ChunkTable:
         inner = pack.inner[self.leaf][places - pack.first_place[self.leaf]]
         found = self._tables.open_shard(pack, self.leaf, inner)
         if isinstance(found, Piece):
-            chunk_budget.keep(self, places, found)
-            step = found.nbytes // len(places)
-            return self._hold(places, found, found.address + step * np.arange(len(places)))
+            return self._keep(places, found, found.nbytes // len(places), is_lone=True)
         shard, inner = found
         is_zero = shard.sizes[inner] == 0
         if is_zero.any():
             zeros = zeros_piece(shard.inner_bytes)
             self._hold(places[is_zero], zeros, np.full(np.count_nonzero(is_zero), zeros.address))
         places, inner = places[~is_zero], inner[~is_zero]
-        if not len(places):
-            return
-        chunk_budget.make_room_for(len(places) * shard.inner_bytes, use)
-        at = 0
-        for addresses, piece in decompress(shard, inner):
-            these = places[at : at + len(addresses)]
-            chunk_budget.keep(self, these, piece)
-            self._hold(these, piece, addresses)
-            at += len(addresses)
+        of = self._tables.decompressed_bytes(self.leaf)
+        pieces = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
+        spans = [slice(*ends) for ends in pairwise(accumulate([0, *(count for count, _ in pieces)]))]
+        decompress([Part(shard, inner[span], piece) for span, (_, piece) in zip(spans, pieces, strict=True)])
+        for span, (_, piece) in zip(spans, pieces, strict=True):
+            self._keep(places[span], piece, shard.inner_bytes, is_lone=piece.nbytes > BLOCK_BYTES)
+
+    def _keep(self, places: NDArray[np.int64], piece: Piece, inner_bytes: int, *, is_lone: bool) -> None:
+        chunk_budget.keep(self, places, piece, is_lone=is_lone)
+        self._hold(places, piece, piece.address + inner_bytes * np.arange(len(places)))
 
     def _hold(self, places: NDArray[np.int64], piece: Piece, addresses: NDArray[np.int64]) -> None:
         """Have places be at these addresses, which are good as long as a piece of memory is there."""
@@ -497,6 +495,12 @@ class ChunkTables:
             return []
         found = {id(pack): pack for slot in np.unique(slots).tolist() if (pack := self.pack_of(slot)) is not None}
         return [pack for pack in found.values() if leaf in pack.info.compressed]
+
+    def decompressed_bytes(self, leaf: str) -> int:
+        """Return what an array takes in all packs in which it is compressed, when it is decompressed."""
+        packs = [pack for pack in self._packs.values() if leaf in pack.inner]
+        rows = sum(len(pack.inner[leaf]) * pack.info.compressed[leaf].rows for pack in packs)
+        return rows * self.leaves[leaf].row_bytes
 
     @shown_paths()
     def open_shard(self, pack: Pack, leaf: str, inner: NDArray[np.int64]) -> tuple[Shard, NDArray[np.int64]] | Piece:

@@ -1,14 +1,18 @@
-"""Decompresses what a batch needs of a compressed field: all at once, half of it in another thread."""
+"""Decompresses what a batch needs of a compressed field: all at once, in some threads."""
 
 import os
 import resource
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from mmap import MADV_WILLNEED
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.format.mapping import whole_pages
 from diskreplay.format.shards import Shard
+from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.arena import Piece
 
 if TYPE_CHECKING:
@@ -16,43 +20,66 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-# Inner chunks from which on another thread takes half: it takes a tenth of a millisecond to wake up.
-_SHARED = 16
+# To have one thread more takes a tenth of a millisecond: each gets so many inner chunks at least.
+_LEAST = 16
+_MOST_THREADS = 4
 # After so many calls that needed nothing from disk, nothing is asked of it beforehand until one does.
 _WARM_CALLS = 32
 
 
-def decompress(shard: Shard, numbers: Ints) -> list[tuple[Ints, Piece]]:
-    """Return the addresses of these inner chunks, none of which is of zeros, in their order, and what holds them.
+class Part(NamedTuple):
+    """Inner chunks of a shard, none of which is of zeros, and memory for them, or for more."""
 
-    Raises FormatError where one is damaged.
-    """
-    _cold.ask(shard, numbers)
-    half = len(numbers) // 2 if len(numbers) >= _SHARED and len(os.sched_getaffinity(0)) > 1 else 0
-    before = _blocks_read()
-    other = _helper().submit(shard.decompress, numbers[half:]) if half else None
-    found = [shard.decompress(numbers[:half] if half else numbers)]
+    shard: Shard
+    numbers: Ints
+    piece: Piece
+
+
+def decompress(parts: Sequence[Part]) -> None:
+    """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged."""
+    _cold.ask(parts)
+    before, left = _blocks_read(), iter(parts)
+    cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    others = min(cores, len(parts), sum(len(part.numbers) for part in parts) // _LEAST) - 1
+    waiting = [_helpers().submit(_decompress_next, left) for _ in range(others)]
+    try:
+        _decompress_next(left)
+    finally:
+        errors = [future.exception() for future in waiting if not future.cancel()]  # of those that have begun
     _cold.note(_blocks_read() != before)
-    if other is not None:
-        found.append(other.result())
-    return [(at, Piece(memory, int(at[0]), len(at) * shard.inner_bytes)) for at, memory in found]
+    for error in filter(None, errors):
+        raise error
+
+
+def reads_no_disk() -> bool:
+    """Whether what was decompressed lately was in memory before."""
+    return _cold.left == 0
+
+
+def _decompress_next(left: Iterator[Part]) -> None:
+    """Decompress parts until none is left; other threads take theirs from the same iterator."""
+    for shard, numbers, piece in left:
+        shard.decompress(numbers, np.asarray(piece)[: len(numbers) * shard.inner_bytes])
 
 
 class _Cold:
     """Whether what is needed has to come from disk, as it had to lately. Any thread; the last one counts."""
 
     def __init__(self) -> None:
-        self._left = _WARM_CALLS
+        self.left = _WARM_CALLS
 
-    def ask(self, shard: Shard, numbers: Ints) -> None:
+    def ask(self, parts: Sequence[Part]) -> None:
         """Have the disk read these inner chunks at once, and not as the decompression gets there."""
-        if self._left > 0:
-            for start, nbytes in zip(shard.offsets[numbers].tolist(), shard.sizes[numbers].tolist(), strict=True):
-                shard.mapping.will_need(start, nbytes)
+        if self.left > 0 and parts:
+            ranges = [
+                (shard.mapping.address + shard.offsets[numbers], shard.sizes[numbers]) for shard, numbers, _ in parts
+            ]
+            starts, sizes = map(np.concatenate, zip(*ranges, strict=True))
+            chosen("advise")(*whole_pages(starts, sizes), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
         """Note whether this thread has read from disk."""
-        self._left = _WARM_CALLS if has_read else max(0, self._left - 1)
+        self.left = _WARM_CALLS if has_read else max(0, self.left - 1)
 
 
 def _blocks_read() -> int:
@@ -63,11 +90,11 @@ _cold = _Cold()
 
 
 @cache
-def _helper() -> "ThreadPoolExecutor":
+def _helpers() -> "ThreadPoolExecutor":
     from concurrent.futures import ThreadPoolExecutor  # a process that only appends does without
 
-    return ThreadPoolExecutor(1, "diskreplay-decompress")
+    return ThreadPoolExecutor(_MOST_THREADS - 1, "diskreplay-decompress")
 
 
-# A child has no such thread: it makes its own.
-os.register_at_fork(after_in_child=_helper.cache_clear)
+# A child has no such threads: it makes its own.
+os.register_at_fork(after_in_child=_helpers.cache_clear)

@@ -1,5 +1,6 @@
 """Compressed fields: what `create` and `Store.compact` take, what is compressed, and what stays as it is."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.reading import chunk_budget
+from diskreplay.format.packs import all_packs, open_shard
+from diskreplay.format.root import read_root
+from diskreplay.store.reading import arena, chunk_budget, decompression
 from diskreplay.verify.verify import verify
 
 pytest.importorskip("zstandard")
@@ -97,13 +100,76 @@ def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
         store.compact()
     inner = 32 * 16 * 17  # bytes of an inner chunk
     batch = 2 * 8 * 2 * inner  # obs and next_obs of eight steps, each in two of them at most
-    with dr.open(tmp_store) as one, dr.open(tmp_store) as other:
-        with dr.Sampler(one, dr.Transitions(), batch_size=8, seed=0) as sampler:
-            want = [sampler.sample().numpy() for _ in range(30)]
-        monkeypatch.setattr(chunk_budget, "MOST_READ", 6 * inner)
-        with dr.Sampler(other, dr.Transitions(), batch_size=8, seed=0) as sampler:
-            for expected in want:
-                found = sampler.sample().numpy()
-                assert all(np.array_equal(found[name], value) for name, value in expected.items())
-                del found
-                assert chunk_budget._counted() <= 6 * inner + batch
+    block = 8 << 10  # about the size of an inner chunk
+    with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
+        want = [sampler.sample().numpy() for _ in range(30)]
+        memory = chunk_budget._decompressed
+        assert 0 < memory.nbytes <= chunk_budget.MOST_DECOMPRESSED
+    del store, sampler
+    gc.collect()
+    assert memory.nbytes == 0  # nobody reads a store
+    for module in (arena, chunk_budget):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 4 * block)
+    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 2 * inner)
+    for name in ("MOST_DECOMPRESSED", "LEAST_DECOMPRESSED"):
+        monkeypatch.setattr(chunk_budget, name, 8 * block)
+    with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
+        for expected in want:
+            found = sampler.sample().numpy()
+            assert all(np.array_equal(found[name], value) for name, value in expected.items())
+            del found
+            assert 0 < memory.nbytes <= 8 * block + 2 * batch
+
+
+@pytest.mark.parametrize(("most", "fits"), [(1 << 30, True), (150_000, False)])
+def test_more_is_kept_with_each_batch_once_nothing_comes_from_disk_if_half_of_the_field_fits(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, most: int, fits: bool
+) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        fill(store, 200)
+        store.compact()
+    for module in (arena, chunk_budget):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 14)  # for one inner chunk
+    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(chunk_budget, "MOST_DECOMPRESSED", most)
+    monkeypatch.setattr(chunk_budget, "LEAST_DECOMPRESSED", min(1 << 15, most))
+    memory = chunk_budget._decompressed
+    with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=1, seed=0) as sampler:
+        monkeypatch.setattr(decompression._cold, "left", 1)
+        monkeypatch.setattr(decompression._cold, "note", lambda has_read: None)
+        for _ in range(100):
+            sampler.sample()
+        assert memory.nbytes <= 1 << 16  # twice what a batch needs
+        decompression._cold.left = 0
+        for _ in range(200):
+            sampler.sample()
+        assert (memory.nbytes > 30 << 14) == fits
+        assert fits or memory.nbytes <= 1 << 16
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_damaged_is_told_whichever_thread_finds_it(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        fill(store, 60)
+        store.compact()
+    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(decompression, "_MOST_THREADS", threads)
+    monkeypatch.setattr(decompression, "_LEAST", 1)
+    with dr.open(tmp_store) as store:
+        (info,) = [info for info, _ in all_packs(read_root(tmp_store), 0)]
+        shard = open_shard(info, "obs")
+        for number in np.flatnonzero(shard.sizes)[::7].tolist():
+            path, at = info.chunk_path("obs", 0), int(shard.offsets[number])
+            before = Path(path).read_bytes()
+            # Another kind of file, or another number of bytes than the index of a shard has: zstd's frame header.
+            for place, byte in ((at, before[at] ^ 255), (at + 5, before[at + 5] ^ 1)):
+                Path(path).write_bytes(before[:place] + bytes([byte]) + before[place + 1 :])
+                with (
+                    dr.open(tmp_store) as damaged,
+                    pytest.raises(dr.FormatError, match=r"damaged \(.*diskreplay repair"),
+                ):
+                    damaged.to_numpy()
+            Path(path).write_bytes(before)
+        assert len(store.to_numpy()["obs"]) == len(store)

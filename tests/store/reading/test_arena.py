@@ -62,6 +62,24 @@ def test_there_is_never_more_than_the_caller_allows():
     assert arena.allocate(1 << 18, 2 * BLOCK_BYTES) is not None
 
 
+def test_spare_blocks_stay_and_leave_for_pieces_of_another_size():
+    arena = Arena()
+    arena.spare = 2 * BLOCK_BYTES
+    pieces = [arena.allocate(1 << 20, PLENTY) for _ in range(3 * BLOCK_BYTES >> 20)]
+    first = {piece.address for piece in pieces}
+    assert arena.nbytes == 3 * BLOCK_BYTES
+    del pieces
+    assert arena.nbytes == 2 * BLOCK_BYTES
+    assert arena.allocate(1 << 20, 2 * BLOCK_BYTES).address in first
+    other = [arena.allocate(1 << 18, 2 * BLOCK_BYTES) for _ in range(2 * BLOCK_BYTES >> 18)]
+    assert None not in other
+    assert arena.nbytes == 2 * BLOCK_BYTES
+    assert arena.allocate(1 << 20, 2 * BLOCK_BYTES) is None
+    del other
+    arena.keep_no_spare()
+    assert arena.nbytes == 0
+
+
 def test_no_memory_of_the_system_is_no_piece(monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
