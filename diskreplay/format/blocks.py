@@ -9,7 +9,7 @@ so each chunk's part of the file proves itself.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ Sums = NDArray[np.uint32]
 _WINDOW = 1 << 20
 _SHORTER = "a file became shorter while it was read; the store is damaged"
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
+_INVERSION = 0xFFFFFFFF
 
 
 def block_bytes(row_bytes: int) -> int:
@@ -86,8 +87,9 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # To read it twice, from the cache, takes less than the arithmetic, which only holes need.
-    return sums, crc if done == size else combine(sums, size, block)
+    # To read it twice, from the cache, takes less than the arithmetic, which only holes before the last data need.
+    crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
+    return sums, with_zeros(crc, size - at)
 
 
 # --- how they are stored ---------------------------------------------------------------------------------------------
@@ -132,21 +134,31 @@ def combine(sums: Sums, size: int, block: int) -> int:
     return _multiply(last, int(values[0])) ^ int(sums[-1])
 
 
+def with_zeros(crc: int, nbytes: int) -> int:
+    """Return the checksum of a string with so many zeros behind it, from its own; inversions begin and end it."""
+    return _multiply(_zeros(nbytes), crc ^ _INVERSION) ^ _INVERSION if nbytes else crc
+
+
 @lru_cache(maxsize=64)
 def _sum_of_zeros(nbytes: int) -> int:
-    return int(crc32c(bytes(nbytes)))
+    return with_zeros(0, nbytes)
 
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
     """Return the polynomial by which ``nbytes`` zeros multiply the register: x to the power of their bits."""
-    product, power = 1 << 31, 1 << 23  # 1 and x**8: bits are reversed
-    while nbytes:
-        if nbytes & 1:
-            product = _multiply(power, product)
-        nbytes >>= 1
-        power = _multiply(power, power) if nbytes else power
+    product = 1 << 31  # 1: bits are reversed
+    for bit in range(nbytes.bit_length()):
+        if nbytes >> bit & 1:
+            product = _multiply(_power_of_two_zeros(bit), product)
     return product
+
+
+@cache
+def _power_of_two_zeros(bit: int) -> int:
+    """Return the same of two to a power."""
+    half = _power_of_two_zeros(bit - 1) if bit else 0
+    return _multiply(half, half) if bit else 1 << 23  # x**8
 
 
 _Register = TypeVar("_Register", int, Sums)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.format.blocks import block_bytes, combine, read_sums
+from diskreplay.format.blocks import block_bytes, combine, read_sums, with_zeros
 from diskreplay.verify.check_sums import block_length
 from diskreplay.verify.crc import joined
 from tests.testing.support import serial_schema
@@ -51,24 +51,33 @@ def test_blocks_together_have_the_checksum_of_the_whole(parts, block):
         assert joined(sums, block, len(pieces[-1])) == google_crc32c.value(data)
 
 
+BEHIND, BETWEEN = ((0, 200_000),), ((4096, 3), (65_530, 200_000), (8_000_000, 5_000_000))
+
+
+@pytest.mark.parametrize("data_at", [(), BEHIND, BETWEEN, (*BETWEEN, (39_999_999, 2))], ids=["", "1", "3", "4"])
 @pytest.mark.parametrize("block", [512, 6144, 56448, 65536])
-def test_sums_of_a_file_with_holes_are_those_of_its_bytes(tmp_path, block):
+def test_sums_of_a_file_with_holes_are_those_of_its_bytes(tmp_path, block, data_at):
     path = tmp_path / "chunk"
     rng = np.random.default_rng(0)
     with path.open("wb") as file:
         os.truncate(path, 40_000_001)
-        for at, count in ((4096, 3), (65_530, 200_000), (8_000_000, 5_000_000), (39_999_999, 2)):
+        for at, count in data_at:
             file.seek(at)
             file.write(rng.bytes(count))
     data = path.read_bytes()
     fd = os.open(path, os.O_RDONLY)
     try:
-        sums, _ = read_sums(fd, len(data), block)
+        sums, crc = read_sums(fd, len(data), block)
     finally:
         os.close(fd)
     expected = [google_crc32c.value(data[at : at + block]) for at in range(0, len(data), block)]
     assert sums.tolist() == expected
-    assert combine(sums, len(data), block) == google_crc32c.value(data)
+    assert crc == combine(sums, len(data), block) == google_crc32c.value(data)
+
+
+@given(st.binary(max_size=40), st.integers(0, 5000))
+def test_zeros_behind_a_string_change_its_checksum_as_crc32c_says(data, count):
+    assert with_zeros(google_crc32c.value(data), count) == google_crc32c.value(data + bytes(count))
 
 
 def test_what_lies_in_a_hole_is_not_read(tmp_path, monkeypatch):
