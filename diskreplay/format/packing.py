@@ -61,7 +61,7 @@ def build_pack(
     gone.
     """
     with storage_errors(building):
-        info = _Build(root, building, [_Source(info) for info in sources], hidden, level, pace).run()
+        info = _Build(root, building, list(_opened(sources, pace)), hidden, level, pace).run()
         sync_file_system(root.folder)
         for name in info.checksums:
             check_written(f"{building}/{name}")
@@ -160,6 +160,12 @@ class _Source:
             if crc32c(data[at : at + block].data) != sums[(low + at) // block]:
                 raise FormatError(f"{name} does not fit its checksum")
         return data[start - low : stop - low]
+
+
+def _opened(infos: Sequence[SegmentInfo], pace: Callable[[], None]) -> Iterator[_Source]:
+    for info in infos:
+        pace()
+        yield _Source(info)
 
 
 class _Build:

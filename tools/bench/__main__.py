@@ -20,6 +20,7 @@ BENCHES = {
     "many_segments": "many_segments",
     "packs": "packs",
     "compressed": "compressed",
+    "compacting": "compacting",
     "memory": "reader_memory",
     "episode_layout": "episode_layout",
     "import": "import_time",

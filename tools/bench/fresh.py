@@ -133,6 +133,36 @@ def appending(path: str, seconds: str) -> dict[str, float]:
         return {"steps": count / (perf_counter() - started)}
 
 
+def merging(path: str, seconds: str, episode_steps: str, appends: str, merges: str) -> dict[str, float]:
+    """Have old segments merged in the background, or not; append at full speed, or wait; tell how many steps a second.
+
+    It ends after so long, or when nothing is left to merge.
+    """
+    import threading
+    import time
+
+    import numpy as np
+
+    import diskreplay as dr
+    from diskreplay.store.compaction import background
+
+    background._FIRST_S = 0.0 if merges == "True" else 3600.0
+    steps, count = int(episode_steps), 0
+    block = np.zeros((steps + 1, 4), np.float32), np.zeros(steps, np.int64), np.zeros(steps, np.float32)
+    with dr.open(path, mode="a") as store, store.writer() as writer:
+        with store.writer() as first:  # when it is sealed, segments are looked at
+            first.append_episode(*block, terminated=True)
+        threads = [thread for thread in threading.enumerate() if thread.name == "diskreplay-compaction"]
+        started = perf_counter()
+        while (taken := perf_counter() - started) < float(seconds) and all(thread.is_alive() for thread in threads):
+            if appends == "True":
+                writer.append_episode(*block, terminated=True)
+                count += steps
+            else:
+                time.sleep(0.01)
+        return {"steps": count / taken, "seconds": taken}
+
+
 def sampling(path: str, seconds: str, kept: str) -> dict[str, float]:
     """Draw batches of what others append; tell when the first was there, and of the rest how many come a second."""
     import os
@@ -243,6 +273,7 @@ MEASURES = {
     "drawing": drawing,
     "starting": starting,
     "appending": appending,
+    "merging": merging,
     "sampling": sampling,
     "first_batch": first_batch,
 }

@@ -21,7 +21,7 @@ _FIRST_S, _BETWEEN_S = 5.0, 1.0
 # So many segments have to be sealed before they are looked at again.
 _SEALED = 32
 # Of its time the thread works a part, and rests so many times as long: it shares Python's lock with who appends.
-_REST, _WORK_S = 4.0, 0.002
+_REST, _WORK_S = 6.0, 0.002
 _LOWEST = 19
 
 

@@ -97,20 +97,27 @@ class Compaction:
         for one in self.candidates(pace):
             kind = one.rows.bit_length() // (_MANY.bit_length() - 1), self._compresses(one.info)
             kinds.setdefault(kind, []).append(one)
-        for (_, is_new), candidates in sorted(kinds.items()):
-            for group in self.groups(candidates):
-                rows = sum(one.rows for one in group)
-                is_full = len(group) >= LEAST_SEGMENTS and rows > self._most_rows() // _ENOUGH
-                is_much = is_new and rows * self._root.step_bytes >= _MUCH_BYTES
-                if len(group) >= _MANY or is_full or is_much:
-                    return self.merge(group, pace) is not None
-        return False
+        due = [
+            group
+            for (_, is_new), candidates in sorted(kinds.items())
+            for group in self.groups(candidates)
+            if self._pays(group, is_new=is_new)
+        ]
+        # All of them, as to look at all segments takes long where they are many.
+        return any([self.merge(group, pace) is not None for group in due])
+
+    def _pays(self, group: Sequence[Candidate], *, is_new: bool) -> bool:
+        rows = sum(one.rows for one in group)
+        is_full = len(group) >= LEAST_SEGMENTS and rows > self._most_rows() // _ENOUGH
+        is_much = is_new and rows * self._root.step_bytes >= _MUCH_BYTES
+        return len(group) >= _MANY or is_full or is_much
 
     def candidates(self, pace: Callable[[], None] = _at_once) -> list[Candidate]:
         """Return the sealed segments that may be put into a pack, in the order of their last steps."""
         infos = []
         words = self._counters.read()
         for number in live_numbers(self._root, words):
+            pace()
             try:
                 info = read_segment(self._root, number)
             except DAMAGE:

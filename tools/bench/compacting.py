@@ -1,0 +1,83 @@
+"""Append, and draw, while old segments are merged in the background, beside the same without that."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import diskreplay as dr
+from diskreplay.store.compaction import background
+from tools.bench.data import SCHEMA, append_whole, episodes
+from tools.bench.fresh import answers, begin
+from tools.bench.harness import Report, Table, Target, number
+
+
+class Size(NamedTuple):
+    """Short segments that are there, steps of each, and seconds for which is appended, or drawn, in each round."""
+
+    segments: int
+    episode_steps: int
+    seconds: float
+
+
+FULL, TINY = Size(1_000, 100, 6.0), Size(70, 5, 0.3)
+
+APPENDS, DRAWS = "steps a second, appended by the process that merges", "batches a second, drawn by another process"
+_STARTING_S = 5.0  # of a process that draws, about
+
+
+def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
+    """Append, then draw, in fresh processes: from stores that are merged meanwhile and stores that are not, in turn."""
+    del peers
+    found: dict[str, list[tuple[float, float]]] = {APPENDS: [], DRAWS: []}
+    _fill(folder / "source", size)
+    for round_ in range(rounds):
+        for what, speeds in found.items():
+            pair = {}
+            for merges in (True, False) if round_ % 2 else (False, True):
+                with dr.open(folder / "source") as source:
+                    source.backup(folder / "store")  # the same files, as far as they are sealed
+                pair[merges] = _measure(folder / "store", size, appends=what == APPENDS, merges=merges)
+                shutil.rmtree(folder / "store")
+            speeds.append((pair[False], pair[True]))
+    rows, targets = [], []
+    for what, speeds in found.items():
+        without, with_, ratio = (np.median(each) for each in (*np.array(speeds).T, [b / a for a, b in speeds]))
+        rows.append([what, number(without), number(with_), number(ratio)])
+        targets.append(Target(f"{what}: of the speed without", float(ratio), 0.8, "", at_least=True))
+    return Report(
+        "Appending and drawing while segments are merged",
+        [Table(["", "without", "while segments are merged", "of the speed (median of rounds)"], rows)],
+        targets,
+        [
+            f"A store of {size.segments:,} sealed segments with an episode of {size.episode_steps} steps of CartPole's "
+            f"shape each. For {size.seconds:g} s a process appends such episodes at full speed, or another one draws "
+            "batches of 256 from the whole store while the first one appends nothing. The first process merges all "
+            "that time, in the thread that does it where nobody calls Store.compact, or does not.",
+        ],
+    )
+
+
+def _fill(path: Path, size: Size) -> None:
+    """Make the segments, none of which is merged yet."""
+    before, background._FIRST_S = background._FIRST_S, 3600.0
+    try:
+        with dr.create(path, SCHEMA) as store:
+            for episode in episodes(size.segments * size.episode_steps, size.episode_steps, size.episode_steps):
+                with store.writer() as writer:
+                    append_whole(writer, episode)
+    finally:
+        background._FIRST_S = before
+
+
+def _measure(path: Path, size: Size, *, appends: bool, merges: bool) -> float:
+    """Return how many steps, or batches, come a second."""
+    if appends:
+        (answer,) = answers([begin("merging", path, size.seconds, size.episode_steps, appends, merges)])
+        return answer["steps"]
+    # It goes on until the other has ended, or nothing is left to merge.
+    merging = begin("merging", path, _STARTING_S + 3 * size.seconds, size.episode_steps, appends, merges)
+    drawing = begin("sampling", path, size.seconds, "")
+    _, answer = answers([merging, drawing])
+    return answer["batches"]
