@@ -5,7 +5,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -128,10 +128,16 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 def _release_decompressed(nbytes: int, before: int) -> bool:
     """Release about so many bytes of inner chunks as above; False: there are none."""
     leaving: dict[ChunkTable, list[_Kept]] = {}
-    while nbytes > 0 and _kept and _kept[0].use < before:
+    for _ in range(len(_kept)):
+        if nbytes <= 0 or not _kept:
+            break
         kept = _kept.popleft()
         table, piece = kept.table(), kept.piece()
-        if table is not None and piece is not None:
+        if table is None or piece is None:
+            continue
+        if (table.used[kept.places] >= before).any():
+            _kept.append(kept)  # some are needed now
+        else:
             leaving.setdefault(table, []).append(kept)
             nbytes -= piece.nbytes
     for table, some in leaving.items():
@@ -144,16 +150,18 @@ def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece, *, is_lon
     if is_lone:
         _counts.append(piece.nbytes)
         weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
-    _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece), now()))
+    with suppress(IndexError):
+        while _kept[0].piece() is None:  # of a store that was closed
+            _kept.popleft()
+    _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece)))
 
 
 class _Kept(NamedTuple):
-    """Chunks that came together, and leave together: the first ones first."""
+    """Chunks that came together, and leave together: the first ones first, but for those that are needed."""
 
     table: "weakref.ref[ChunkTable]"
     places: NDArray[np.int64]
     piece: weakref.ref[Piece]
-    use: int
 
 
 def _release_kept(table: "ChunkTable", leaving: list[_Kept]) -> None:

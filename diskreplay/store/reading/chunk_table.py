@@ -333,7 +333,10 @@ class ChunkTable:
         self.bases, self.holder = np.zeros_like(self.bases), {}
 
     def rows(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> NDArray[Any]:
-        """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``; a view where one chunk has them."""
+        """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``.
+
+        A view where one chunk has them, unless it was decompressed.
+        """
         if stop <= first:
             return np.zeros((0, *self.shape), self.dtype)
         # One thread at a time: another's chunks may need the room that these have just taken.
@@ -408,7 +411,9 @@ class ChunkTable:
             if self.wide:
                 mapping = self.holder[self._held_at(slot, (shift >> PLACES) * lane + chunk)]
                 mapping.will_need((line * block.shape[1] + at) * self.row_bytes, count * self.row_bytes)
-            parts.append(block[line, at : at + count])
+            rows = block[line, at : at + count]
+            # Who keeps a view keeps all that was decompressed with it.
+            parts.append(rows.copy() if self.how[self._place(slot, 0)] == DECOMPRESSED else rows)
         return parts
 
     def _held_at(self, slot: int, chunk: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format.packs import all_packs, open_shard
 from diskreplay.format.root import read_root
-from diskreplay.store.reading import arena, chunk_budget, decompression
+from diskreplay.store.reading import arena, chunk_budget, chunk_table, decompression
 from diskreplay.verify.verify import verify
 
 pytest.importorskip("zstandard")
@@ -119,6 +119,41 @@ def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
             assert all(np.array_equal(found[name], value) for name, value in expected.items())
             del found
             assert 0 < memory.nbytes <= 8 * block + 2 * batch
+
+
+def test_what_a_batch_needs_does_not_leave_for_what_else_it_needs(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        fill(store, 100)
+        store.compact()
+    inner = 32 * 16 * 17  # bytes of an inner chunk, of which there are 35
+    for module in (arena, chunk_budget):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * inner)
+    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 4 * inner)
+    for name in ("MOST_DECOMPRESSED", "LEAST_DECOMPRESSED"):
+        monkeypatch.setattr(chunk_budget, name, 32 * inner)
+    monkeypatch.setattr(chunk_budget, "_decompressed", arena.Arena())
+    monkeypatch.setattr(chunk_table, "_ATTEMPTS", 2)  # to open chunks, and to see that they are there
+    with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
+        for _ in range(500):
+            sampler.sample()
+    assert chunk_budget._decompressed.nbytes <= 40 * inner
+
+
+def test_who_keeps_rows_keeps_nothing_else_that_was_decompressed(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        fill(store, 60)
+        store.compact()
+    with dr.open(tmp_store) as store:
+        kept = [episode.obs for episode in store.episodes]
+        assert max(obs.max() for obs in kept) == 255
+        memory = chunk_budget._decompressed
+        assert memory.nbytes > 0
+    del store
+    gc.collect()
+    assert memory.nbytes == 0
+    assert [int(obs[0, 0, 0]) for obs in kept[:3]] == [0, 10, 20]
 
 
 @pytest.mark.parametrize(("most", "fits"), [(1 << 30, True), (150_000, False)])
