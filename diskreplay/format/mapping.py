@@ -17,8 +17,6 @@ from diskreplay.errors import FormatError, ReplayError
 from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.format.durable import descriptor
 
-Ints = NDArray[np.int64]
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
@@ -119,18 +117,6 @@ class Mapping:
         """Have these bytes of the file read from disk while the caller goes on."""
         first = (self.address + start) & -PAGESIZE
         _libc.madvise(first, self.address + start + nbytes - first, MADV_WILLNEED)
-
-
-def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Return the pages in which ranges of bytes lie, addresses and bytes, in order; those that touch become one."""
-    some = sizes > 0
-    first = starts[some] & -PAGESIZE
-    stop = (starts[some] + sizes[some] + PAGESIZE - 1) & -PAGESIZE
-    order = np.argsort(first, kind="stable")
-    first, reached = first[order], np.maximum.accumulate(stop[order])
-    begins = np.concatenate([[True], first[1:] > reached[:-1]]) if len(first) else np.zeros(0, bool)
-    ends = np.concatenate([begins[1:], [True]]) if len(first) else begins
-    return first[begins], reached[ends] - first[begins]
 
 
 def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> int:

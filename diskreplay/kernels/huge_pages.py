@@ -1,4 +1,4 @@
-"""Memory in huge pages, for tables that are read at random: small pages are more than a TLB reaches."""
+"""Pages of memory: huge ones for tables that are read at random, and those in which ranges of bytes lie."""
 
 import mmap
 from collections.abc import Sequence
@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+Ints = NDArray[np.int64]
+
+# Small ones are more than a TLB reaches.
 LARGE_PAGE = 2 << 20
 CACHE_LINE = 64
 
@@ -31,3 +34,15 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
         memory[first + start : first + start + count * np.dtype(dtype).itemsize].view(dtype)
         for start, (count, dtype) in zip(starts, parts, strict=True)
     ]
+
+
+def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+    """Return the pages in which ranges of bytes lie, addresses and bytes, in order; those that touch become one."""
+    some = sizes > 0
+    first = starts[some] & -mmap.PAGESIZE
+    stop = (starts[some] + sizes[some] + mmap.PAGESIZE - 1) & -mmap.PAGESIZE
+    order = np.argsort(first, kind="stable")
+    first, reached = first[order], np.maximum.accumulate(stop[order])
+    begins = np.concatenate([[True], first[1:] > reached[:-1]]) if len(first) else np.zeros(0, bool)
+    ends = np.concatenate([begins[1:], [True]]) if len(first) else begins
+    return first[begins], reached[ends] - first[begins]

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diskreplay.format.mapping import whole_pages
 from diskreplay.kernels.chunk_geometry import BITS, PLACES
+from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_budget import DECOMPRESSED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.format.mapping import whole_pages
+from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.population import Population
 from diskreplay.views import gather_plan

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.mapping import whole_pages
 from diskreplay.format.shards import Shard
+from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.arena import Piece
 
