@@ -69,7 +69,8 @@ def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
     if not info.sealed:
         return False
     name = problem.where.removeprefix(f"{where}/")
-    if (problem.kind, name) in (("flags", layout.DONE), ("times", layout.TIME), ("counters", layout.METADATA)):
+    of_values = ("flags", layout.DONE), ("times", layout.TIME), ("priority", layout.PRIORITY)
+    if (problem.kind, name) in (*of_values, ("counters", layout.METADATA)):
         return True
     folder, _, file = name.rpartition("/")
     in_array = folder in info.arrays and file.startswith("c.") and problem.kind in _OF_A_FILE

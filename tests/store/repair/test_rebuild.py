@@ -291,14 +291,16 @@ def sample(path, count):
     return [(files[i].relative_to(path), int(rng.integers(nbytes_of(files[i])))) for i in chosen]
 
 
-def test_damaged_priorities_cost_no_step_and_the_rest_of_them_stay(tmp_store):
+@pytest.mark.parametrize("byte", [0, 7], ids=["a little other", "negative"])
+def test_damaged_priorities_cost_no_step_and_the_rest_of_them_stay(tmp_store, byte):
     with dr.create(tmp_store, schema(KINDS["tiny"]), chunk_bytes=1 << 16) as store, store.writer() as writer:
         for s in range(1200):
             writer.append(np.zeros((2, 2), np.uint8), s, 0.0, s % 10 == 9, serial=s, priority=s + 1.0)
     before = shown(tmp_store)
     chunk = tmp_store / "segments/00000000/priority/c.0.0"
-    flip(chunk, 600 * 8)  # of the rows 512 to 1023
-    assert {problem.where for problem in verify(tmp_store, deep=True)} == {"segments/00000000/priority/c.0.0"}
+    flip(chunk, 600 * 8 + byte)  # of the rows 512 to 1023
+    found = {problem.where for problem in verify(tmp_store, deep=True)}
+    assert found - {"segments/00000000/priority"} == {"segments/00000000/priority/c.0.0"}
     done = repair(tmp_store)
     assert (done.steps_lost, done.left, [action.what for action in done.actions]) == (0, [], ["rebuilt"])
     assert "no step is lost" in done.actions[0].detail
