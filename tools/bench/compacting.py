@@ -8,9 +8,9 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.store.compaction import background
-from tools.bench.data import SCHEMA, append_whole, episodes
 from tools.bench.fresh import answers, begin
 from tools.bench.harness import Report, Table, Target, number
+from tools.bench.packs import fill_runs
 
 
 class Size(NamedTuple):
@@ -21,7 +21,7 @@ class Size(NamedTuple):
     seconds: float
 
 
-FULL, TINY = Size(1_000, 100, 6.0), Size(70, 5, 0.3)
+FULL, TINY = Size(1_000, 100, 4.0), Size(70, 5, 0.3)
 
 APPENDS, DRAWS = "steps a second, appended by the process that merges", "batches a second, drawn by another process"
 _STARTING_S = 5.0  # of a process that draws, about
@@ -63,10 +63,7 @@ def _fill(path: Path, size: Size) -> None:
     """Make the segments, none of which is merged yet."""
     before, background._FIRST_S = background._FIRST_S, 3600.0
     try:
-        with dr.create(path, SCHEMA) as store:
-            for episode in episodes(size.segments * size.episode_steps, size.episode_steps, size.episode_steps):
-                with store.writer() as writer:
-                    append_whole(writer, episode)
+        fill_runs(path, size.segments * size.episode_steps, size.episode_steps, compaction="auto")
     finally:
         background._FIRST_S = before
 

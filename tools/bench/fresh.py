@@ -159,7 +159,7 @@ def merging(path: str, seconds: str, episode_steps: str, appends: str, merges: s
                 writer.append_episode(*block, terminated=True)
                 count += steps
             else:
-                time.sleep(0.01)
+                time.sleep(0.01)  # the processor is for those who merge, and for the sampler beside this process
         return {"steps": count / taken, "seconds": taken}
 
 

@@ -86,9 +86,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     )
 
 
-def fill_runs(path: Path, steps: int, run_steps: int) -> None:
+def fill_runs(path: Path, steps: int, run_steps: int, compaction: str = "manual") -> None:
     """Make a store with a writer, and so a segment, for each run of one episode."""
-    with dr.create(path, SCHEMA, compaction="manual") as store:
+    with dr.create(path, SCHEMA, compaction=compaction) as store:
         for episode in episodes(steps, run_steps, run_steps):
             with store.writer() as writer:
                 append_whole(writer, episode)

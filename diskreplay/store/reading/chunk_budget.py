@@ -24,13 +24,16 @@ MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 # The kernel allows 65,530, and the trainer has others.
 MOST_MAPPINGS = 30_000
 
-# Bytes in which chunks are kept that were read and not mapped. Beside the page cache, so bounded by what there is too.
-MOST_READ = min(1 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16)
+# Bytes. What is kept beside the page cache is bounded by what there is.
+_SHARE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+
+# Bytes in which chunks are kept that were read and not mapped.
+MOST_READ = min(1 << 30, _SHARE)
 
 # Bytes in which inner chunks are kept that were decompressed: of fields of which at least half fits, as much as memory
 # allows, of others a little. To decompress one again, into memory that was just used, is quicker there than to have the
 # system find and clear fresh memory.
-MOST_DECOMPRESSED = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
 # Inner chunks that are decompressed in one go lie in so many bytes, or a larger one in its own. All are of one size, or

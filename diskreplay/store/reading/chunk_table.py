@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
 from diskreplay.store.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ
-from diskreplay.store.reading.decompression import Part, decompress, reads_no_disk
+from diskreplay.store.reading.decompression import decompress, reads_no_disk
 from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before, times_of
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
@@ -230,12 +230,14 @@ class ChunkTable:
             zeros = zeros_piece(shard.inner_bytes)
             self._hold(places[is_zero], zeros, np.full(np.count_nonzero(is_zero), zeros.address))
         places, inner = places[~is_zero], inner[~is_zero]
+        if not len(places):
+            return
         of = self._tables.decompressed_bytes(self.leaf)
         pieces = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
-        spans = [slice(*ends) for ends in pairwise(accumulate([0, *(count for count, _ in pieces)]))]
-        decompress([Part(shard, inner[span], piece) for span, (_, piece) in zip(spans, pieces, strict=True)])
-        for span, (_, piece) in zip(spans, pieces, strict=True):
-            self._keep(places[span], piece, shard.inner_bytes, is_lone=piece.nbytes > BLOCK_BYTES)
+        stops = list(accumulate(count for count, _ in pieces))[:-1]
+        decompress(shard, [(part, piece) for part, (_, piece) in zip(np.split(inner, stops), pieces, strict=True)])
+        for part, (_, piece) in zip(np.split(places, stops), pieces, strict=True):
+            self._keep(part, piece, shard.inner_bytes, is_lone=piece.nbytes > BLOCK_BYTES)
 
     def _keep(self, places: NDArray[np.int64], piece: Piece, inner_bytes: int, *, is_lone: bool) -> None:
         chunk_budget.keep(self, places, piece, is_lone=is_lone)

@@ -5,7 +5,7 @@ import resource
 from collections.abc import Iterator, Sequence
 from functools import cache
 from mmap import MADV_WILLNEED
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,23 +27,20 @@ _MOST_THREADS = 4
 _WARM_CALLS = 32
 
 
-class Part(NamedTuple):
-    """Inner chunks of a shard, none of which is of zeros, and memory for them, or for more."""
-
-    shard: Shard
-    numbers: Ints
-    piece: Piece
+Part = tuple[Ints, Piece]
+"""Inner chunks of a shard, none of which is of zeros, and memory for them, or for more."""
 
 
-def decompress(parts: Sequence[Part]) -> None:
+def decompress(shard: Shard, parts: Sequence[Part]) -> None:
     """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged."""
-    _cold.ask(parts)
+    numbers = np.concatenate([numbers for numbers, _ in parts])
+    _cold.ask(shard, numbers)
     before, left = _blocks_read(), iter(parts)
     cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    others = min(cores, len(parts), sum(len(part.numbers) for part in parts) // _LEAST) - 1
-    waiting = [_helpers().submit(_decompress_next, left) for _ in range(others)]
+    others = min(cores, len(parts), len(numbers) // _LEAST) - 1
+    waiting = [_helpers().submit(_decompress_next, shard, left) for _ in range(others)]
     try:
-        _decompress_next(left)
+        _decompress_next(shard, left)
     finally:
         errors = [future.exception() for future in waiting if not future.cancel()]  # of those that have begun
     _cold.note(_blocks_read() != before)
@@ -56,9 +53,9 @@ def reads_no_disk() -> bool:
     return _cold.left == 0
 
 
-def _decompress_next(left: Iterator[Part]) -> None:
+def _decompress_next(shard: Shard, left: Iterator[Part]) -> None:
     """Decompress parts until none is left; other threads take theirs from the same iterator."""
-    for shard, numbers, piece in left:
+    for numbers, piece in left:
         shard.decompress(numbers, np.asarray(piece)[: len(numbers) * shard.inner_bytes])
 
 
@@ -68,14 +65,11 @@ class _Cold:
     def __init__(self) -> None:
         self.left = _WARM_CALLS
 
-    def ask(self, parts: Sequence[Part]) -> None:
+    def ask(self, shard: Shard, numbers: Ints) -> None:
         """Have the disk read these inner chunks at once, and not as the decompression gets there."""
-        if self.left > 0 and parts:
-            ranges = [
-                (shard.mapping.address + shard.offsets[numbers], shard.sizes[numbers]) for shard, numbers, _ in parts
-            ]
-            starts, sizes = map(np.concatenate, zip(*ranges, strict=True))
-            chosen("advise")(*whole_pages(starts, sizes), MADV_WILLNEED)
+        if self.left > 0:
+            starts = shard.mapping.address + shard.offsets[numbers]
+            chosen("advise")(*whole_pages(starts, shard.sizes[numbers]), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
         """Note whether this thread has read from disk."""

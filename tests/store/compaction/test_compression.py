@@ -28,6 +28,22 @@ def fill(store: dr.Store, episodes: int = 3) -> None:
             writer.append_episode(frames, np.zeros((10, 255), np.uint8), np.ones(10), terminated=True)
 
 
+def make_pack(path: Path, episodes: int) -> None:
+    """Make a store whose episodes are in one pack, compressed."""
+    with dr.create(path, SCHEMA, compression="zstd", compaction="manual") as store:
+        fill(store, episodes)
+        store.compact()
+
+
+def limit_memory(monkeypatch: pytest.MonkeyPatch, piece: int, block: int, most: int, least: int) -> None:
+    """Have less memory for what is decompressed: bytes of a piece and a block, and of all that is kept."""
+    for module in (arena, chunk_budget):
+        monkeypatch.setattr(module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(chunk_budget, "MOST_DECOMPRESSED", most)
+    monkeypatch.setattr(chunk_budget, "LEAST_DECOMPRESSED", least)
+
+
 def attributes(path: Path) -> dict[str, Any]:
     """Return the attributes of the one segment that there is."""
     (document,) = path.glob("segments/*/zarr.json")
@@ -82,9 +98,7 @@ def test_a_store_that_was_made_without_is_compressed_if_asked_and_stays_so(tmp_s
 
 
 def test_without_zstandard_the_extra_is_named(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
-        fill(store)
-        store.compact()
+    make_pack(tmp_store, 3)
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     with pytest.raises(dr.MissingExtra, match=r"pip install diskreplay\[zstd\]"):
         dr.create(f"{tmp_store}-other", SCHEMA, compression="zstd")
@@ -95,9 +109,7 @@ def test_without_zstandard_the_extra_is_named(tmp_store: Path, monkeypatch: pyte
 def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
-        fill(store, 60)
-        store.compact()
+    make_pack(tmp_store, 60)
     inner = 32 * 16 * 17  # bytes of an inner chunk
     batch = 2 * 8 * 2 * inner  # obs and next_obs of eight steps, each in two of them at most
     block = 8 << 10  # about the size of an inner chunk
@@ -108,11 +120,7 @@ def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
     del store, sampler
     gc.collect()
     assert memory.nbytes == 0  # nobody reads a store
-    for module in (arena, chunk_budget):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 4 * block)
-    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 2 * inner)
-    for name in ("MOST_DECOMPRESSED", "LEAST_DECOMPRESSED"):
-        monkeypatch.setattr(chunk_budget, name, 8 * block)
+    limit_memory(monkeypatch, piece=2 * inner, block=4 * block, most=8 * block, least=8 * block)
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
         for expected in want:
             found = sampler.sample().numpy()
@@ -124,15 +132,9 @@ def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
 def test_what_a_batch_needs_does_not_leave_for_what_else_it_needs(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
-        fill(store, 100)
-        store.compact()
+    make_pack(tmp_store, 100)
     inner = 32 * 16 * 17  # bytes of an inner chunk, of which there are 35
-    for module in (arena, chunk_budget):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * inner)
-    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 4 * inner)
-    for name in ("MOST_DECOMPRESSED", "LEAST_DECOMPRESSED"):
-        monkeypatch.setattr(chunk_budget, name, 32 * inner)
+    limit_memory(monkeypatch, piece=4 * inner, block=8 * inner, most=32 * inner, least=32 * inner)
     monkeypatch.setattr(chunk_budget, "_decompressed", arena.Arena())
     monkeypatch.setattr(chunk_table, "_ATTEMPTS", 2)  # to open chunks, and to see that they are there
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
@@ -142,9 +144,7 @@ def test_what_a_batch_needs_does_not_leave_for_what_else_it_needs(
 
 
 def test_who_keeps_rows_keeps_nothing_else_that_was_decompressed(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
-        fill(store, 60)
-        store.compact()
+    make_pack(tmp_store, 60)
     with dr.open(tmp_store) as store:
         kept = [episode.obs for episode in store.episodes]
         assert max(obs.max() for obs in kept) == 255
@@ -160,14 +160,9 @@ def test_who_keeps_rows_keeps_nothing_else_that_was_decompressed(tmp_store: Path
 def test_more_is_kept_with_each_batch_once_nothing_comes_from_disk_if_half_of_the_field_fits(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, most: int, fits: bool
 ) -> None:
-    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
-        fill(store, 200)
-        store.compact()
-    for module in (arena, chunk_budget):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 14)  # for one inner chunk
-    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 1)
-    monkeypatch.setattr(chunk_budget, "MOST_DECOMPRESSED", most)
-    monkeypatch.setattr(chunk_budget, "LEAST_DECOMPRESSED", min(1 << 15, most))
+    make_pack(tmp_store, 200)
+    # A block is for one inner chunk.
+    limit_memory(monkeypatch, piece=1, block=1 << 14, most=most, least=1 << 15)
     memory = chunk_budget._decompressed
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=1, seed=0) as sampler:
         monkeypatch.setattr(decompression._cold, "left", 1)
@@ -186,9 +181,7 @@ def test_more_is_kept_with_each_batch_once_nothing_comes_from_disk_if_half_of_th
 def test_what_is_damaged_is_told_whichever_thread_finds_it(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
-        fill(store, 60)
-        store.compact()
+    make_pack(tmp_store, 60)
     monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 1)
     monkeypatch.setattr(decompression, "_MOST_THREADS", threads)
     monkeypatch.setattr(decompression, "_LEAST", 1)
