@@ -4,6 +4,7 @@ import os
 import uuid as uuids
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +23,14 @@ from diskreplay.format.metadata import RowArray
 from diskreplay.format.packs import PackTables, open_shard, read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Lost, PackSize, SegmentInfo, counter_inode
-from diskreplay.format.shards import LEAST_ROW_BYTES, Compressed, Shard, ShardWriter, codec, index_bytes, inner_rows
+from diskreplay.format.shards import Compressed, Shard, ShardWriter, codec, index_bytes, inner_rows, is_wide
 from diskreplay.format.volume import volume_of
 from diskreplay.ids import NO_STEP
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
+# Arrays and documents of a pack beside its fields, about.
+_FILES = 10
 
 Hidden = Mapping[int, Sequence[tuple[int, int]]]
 """Position and steps of the episodes that were evicted by hand, by the number of their segment."""
@@ -41,8 +44,14 @@ def chunk_rows(rows: int) -> int:
 def most_rows(root: Root, level: int | None) -> int:
     """Return the most rows of a pack of a store: those of its widest field that is not compressed are in one file."""
     arrays = root.blueprint.arrays.values()
-    widest = max(array.row_bytes for array in arrays if level is None or array.row_bytes < LEAST_ROW_BYTES)
+    widest = max(array.row_bytes for array in arrays if level is None or not is_wide(array.row_bytes))
     return min(_MOST_ROWS, layout.floor_power_of_two(layout.MAX_CHUNK_BYTES // widest)) - layout.ROWS_BEHIND
+
+
+def most_bytes(root: Root, rows: int) -> int:
+    """Return about what a pack of so many rows takes on disk, if nothing can be compressed."""
+    small_files = 2 * (len(root.blueprint.arrays) + _FILES)
+    return rows * root.step_bytes + small_files * PAGESIZE
 
 
 def build_pack(
@@ -188,7 +197,7 @@ class _Build:
         self._runs = [run for source, member in order for run in source.runs_of(member)]
         numbers = np.concatenate([s.tables.runs[s.tables.runs_of(m), 2] for s, m in order])
         arrays = root.blueprint.arrays.values()
-        wide = [array for array in arrays if level is not None and array.row_bytes >= LEAST_ROW_BYTES]
+        wide = [array for array in arrays if level is not None and is_wide(array.row_bytes)]
         self._inner_rows = {array.path: inner_rows(array.row_bytes) for array in wide}
         self._level = level or 0
         rows = np.array([run.rows for run in self._runs], np.int64)

@@ -41,6 +41,8 @@ _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layou
 
 # A segment that a living writer made before it needs it, beside the counters. It gets its number when it is used.
 DRAFT = "next-"
+# The one in which a pack is made.
+PACK_DRAFT = f"{DRAFT}pack"
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
 # What a disk writes as a whole, and the most that is read of a file.

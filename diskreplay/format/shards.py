@@ -46,6 +46,11 @@ class Compressed(NamedTuple):
         return found
 
 
+def is_wide(row_bytes: int) -> bool:
+    """Whether a field is compressed in packs of a store that compresses."""
+    return row_bytes >= LEAST_ROW_BYTES
+
+
 def inner_rows(row_bytes: int) -> int:
     """Return the rows of an inner chunk of a field, a power of two."""
     return min(_MOST_INNER_ROWS, layout.floor_power_of_two(_INNER_BYTES // row_bytes))

@@ -9,11 +9,11 @@ from diskreplay.format.commit import StoreCounters, read_lane_counter
 from diskreplay.format.eviction_list import HiddenEntries
 from diskreplay.format.machine import boot_id
 from diskreplay.format.numbers import live_numbers
-from diskreplay.format.packing import Hidden, Unfit, build_pack, most_rows
+from diskreplay.format.packing import Hidden, Unfit, build_pack, most_bytes, most_rows
 from diskreplay.format.packs import find_superseded
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.shards import LEAST_ROW_BYTES
+from diskreplay.format.shards import is_wide
 from diskreplay.store.compaction.background import LEAST_SEGMENTS
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.retention.policy import disk_usage
@@ -161,7 +161,7 @@ class Compaction:
 
     def _compresses(self, info: SegmentInfo) -> bool:
         """Whether a segment has fields that a pack would compress, and has them as they are."""
-        wide = {leaf for leaf, array in info.arrays.items() if array.row_bytes >= LEAST_ROW_BYTES}
+        wide = {leaf for leaf, array in info.arrays.items() if is_wide(array.row_bytes)}
         return self._level is not None and bool(wide - info.compressed.keys())
 
     def _most_rows(self) -> int:
@@ -192,7 +192,8 @@ class Compaction:
 
     def _merge(self, group: Sequence[Candidate], pace: Callable[[], None]) -> Merged:
         infos = [one.info for one in group]
-        with self._retention.making_pack() as building:
+        nbytes = most_bytes(self._root, sum(one.rows for one in group))
+        with self._retention.making_pack(nbytes) as building:
             draft = build_pack(self._root, building, infos, self._hidden(), self._level, pace)
             pack = self._retention.place_pack(draft, infos, pace)
         return Merged(pack, [info.number for info in infos])

@@ -21,7 +21,7 @@ from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.packs import read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.segment import PACK_DRAFT, SegmentInfo, read_segment
 from diskreplay.format.times import count_until
 
 
@@ -97,14 +97,15 @@ class RetentionPolicy:
     """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
 
     Only sealed segments that can be read are removed, by any of these rules: the one whose last step is oldest,
-    while the others hold `capacity` steps that are newer and not hidden; the same, while all segments together take
-    more than `capacity_bytes` on disk; those that were sealed `max_age_s` ago (`Ages`); those whose every step was
-    evicted by hand. The first two move the retention horizon: a time.
+    while the others hold `capacity` steps that are newer and not hidden; the same, while all segments together, and the
+    pack that is being made, take more than `capacity_bytes` on disk; those that were sealed `max_age_s` ago (`Ages`);
+    those whose every step was evicted by hand. The first two move the retention horizon: a time.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._changes = 0
+        self.pack_nbytes = 0  # that are kept free for a pack that this process makes
         self._begin()
 
     def _begin(self) -> None:
@@ -118,6 +119,7 @@ class RetentionPolicy:
         self._below: dict[int, None] = {}  # segments below the horizon that are still there
         self._kept = 0  # steps of all others
         self._nbytes = 0  # of all others
+        self._draft_nbytes = 0  # of the pack that is being made, if one is
         self._ages = Ages()
         self._doomed: set[int] = set()  # too old, or hidden whole
         self._entries = HiddenEntries(self._root)
@@ -188,6 +190,9 @@ class RetentionPolicy:
         if not self._root.has_horizon:
             return
         before = horizon
+        if self._root.limits.capacity_bytes is not None:
+            draft = self._root.counters_folder / PACK_DRAFT  # by whichever process
+            self._draft_nbytes = max(self.pack_nbytes, disk_usage(draft)[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
             if not (last < horizon or self._has_enough_without(last, number) or self._has_too_many_bytes()):
@@ -213,7 +218,7 @@ class RetentionPolicy:
 
     def _has_too_many_bytes(self) -> bool:
         most = self._root.limits.capacity_bytes
-        return most is not None and self._nbytes > most
+        return most is not None and self._nbytes + self._draft_nbytes > most
 
     def _has_enough_without(self, last: int, number: int) -> bool:
         """Whether the other segments hold ``capacity`` steps that came after the last one of this segment."""

@@ -35,6 +35,7 @@ from diskreplay.format.root import Limits, Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
     DRAFT,
+    PACK_DRAFT,
     NeverWritten,
     SegmentInfo,
     Size,
@@ -60,8 +61,6 @@ _MERGED_AT_ONCE = 8
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
 # Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
 _HINT_TIMEOUT_S = 1.0
-# The folder in which a pack is made.
-_PACK = f"{DRAFT}pack"
 # A segment that is being deleted: its number, and what the counter of steps evicted becomes.
 _REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 
@@ -159,12 +158,13 @@ class Retention:
         return info
 
     @contextmanager
-    def making_pack(self) -> Iterator[str]:
+    def making_pack(self, nbytes: int) -> Iterator[str]:
         """Have a block make a pack in the folder that is given to it. One at a time does, of all processes.
 
+        Room for its ``nbytes`` is made first in a store that is limited to some, and counts until the block ends.
         Raises StoreLocked where another one is at it, StorageFull where there is no room.
         """
-        building = f"{self._root.counters_folder}/{_PACK}"
+        building = f"{self._root.counters_folder}/{PACK_DRAFT}"
         with self._locked():
             _remove_dead_draft(building, LOCK_OF_DRAFT[DRAFT])
             if os.path.lexists(building):
@@ -173,8 +173,11 @@ class Retention:
                 os.mkdir(building)
                 lock, own = lock_draft(building), OpenFolder.of(building)
         try:
+            self._policy.pack_nbytes = nbytes
+            self.enforce()
             yield building
         finally:
+            self._policy.pack_nbytes = 0
             # Where the pack was placed, another process may be making the next one here. While this one is open, its
             # inode is no other folder's.
             if own.is_at(building):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,15 @@ from diskreplay.format.root import read_root
 from diskreplay.format.segment import read_segment
 from diskreplay.format.times import count_until
 from diskreplay.store.repair.repair import repair
+from diskreplay.store.retention.policy import disk_usage
+from diskreplay.store.retention.retention import Retention
 from diskreplay.verify import check_segment
 from diskreplay.verify.verify import verify
+from tests.store.retention.test_limits_of_size_and_age import ROOT_BYTES, WIDE, append_wide, visible
 from tests.testing import packed
+from tests.testing.support import serial_schema
+
+MOST_BYTES = 4 << 20
 
 
 @pytest.fixture
@@ -150,12 +157,58 @@ def test_segments_of_a_pack_may_be_below_the_first_that_may_exist(store):
 
 def test_a_pack_that_is_being_made_is_not_removed_by_who_has_just_placed_one(tmp_store):
     with dr.create(tmp_store, packed.serial_schema(), compaction="manual") as one, dr.open(tmp_store, "a") as other:
-        placing = one._retention.making_pack()
+        placing = one._retention.making_pack(0)
         os.rename(placing.__enter__(), tmp_store / "counters/next-placed")  # as it is placed
-        making = other._retention.making_pack()
+        making = other._retention.making_pack(0)
         building = making.__enter__()
         placing.__exit__(None, None, None)
         assert os.listdir(building) == ["committed"]
         assert os.listdir(tmp_store / "counters/next-placed") == ["committed"]
         making.__exit__(None, None, None)
         assert not os.path.exists(building)
+
+
+def write_wide(store, episodes):
+    with store.writer() as writer:
+        for number in range(episodes):
+            append_wide(writer, range(8 * number, 8 * number + 8))
+
+
+def test_the_space_of_a_merge_counts_in_the_capacity_in_bytes(tmp_store, monkeypatch):
+    peaks = []
+
+    def place_pack(self, *args):
+        peaks.append(disk_usage(tmp_store)[0])  # when the pack is complete, and what is in it still there
+        return placed(self, *args)
+
+    placed = Retention.place_pack
+    monkeypatch.setattr(Retention, "place_pack", place_pack)
+    with dr.create(
+        tmp_store, serial_schema(WIDE), capacity_bytes=MOST_BYTES, segment_steps=8, compaction="manual"
+    ) as store:
+        write_wide(store, 200)
+        before = visible(store)
+        assert store.info()["steps_evicted"] > 0
+        assert disk_usage(tmp_store / "segments")[0] > MOST_BYTES * 15 // 16
+        assert store.compact()["segments"] > 10
+        assert len(peaks) > 1
+        assert max(peaks) <= MOST_BYTES + ROOT_BYTES
+        shown = visible(store)
+        assert before[0] < shown[0], "without the oldest, nothing would have had to leave"
+        assert shown == before[-len(shown) :]
+        assert len(shown) > len(before) * 3 // 4
+        assert store.verify(deep=True) == []
+
+
+def test_a_pack_that_another_process_makes_counts_as_far_as_it_is_made(tmp_store):
+    with dr.create(
+        tmp_store, serial_schema(WIDE), capacity_bytes=MOST_BYTES, segment_steps=8, compaction="manual"
+    ) as store:
+        write_wide(store, 200)
+        with dr.open(tmp_store, "a") as other:
+            making = other._retention.making_pack(0)
+            Path(making.__enter__(), "c.0.0").write_bytes(bytes(MOST_BYTES // 2))
+            write_wide(store, 2)
+            assert disk_usage(tmp_store)[0] <= MOST_BYTES + ROOT_BYTES
+            assert disk_usage(tmp_store / "segments")[0] > MOST_BYTES // 4
+            making.__exit__(None, None, None)
