@@ -1,6 +1,7 @@
 """Many processes on one store: they are killed, stopped, and it is moved below them; then an exact account.
 
-They write, sample, save, evict by hand, open and close, verify and repair, while the capacity evicts what is old.
+They write, sample, save, evict by hand, open and close, verify and repair, and merge segments, while the capacity
+evicts what is old.
 
 Every step says who wrote it, in which lane, and as the how-manieth. A writer notes each step in shared memory as soon
 as `append` has returned, so it is known what must be there when it is killed.
@@ -31,6 +32,7 @@ def page(account: Account, command: str, folder: Path) -> str:
         ["steps kept, each there once", f"{account.kept:,}"],
         ["checks of every value in the store", f"{account.checks:,}"],
         ["runs of verify and repair beside it all", f"{account.inspections:,}"],
+        ["segments merged into packs beside it all", f"{account.merged:,}"],
         ["batches drawn, every value checked", f"{account.batches:,}"],
         ["slowest open, s", f"{account.slowest_open_s:.2f}"],
         ["steps lost, torn or doubled, findings of verify --deep, processes that failed", f"{len(account.problems)}"],
@@ -49,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kills", type=int, default=defaults.kills, help="how many processes are killed, at most")
     made.add_argument("--writers", type=int, default=defaults.writers, help="every other one of several environments")
     made.add_argument("--samplers", type=int, default=defaults.samplers)
-    made.add_argument("--others", type=int, default=defaults.others, help="of each who evict, open, verify and repair")
+    made.add_argument(
+        "--others", type=int, default=defaults.others, help="of each who evict, open, verify and repair, merge"
+    )
     made.add_argument("--stop-every", type=float, default=defaults.stop_every, help="seconds between long stops")
     made.add_argument("--stop-s", type=float, default=defaults.stop_s, help="how long one is")
     made.add_argument("--move-every", type=float, default=defaults.move_every, help="seconds between moves")

@@ -24,6 +24,7 @@ from tools.soaks.jobs import (
     Child,
     Place,
     come_and_go,
+    compact,
     evict,
     growth,
     inspect,
@@ -44,7 +45,7 @@ class Plan:
     kills: int = 1 << 30
     writers: int = 4
     samplers: int = 2
-    others: int = 1  # of each: who evicts by hand, opens and closes, verifies and repairs
+    others: int = 1  # of each: who evicts by hand, opens and closes, verifies and repairs, compacts
     kill_every: float = 0.3
     stop_every: float = 120.0  # a process stands still for longer than any lock is waited for
     stop_s: float = 70.0
@@ -68,6 +69,7 @@ class Account:
     evicted: int = 0
     evicted_by_hand: int = 0
     inspections: int = 0
+    merged: int = 0
     batches: int = 0
     seconds: float = 0.0
     slowest_open_s: float = 0.0
@@ -105,7 +107,7 @@ class Soak:
             self._start(write, like=i, spared=i == 0 and plan.writers > 2)
         for i in range(plan.samplers):
             self._start(sample, like=i, spared=i == 0)
-        for job in (evict, come_and_go, inspect):
+        for job in (evict, come_and_go, inspect, compact):
             for i in range(plan.others):
                 self._start(job, like=i)
         stop_at, move_at = begun + plan.stop_every, begun + plan.move_every
@@ -303,7 +305,7 @@ class Soak:
             account.problems.append("a dead writer's segment is not sealed")
         if left := [name for name in os.listdir(self._path / "counters") if name not in ("c.0", "lock", "zarr.json")]:
             account.problems.append(f"{left} were left behind")
-        account.batches, account.inspections = map(self._counted, (sample, inspect))
+        account.batches, account.inspections, account.merged = map(self._counted, (sample, inspect, compact))
         account.growth, wrong = growth(self._place.folder)
         account.problems += wrong
 

@@ -159,6 +159,15 @@ def come_and_go(place: Place, number: int, seed: int, board: Board, stop: Callab
         time.sleep(rng.random())  # so that those who use the store are not only waiting for its lock
 
 
+def compact(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
+    """Merge what is sealed, again and again; how many segments that were is counted."""
+    rng = random.Random(seed)
+    while not stop():
+        with place.open("a") as store, suppress(dr.StoreLocked):
+            board.counts[number, 0] += store.compact()["segments"]
+        time.sleep(rng.random())  # so that there is something to merge
+
+
 def inspect(place: Place, number: int, seed: int, board: Board, stop: Callable[[], bool]) -> None:
     """Verify and repair the store, again and again: there is nothing to be found, and nothing to be set aside."""
     rng = random.Random(seed)
