@@ -41,7 +41,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     if peers:
         names.append(PEER)
         # In a process of its own: pages that are mapped anywhere are not dropped.
-        measure("drawing", "fill_peer", folder / "peer", size.frames, EPISODE)
+        measure("drawing", "cold", "fill_peer", folder / "peer", size.frames, EPISODE)
     found: dict[str, list[Any]] = {name: [] for name in names}
     disk: list[float] = []
     for seed in range(rounds):
@@ -70,8 +70,9 @@ def _drawn(name: str, folder: Path, batches: int, seed: int, seconds: float = 0,
     """Draw in a fresh process with nothing in memory; see `_draw`."""
     drop(folder)  # none of its files is mapped
     if name == PEER:
-        return measure("drawing", "peer", folder / "peer", batches, seed, seconds, group)
-    return measure("drawing", "ours", folder / "store", batches, seed, seconds, group, 4 if name == AHEAD else 0)
+        return measure("drawing", "cold", "peer", folder / "peer", batches, seed, seconds, group)
+    prefetch = 4 if name == AHEAD else 0
+    return measure("drawing", "cold", "ours", folder / "store", batches, seed, seconds, group, prefetch)
 
 
 def _reads_directly(folder: Path) -> bool:
@@ -193,13 +194,6 @@ def ours(path: str, batches: str, seed: str, seconds: str, group: str, prefetch:
     sampler = dr.Sampler(dr.open(path), dr.Transitions(), batch_size=256, seed=int(seed), prefetch=int(prefetch))
     with sampler:
         return _draw(lambda: sampler.sample().obs, int(batches), float(seconds), group)
-
-
-def stacks(path: str, batches: str, seed: str) -> dict[str, Any]:
-    """Draw stacks of frames from a store in this process."""
-    view = dr.Transitions(n_step=3, frame_stack=4)
-    with dr.Sampler(dr.open(path), view, batch_size=256, seed=int(seed)) as sampler:
-        return _draw(lambda: sampler.sample().obs, int(batches), 0, "")
 
 
 def fill_peer(path: str, frames: str, episode: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Size(NamedTuple):
     batch_size: int = 256
 
 
-FULL, TINY = Size(200_000, 200_000, 600, 10, 30), Size(600, 200, 2, 2, 2, 16)
+FULL, TINY = Size(200_000, 200_000, 1000, 10, 30), Size(600, 200, 2, 2, 2, 16)
 
 RAW, PACKED, LARGE = "uncompressed", "packs, zstd", "packs, zstd, as if too large to be kept"
 
@@ -58,15 +58,11 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     # By themselves: what a process keeps is that of all its stores.
     large = _in_turn(folder, size, rounds, LARGE, None)
     cold = _cold(folder, size, rounds)
+    ratio = float(np.median(cold[RAW] / cold[PACKED]))
     targets = [
         Target("bytes, uncompressed beside packs", nbytes[RAW] / nbytes[PACKED], 30.0, "times", at_least=True),
-        *(
-            Target(f"warm: {name}, time beside uncompressed", float(np.median(ratios(each, RAW, name))), 4.0, "times")
-            for name, each in ((PACKED, seconds), (LARGE, large))
-        ),
-        Target(
-            "cold: faster than uncompressed", float(np.median(cold[RAW] / cold[PACKED])), 4.0, "times", at_least=True
-        ),
+        Target("warm: time beside uncompressed", float(np.median(ratios(seconds, RAW, PACKED))), 4.0, "times"),
+        Target("cold: faster than uncompressed", ratio, 4.0, "times", at_least=True),
     ]
     if peers:
         faster = float(np.median(ratios(seconds, PACKED, TORCHRL)))
@@ -74,8 +70,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     return Report(
         "Compressed frames",
         [
-            timing_table({**seconds, LARGE: large[LARGE]}, f"a batch of {size.batch_size}, drawn and updated"),
+            timing_table(seconds, f"a batch of {size.batch_size}, drawn and updated"),
             ratio_table(seconds, [(PACKED, name) for name in seconds if name != PACKED]),
+            timing_table(large, "of a field that is too large to be kept"),
             Table(
                 ["from the disk", "mean ms a batch"],
                 [[name, number(np.mean(each) * 1e3)] for name, each in cold.items()],
@@ -89,12 +86,13 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"{size.steps:,} steps of {', '.join(GAMES)} (ale-py), played at random, frames 84 x 84 uint8; prioritized "
             f"batches of {N_STEP}-step transitions with stacks of {STACK}; no prefetching.",
-            f"Warm: after {size.warm} batches, everything is in the page cache. A process keeps what it has "
+            f"Warm: all files are in the page cache, and {size.warm} batches were drawn. A process keeps what it has "
             f"decompressed in up to {number(chunk_budget.MOST_DECOMPRESSED / 2**30)} GiB, a sixteenth of the memory, "
             f"where at least half of a field fits into that, as here. Of a larger field it keeps "
             f"{chunk_budget.LEAST_DECOMPRESSED >> 20} MiB, and nearly every frame that is drawn is decompressed: the "
-            "row as if too large.",
-            f"From the disk: the first {size.cold} batches of fresh processes, after the page cache was dropped.",
+            "second table of times is of the same stores, as if this one were so large.",
+            f"From the disk: the first {size.cold} such batches of fresh processes that have loaded their kernels, "
+            "after the page cache was dropped.",
             f"TorchRL keeps whole stacks uncompressed, of {size.torchrl_steps:,} steps; it draws uniformly.",
         ],
     )
@@ -112,16 +110,21 @@ def _fill(folder: Path, size: Size) -> None:
         packed.compact()
 
 
-def _sampler(store: dr.Store, size: Size) -> dr.Sampler:
+def _sampler(store: dr.Store, batch_size: int, seed: int = 0) -> dr.Sampler:
     view = dr.Transitions(n_step=N_STEP, gamma=GAMMA, frame_stack=STACK)
-    return dr.Sampler(store, view, dr.Prioritized(alpha=ALPHA, beta=BETA), batch_size=size.batch_size, seed=0)
+    return dr.Sampler(store, view, dr.Prioritized(alpha=ALPHA, beta=BETA), batch_size=batch_size, seed=seed)
+
+
+def _errors(batches: int, batch_size: int) -> Any:
+    return np.random.default_rng(0).exponential(size=(batches, batch_size)).astype(np.float32)
 
 
 def _in_turn(folder: Path, size: Size, rounds: int, packed: str, peer: Any) -> dict[str, list[Any]]:
     """Draw from the uncompressed store, the packs, and a peer's storage, if there is one, in turn."""
-    errors = np.random.default_rng(0).exponential(size=(size.batches, size.batch_size)).astype(np.float32)
+    errors = _errors(size.batches, size.batch_size)
     most = chunk_budget.MOST_DECOMPRESSED
     gc.collect()  # and with the stores of the call before what was kept of these
+    _load(folder)
     with ExitStack() as opened:
         opened.callback(setattr, chunk_budget, "MOST_DECOMPRESSED", most)
         if packed == LARGE:
@@ -129,7 +132,7 @@ def _in_turn(folder: Path, size: Size, rounds: int, packed: str, peer: Any) -> d
         jobs: list[tuple[str, Any]] = []
         for name in (RAW, packed):
             store = opened.enter_context(dr.open(folder / (RAW if name == RAW else PACKED)))
-            job = partial(_drawn, opened.enter_context(_sampler(store, size)))
+            job = partial(_drawn, opened.enter_context(_sampler(store, size.batch_size)))
             for _ in range(size.warm):
                 job(errors[0])
             jobs.append((name, job))
@@ -137,6 +140,15 @@ def _in_turn(folder: Path, size: Size, rounds: int, packed: str, peer: Any) -> d
             jobs.append((TORCHRL, partial(_torchrl, peer)))
         calls = [(row,) for row in errors]
         return in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
+
+
+def _load(folder: Path) -> None:
+    """Read all files, so that they are in the page cache: what nobody reads for long may leave it."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb", buffering=0) as opened:
+                while opened.read(8 << 20):
+                    pass
 
 
 def _drawn(sampler: dr.Sampler, td_error: Any) -> None:
@@ -162,9 +174,22 @@ def _cold(folder: Path, size: Size, rounds: int) -> dict[str, Any]:
     for seed in range(rounds):
         for name in _in_order(found, seed):
             drop(folder / name)
-            answer: Any = measure("drawing", "stacks", folder / name, size.cold, seed)
+            answer: Any = measure(
+                "drawing", "compressed", "first_batches", folder / name, size.cold, size.batch_size, seed
+            )
             found[name].append(float(np.mean(answer["seconds"])))
     return {name: np.array(each) for name, each in found.items()}
+
+
+def first_batches(path: str, batches: str, batch_size: str, seed: str) -> dict[str, Any]:
+    """Draw and update the first batches of this process, which knows nothing of the store yet; return the seconds."""
+    with dr.open(path) as store, _sampler(store, int(batch_size), int(seed)) as sampler:
+        dr.warmup(store, sampler.view, sampler.distribution)
+        return {
+            "seconds": timed(
+                partial(_drawn, sampler), [(row,) for row in _errors(int(batches), int(batch_size))]
+            ).tolist()
+        }
 
 
 def _in_order(names: Iterable[str], seed: int) -> list[str]:

@@ -257,11 +257,11 @@ def first_batch(path: str, kind: str, kept: str) -> dict[str, float]:
     return {"first": perf_counter() - started, "cpu": process_time() - cpu, "numba": numba}
 
 
-def drawing(what: str, *arguments: str) -> dict[str, float]:
-    """Do what a function of `tools.bench.cold` does in its own process."""
-    from tools.bench import cold
+def drawing(bench: str, what: str, *arguments: str) -> dict[str, float]:
+    """Do what a function of a bench does in its own process."""
+    from importlib import import_module
 
-    answer: dict[str, float] = getattr(cold, what)(*arguments)
+    answer: dict[str, float] = getattr(import_module(f"tools.bench.{bench}"), what)(*arguments)
     return answer
 
 
