@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from diskreplay.errors import ReplayError
 from diskreplay.format import layout
@@ -20,13 +20,30 @@ LEAST_SEGMENTS = 8
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
 # So many segments have to be sealed before they are looked at again.
 _SEALED = 32
-# Of its time the thread works a part, and rests so many times as long: it shares Python's lock with who appends.
-_REST, _WORK_S = 6.0, 0.002
+# After so many seconds of the processor the thread rests, some times as long: longer where other threads of the process
+# take more than this share of a core, with whom it shares Python's lock.
+_WORK_S, _BUSY = 0.002, 0.1
+_REST_BESIDE_OTHERS, _REST_ALONE = 6.0, 2.0
 _LOWEST = 19
 
 
 class _Stopped(Exception):
     """The store is being closed."""
+
+
+class _Clocks(NamedTuple):
+    """Seconds: those that pass, and those that this process, and this thread, have had a processor."""
+
+    wall: float
+    process: float
+    thread: float
+
+    @classmethod
+    def read(cls) -> "_Clocks":
+        return cls(time.monotonic(), time.process_time(), time.thread_time())
+
+    def since(self, before: "_Clocks") -> "_Clocks":
+        return _Clocks(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class BackgroundCompaction:
@@ -43,7 +60,7 @@ class BackgroundCompaction:
         self._sealed = _SEALED  # those that are there may be many
         self._is_stopped = False
         self._wait_s = _FIRST_S
-        self._rested_at = 0.0
+        self._rested, self._worked_at = _Clocks(0.0, 0.0, 0.0), 0.0
 
     def note_sealed(self) -> None:
         """Note that segments were sealed."""
@@ -82,7 +99,8 @@ class BackgroundCompaction:
             goes_on = True
             while goes_on:
                 self._pause(self._wait_s)
-                self._wait_s, self._rested_at = _BETWEEN_S, time.monotonic()
+                self._wait_s, self._rested = _BETWEEN_S, _Clocks.read()
+                self._worked_at = self._rested.wall
                 with self._condition:
                     self._sealed = 0
                 with suppress(ReplayError, OSError):  # a full disk, another process, a store that is gone: next time
@@ -100,8 +118,12 @@ class BackgroundCompaction:
                 raise _Stopped
 
     def _rest(self) -> None:
-        """Rest, if it is time for it. Raises _Stopped."""
-        worked_s = time.monotonic() - self._rested_at
-        if worked_s >= _WORK_S:
-            self._pause(_REST * worked_s)
-            self._rested_at = time.monotonic()
+        """Rest, if it is time for it, at least as long as the work took with its waiting. Raises _Stopped."""
+        now = _Clocks.read()
+        passed = now.since(self._rested)
+        if passed.thread >= _WORK_S:
+            is_alone = passed.process - passed.thread <= _BUSY * passed.wall
+            rest = passed.thread * (_REST_ALONE if is_alone else _REST_BESIDE_OTHERS)
+            self._rested = now
+            self._pause(max(rest, now.wall - self._worked_at))
+            self._worked_at = time.monotonic()

@@ -67,7 +67,8 @@ def test_a_store_that_is_closed_in_the_middle_of_a_merge_is_whole(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_WORK_S", 0.0)
-    monkeypatch.setattr(background, "_REST", 1e9)  # the first rest lasts until the store is closed
+    for name in ("_REST_ALONE", "_REST_BESIDE_OTHERS"):
+        monkeypatch.setattr(background, name, 1e9)  # the first rest lasts until the store is closed
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, 40)
         assert ends(is_working)
@@ -77,3 +78,28 @@ def test_a_store_that_is_closed_in_the_middle_of_a_merge_is_whole(
     assert not list(tmp_store.glob("counters/next-*"))
     with dr.open(tmp_store) as store:
         assert serials(store) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("others", "waited", "rested"),
+    [
+        (0.0, 0.0, 0.01 * background._REST_ALONE),
+        (0.5, 0.0, 0.01 * background._REST_BESIDE_OTHERS),
+        (0.5, 3.0, 3.01),
+    ],
+    ids=["alone", "beside others", "after waiting for the disk"],
+)
+def test_it_rests_as_long_as_others_and_the_disk_need(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, others: float, waited: float, rested: float
+) -> None:
+    pauses: list[float] = []
+    with dr.create(tmp_store, serial_schema()) as store:
+        made = store._compaction
+    monkeypatch.setattr(made, "_pause", pauses.append)
+    begun = made._rested = background._Clocks(wall=10.0, process=5.0, thread=3.0)
+    made._worked_at = 11.0
+    for work in (background._WORK_S / 2, 0.01):
+        now = background._Clocks(11.0 + work + waited, begun.process + others + work, begun.thread + work)
+        monkeypatch.setattr(background._Clocks, "read", classmethod(lambda cls, now=now: now))
+        made._rest()
+    assert pauses == [pytest.approx(rested)]
