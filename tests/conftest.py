@@ -94,7 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part",
         type=int,
         metavar="NUMBER",
-        help="run a third of the cases of each test, with NUMBER + 1 the next third",
+        help="run a sixth of the cases of each test, with NUMBER + 1 the next sixth",
     )
 
 

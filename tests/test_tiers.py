@@ -9,13 +9,13 @@ import pytest
 
 from tests.tiers import PARTS, part_of_cases
 
-CASES = [*(f"a.py::test_many[{i}-{j}]" for i in range(10) for j in "xyz"), "a.py::test_two[0]", "a.py::test_two[1]"]
+CASES = [*(f"a.py::test_many[{i}-{j}]" for i in range(20) for j in "xyz"), "a.py::test_two[0]", "a.py::test_two[1]"]
 
 
 def test_consecutive_numbers_run_every_case() -> None:
     parts = [part_of_cases(CASES, 1234 + number) for number in range(PARTS)]
     assert set().union(*parts) == set(CASES)
-    assert sum(case.startswith("a.py::test_many") for part in parts for case in part) == 30
+    assert sum(case.startswith("a.py::test_many") for part in parts for case in part) == 60
 
 
 def test_a_number_runs_the_same_cases_again_in_whatever_order_they_come() -> None:
@@ -33,9 +33,9 @@ def test_every_part_has_cases_of_every_test_and_values_of_every_parameter(number
 def test_the_option_runs_a_part(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_addoption, pytest_collection_modifyitems")
     (tmp_path / "test_it.py").write_text(
-        "import pytest\n@pytest.mark.parametrize('i', range(9))\ndef test_it(i): pass\ndef test_one(): pass"
+        "import pytest\n@pytest.mark.parametrize('i', range(18))\ndef test_it(i): pass\ndef test_one(): pass"
     )
-    for arguments, outcome in [(["--part", "5"], "4 passed, 6 deselected"), ([], "10 passed")]:
+    for arguments, outcome in [(["--part", "5"], "4 passed, 15 deselected"), ([], "19 passed")]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
