@@ -30,7 +30,7 @@ from diskreplay.ids import NO_STEP
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
 # Arrays and documents of a pack beside its fields, about.
-_FILES = 10
+_FILES = 8
 
 Hidden = Mapping[int, Sequence[tuple[int, int]]]
 """Position and steps of the episodes that were evicted by hand, by the number of their segment."""
