@@ -36,8 +36,8 @@ MOST_READ = min(1 << 30, _SHARE)
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
-# Inner chunks that are decompressed in one go lie in so many bytes, or a larger one in its own. All are of one size, or
-# blocks with pieces of another would leave.
+# Inner chunks that are decompressed lie in pieces of so many bytes, one behind the other, or a larger one in its own.
+# All are of one size, or blocks with pieces of another would leave.
 _PIECE_BYTES = 1 << 20
 
 # What leaves at once: finding what was not used for longest means looking at all.
@@ -47,12 +47,14 @@ _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
 _counts: deque[int] = deque()  # bytes that came and went of pieces that are no arena's
+_begun: "dict[int, tuple[Piece, int]]" = {}  # pieces with room for more inner chunks of a size, and how many are in it
 os.register_at_fork(after_in_child=lambda: _start_anew())
 
 _alive: "weakref.WeakSet[ChunkTables]" = told_of_forks(lambda tables: tables.reset_after_fork())
 
 
 def _start_anew() -> None:
+    _begun.clear()
     for arena in (_arena, _decompressed):
         arena.reset_after_fork()
 
@@ -65,6 +67,7 @@ def share(tables: "ChunkTables") -> None:
 
 def _keep_no_spare() -> None:
     if not list(_alive):  # it knows already that these tables are gone
+        _begun.clear()
         _decompressed.keep_no_spare()
 
 
@@ -97,8 +100,16 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
     return lone_piece(nbytes)
 
 
-def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[tuple[int, Piece]]:
-    """Return memory for so many inner chunks, for which others leave as above: pieces, and how many fit into each.
+class Room(NamedTuple):
+    """Memory for some inner chunks of a size: how many, and where in a piece."""
+
+    count: int
+    piece: Piece
+    start: int  # in bytes
+
+
+def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
+    """Return memory for so many inner chunks, for which others leave as above.
 
     ``of`` so many bytes are all of the field. With ``grows``, a little more memory is taken than before, if it pays.
     Where more is needed at once than is kept otherwise, twice that is kept. Raises MemoryError.
@@ -108,16 +119,22 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
         most = max(most, _decompressed.nbytes + BLOCK_BYTES)
     most = min(most, MOST_DECOMPRESSED)
     _decompressed.spare = max(_decompressed.spare, most)
-    found = list[tuple[int, Piece]]()
+    found = list[Room]()
+    piece, used = _begun.pop(inner_bytes, (None, 0))  # nobody else has it now
     while count:
-        some = min(count, nbytes // inner_bytes)
-        while (piece := _decompressed_piece(nbytes, most)) is None:
-            if most == sys.maxsize:
+        while piece is None:
+            piece, used = _decompressed_piece(nbytes, most), 0
+            if piece is None and most == sys.maxsize:
                 raise MemoryError(f"no memory to decompress {count} inner chunks of {inner_bytes} bytes into")
-            if not _release_decompressed(count * inner_bytes, before):
+            if piece is None and not _release_decompressed(count * inner_bytes, before):
                 most = sys.maxsize
-        found.append((some, piece))
-        count -= some
+        some = min(count, nbytes // inner_bytes - used)
+        found.append(Room(some, piece, used * inner_bytes))
+        count, used = count - some, used + some
+        if used == nbytes // inner_bytes:
+            piece, used = None, 0
+    if piece is not None:
+        _begun[inner_bytes] = piece, used
     return found
 
 
@@ -142,21 +159,21 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
             _kept.append(kept)  # some are needed now
         else:
             leaving.setdefault(table, []).append(kept)
-            nbytes -= piece.nbytes
+            nbytes -= kept.nbytes
     for table, some in leaving.items():
         _release_kept(table, some)
     return bool(leaving) or _release(DECOMPRESSED, before)  # of tables that are copies of those that they were kept for
 
 
-def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece, *, is_lone: bool) -> None:
-    """Note what is decompressed in a piece; count its memory, as long as it is there, where it is no arena's."""
+def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
+    """Note what is decompressed in so many bytes of a piece, whose memory counts, while it is there, if it is lone."""
     if is_lone:
         _counts.append(piece.nbytes)
         weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
     with suppress(IndexError):
         while _kept[0].piece() is None:  # of a store that was closed
             _kept.popleft()
-    _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece)))
+    _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece), nbytes))
 
 
 class _Kept(NamedTuple):
@@ -165,6 +182,7 @@ class _Kept(NamedTuple):
     table: "weakref.ref[ChunkTable]"
     places: NDArray[np.int64]
     piece: weakref.ref[Piece]
+    nbytes: int
 
 
 def _release_kept(table: "ChunkTable", leaving: list[_Kept]) -> None:

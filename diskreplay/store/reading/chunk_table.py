@@ -35,7 +35,7 @@ from diskreplay.kernels.frozen import places_of
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
-from diskreplay.store.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ
+from diskreplay.store.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ, Room
 from diskreplay.store.reading.decompression import decompress, reads_no_disk
 from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before, times_of
 
@@ -223,7 +223,7 @@ class ChunkTable:
         inner = pack.inner[self.leaf][places - pack.first_place[self.leaf]]
         found = self._tables.open_shard(pack, self.leaf, inner)
         if isinstance(found, Piece):
-            return self._keep(places, found, found.nbytes // len(places), is_lone=True)
+            return self._keep(places, Room(len(places), found, 0), found.nbytes // len(places), is_lone=True)
         shard, inner = found
         is_zero = shard.sizes[inner] == 0
         if is_zero.any():
@@ -233,15 +233,15 @@ class ChunkTable:
         if not len(places):
             return
         of = self._tables.decompressed_bytes(self.leaf)
-        pieces = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
-        stops = list(accumulate(count for count, _ in pieces))[:-1]
-        decompress(shard, [(part, piece) for part, (_, piece) in zip(np.split(inner, stops), pieces, strict=True)])
-        for part, (_, piece) in zip(np.split(places, stops), pieces, strict=True):
-            self._keep(part, piece, shard.inner_bytes, is_lone=piece.nbytes > BLOCK_BYTES)
+        rooms = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
+        stops = list(accumulate(room.count for room in rooms))[:-1]
+        decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)))
+        for part, room in zip(np.split(places, stops), rooms, strict=True):
+            self._keep(part, room, shard.inner_bytes, is_lone=room.piece.nbytes > BLOCK_BYTES)
 
-    def _keep(self, places: NDArray[np.int64], piece: Piece, inner_bytes: int, *, is_lone: bool) -> None:
-        chunk_budget.keep(self, places, piece, is_lone=is_lone)
-        self._hold(places, piece, piece.address + inner_bytes * np.arange(len(places)))
+    def _keep(self, places: NDArray[np.int64], room: Room, inner_bytes: int, *, is_lone: bool) -> None:
+        chunk_budget.keep(self, places, room.piece, len(places) * inner_bytes, is_lone=is_lone)
+        self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
     def _hold(self, places: NDArray[np.int64], piece: Piece, addresses: NDArray[np.int64]) -> None:
         """Have places be at these addresses, which are good as long as a piece of memory is there."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.format.shards import Shard
 from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
-from diskreplay.store.reading.arena import Piece
+from diskreplay.store.reading.chunk_budget import Room
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +27,8 @@ _MOST_THREADS = 4
 _WARM_CALLS = 32
 
 
-Part = tuple[Ints, Piece]
-"""Inner chunks of a shard, none of which is of zeros, and memory for them, or for more."""
+Part = tuple[Ints, Room]
+"""Inner chunks of a shard, none of which is of zeros, and memory for them."""
 
 
 def decompress(shard: Shard, parts: Sequence[Part]) -> None:
@@ -55,8 +55,9 @@ def reads_no_disk() -> bool:
 
 def _decompress_next(shard: Shard, left: Iterator[Part]) -> None:
     """Decompress parts until none is left; other threads take theirs from the same iterator."""
-    for numbers, piece in left:
-        shard.decompress(numbers, np.asarray(piece)[: len(numbers) * shard.inner_bytes])
+    for numbers, room in left:
+        memory = np.asarray(room.piece)[room.start :]
+        shard.decompress(numbers, memory[: len(numbers) * shard.inner_bytes])
 
 
 class _Cold:

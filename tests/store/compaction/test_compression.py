@@ -143,6 +143,22 @@ def test_what_a_batch_needs_does_not_leave_for_what_else_it_needs(
     assert chunk_budget._decompressed.nbytes <= 40 * inner
 
 
+def test_inner_chunks_that_are_decompressed_one_by_one_share_a_piece(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pack(tmp_store, 100)
+    block = 1 << 17
+    limit_memory(monkeypatch, piece=8 * 32 * 16 * 17, block=block, most=1 << 30, least=1 << 30)
+    monkeypatch.setattr(chunk_budget, "_decompressed", memory := arena.Arena())
+    with dr.open(tmp_store) as store:
+        for number, episode in enumerate(store.episodes):
+            assert np.array_equal(episode.obs[:, 0, 0], np.arange(10 * number, 10 * number + 11).astype(np.uint8))
+        assert memory.nbytes == 5 * block  # for 35 inner chunks
+    del store, episode
+    gc.collect()
+    assert memory.nbytes == 0
+
+
 def test_who_keeps_rows_keeps_nothing_else_that_was_decompressed(tmp_store: Path) -> None:
     make_pack(tmp_store, 60)
     with dr.open(tmp_store) as store:
