@@ -19,6 +19,8 @@ _MOST_TARGETS = 16
 
 # An episode that comes step by step, in a segment of its own.
 _UNKNOWN = Size(256)
+# Where a quarter of a segment has fewer rows, a page would have all of them, and damage to it would cost all.
+_LEAST_IN_PAGES = 128
 
 # A segment that is a quarter full sooner would be full before the next one is ready.
 LEAST_QUARTER_S = 0.05
@@ -187,7 +189,8 @@ class Rotation:
 
     def _size(self) -> Size:
         # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
-        return Size(layout.floor_power_of_two(self._target // len(self._lanes) // 4))
+        rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
+        return Size(rows, in_pages=rows >= _LEAST_IN_PAGES)
 
     def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
         segment = None if self.segment_per_episode else self._preallocator.acquire()

@@ -1,5 +1,6 @@
 """What a segment that is being written takes on disk: blocks for what was written, and not for what may come."""
 
+import json
 import os
 import signal
 from contextlib import suppress
@@ -14,6 +15,7 @@ import zarr
 import diskreplay as dr
 from tests.crash.injection import in_child
 from tests.testing.filesystems import mounted
+from tests.testing.support import append_numbered, serial_schema
 
 CARTPOLE = {"obs": dr.Field((4,), "float32"), "action": dr.Field((), "int64"), "reward": dr.Field((), "float32")}
 
@@ -145,3 +147,14 @@ def test_a_chunk_that_was_read_as_a_whole_has_no_stores_that_a_full_disk_could_r
         with dr.open(disk.path / "store") as store:
             assert len(store) == all_of_it
             assert store.verify(deep=True) == []
+
+
+@pytest.mark.parametrize(
+    ("segment_steps", "rows"),
+    [(1000, {"obs": 256, "reward": 1024, "done": 4096}), (100, {"obs": 16, "reward": 16, "done": 16})],
+)
+def test_a_file_is_a_page_or_a_quarter_of_a_segment(tmp_store, segment_steps, rows):
+    with dr.create(tmp_store, serial_schema(), segment_steps=segment_steps) as store, store.writer() as writer:
+        append_numbered(writer, [0])
+    attributes = json.loads((tmp_store / "segments/00000000/zarr.json").read_text())["attributes"]
+    assert {name: attributes["chunk_rows"][name] for name in rows} == rows
