@@ -24,7 +24,7 @@ WITH_TORCHRL = {
     "sequences": "TorchRL SliceSampler",
 }
 MANY_SECONDS = (
-    *("before", "busy", "cold", "compile", "compressed", "durability", "many_segments", "packs"),
+    *("before", "busy", "cold", "compile", "compressed", "durability", "grown", "many_segments", "packs"),
     *("memory", "online", "open", "retention", "sb3", "sharded", "uniform", "write_path"),
 )
 ONLY_BESIDE_OTHERS = ("append", "uniform", "cold")  # their targets: beside peers, or fio

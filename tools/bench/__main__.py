@@ -21,6 +21,7 @@ BENCHES = {
     "packs": "packs",
     "compressed": "compressed",
     "compacting": "compacting",
+    "grown": "grown",
     "memory": "reader_memory",
     "episode_layout": "episode_layout",
     "import": "import_time",
