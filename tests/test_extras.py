@@ -2,20 +2,19 @@
 
 import json
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 import diskreplay as dr
 from tests.test_architecture import MODULES, imports_of
+from tests.testing.without import STORE, run_without
 from tools.environments import CORE, TRIED, closure
 
 ROOT = Path(__file__).parents[1]
@@ -44,33 +43,6 @@ NOT_CORE = (
     "google",
 )
 
-HOOK = """
-import sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {names!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Missing())
-"""
-STORE = """
-import json
-import numpy as np
-import diskreplay as dr
-
-path = sys.argv[1]
-schema = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"))
-with dr.create(path, schema, exist_ok=True) as store, store.writer() as writer:
-    for t in range(8):
-        writer.append(np.full(3, t), t, 1.0, t == 7, next_obs=np.full(3, t + 1))
-
-def message(work):
-    try:
-        work()
-    except dr.MissingExtra as error:
-        return str(error)
-"""
 WORK = """
 from diskreplay.cli.main import main
 
@@ -93,21 +65,6 @@ assert codes == [0, 0, 0, 0], codes
 assert not set(NAMES) & set(sys.modules)
 print("all done")
 """
-
-
-def run_without(names: Iterable[str], code: str, *args: Any) -> str:
-    """Run code where these libraries cannot be imported; return what it printed last."""
-    hook = HOOK.format(names=tuple(names)) + f"NAMES = {tuple(names)!r}\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", hook + code, *map(str, args)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ TRIED = {
 # Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
 WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging")
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging", "scipy")
 # A collector's day, without any extra.
 COLLECT = """
 import sys

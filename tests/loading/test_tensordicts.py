@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import diskreplay as dr
-from tests.test_extras import STORE, run_without
 from tests.testing.support import append_numbered, serial_schema
+from tests.testing.without import STORE, run_without
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 

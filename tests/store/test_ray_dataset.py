@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.test_extras import STORE, run_without
+from tests.testing.without import STORE, run_without
 
 pytest.importorskip("ray.data", reason="needs ray[data]")
 

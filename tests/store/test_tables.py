@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.test_extras import STORE, run_without
 from tests.testing.support import serial_schema
+from tests.testing.without import STORE, run_without
 
 
 @pytest.fixture

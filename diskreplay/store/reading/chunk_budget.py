@@ -103,7 +103,7 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
 class Room(NamedTuple):
     """Memory for some inner chunks of a size: how many, and where in a piece."""
 
-    count: int
+    chunks: int
     piece: Piece
     start: int  # in bytes
 

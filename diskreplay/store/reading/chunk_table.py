@@ -234,7 +234,7 @@ class ChunkTable:
             return
         of = self._tables.decompressed_bytes(self.leaf)
         rooms = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
-        stops = list(accumulate(room.count for room in rooms))[:-1]
+        stops = list(accumulate(room.chunks for room in rooms))[:-1]
         decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)))
         for part, room in zip(np.split(places, stops), rooms, strict=True):
             self._keep(part, room, shard.inner_bytes, is_lone=room.piece.nbytes > BLOCK_BYTES)
