@@ -218,7 +218,7 @@ class _Build:
         root, folder, infos = self._root, self._folder, [source.info for source in self._sources]
         has_priority = any(layout.PRIORITY in info.chunk_rows for info in infos)
         blueprint = root.blueprint.with_priority if has_priority else root.blueprint
-        rows = dict.fromkeys(blueprint.arrays, chunk_rows(self._rows))
+        rows = dict.fromkeys(blueprint.arrays, max([chunk_rows(self._rows), *self._inner_rows.values()]))
         size = PackSize(*map(len, (self.tables.members, self.tables.runs)))
         codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
         for path, document in blueprint.of_pack(*size, codecs).documents(1, rows, self._rows):

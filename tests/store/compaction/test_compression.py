@@ -77,6 +77,19 @@ def test_what_is_no_compression_is_refused_before_anything_is_made(tmp_store: Pa
         store.compact(compression=given)
 
 
+def test_a_pack_of_fewer_rows_than_an_inner_chunk_is_whole(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        with store.writer() as writer:
+            frames = np.full((2, 16, 17), 9, np.uint8)
+            writer.append_episode(frames, np.zeros((1, 255), np.uint8), np.ones(1), terminated=True)
+        assert store.compact()["segments"] == 1
+        assert store.verify(deep=True) == []
+        store.refresh()
+        (episode,) = store.episodes
+        assert episode.obs.shape == (2, 16, 17)
+        assert (episode.obs == 9).all()
+
+
 def test_what_is_no_compaction_is_refused(tmp_store: Path) -> None:
     with pytest.raises(ValueError, match='^compaction is "auto" or "manual", not \'never\'$'):
         dr.create(tmp_store, SCHEMA, compaction="never")  # type: ignore[arg-type]
