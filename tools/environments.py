@@ -44,6 +44,7 @@ TRIED = {
 WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging", "scipy")
+EXAMPLES = {"ray": ("gymnasium",)}  # what the examples of an extra that its tests run need beside it
 # A collector's day, without any extra.
 COLLECT = """
 import sys
@@ -181,7 +182,7 @@ def attempt(extra: str, interpreter: str, wheel: Path, sdist: Path, scratch: Pat
         module, *tests = TRIED[extra]
         if interpreter == sys.executable:
             name = "diskreplay" if extra == CORE else f"diskreplay[{extra}]"
-            environment.link([name, *(TEST_TOOLS if tests else ())])
+            environment.link([name, *(TEST_TOOLS if tests else ()), *EXAMPLES.get(extra, ())])
         environment.install(extra)
         installed = perf_counter() - started
         run(environment.python, "-W", "error", "-c", f"import {module}", cwd=sdist)
