@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import diskreplay as dr
+from tools.bench import reverb_peer
 from tools.bench.data import SCHEMA, episodes, fill
 from tools.bench.harness import (
     OURS,
@@ -166,12 +167,19 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     with started(), ExitStack() as stack:
         jobs = _contestants(size, folder, stack, peers)
         calls = [(errors,)] * size.batches
-        seconds = in_turn([Contestant(name, partial(timed, step, calls)) for name, (step, _) in jobs.items()], rounds)
+        contestants = [Contestant(name, partial(timed, step, calls)) for name, (step, _) in jobs.items()]
+        if peers and reverb_peer.VARIABLE in os.environ:
+            steps = size.steps * size.shards[-2]
+            one_round = stack.enter_context(reverb_peer.rounds(steps, size.batches, size.batch_size))
+            contestants.append(Contestant(reverb_peer.NAME, lambda: np.array(one_round())))
+        seconds = in_turn(contestants, rounds)
         costs = _costs({name: sampler for name, (_, sampler) in jobs.items() if sampler is not None})
     ours = [name for name in jobs if name.startswith(OURS) and name != PLAIN]
     tables = [timing_table(seconds, f"one batch of {size.batch_size}, and its update"), costs]
     targets = []
     same = f"{OURS}, shards: {size.shards[-2]}"
+    if reverb_peer.NAME in seconds:
+        tables.append(ratio_table(seconds, [(name, reverb_peer.NAME) for name in (PLAIN, *ours)]))
     if (peer := RLLIB.format(size.shards[-2])) in seconds:
         tables.append(ratio_table(seconds, [(name, peer) for name in ours]))
         faster = float(np.median(ratios(seconds, same, peer)))
@@ -191,6 +199,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "Bytes are those of arrays in answers, of what was drawn and asked for ahead.",
             f"A batch of RLlib's is of one actor, of ours of all shards. {IN_FLIGHT} requests to each of its actors "
             "are on their way. Its rows were made before they were stored; ours are made as they are drawn.",
+            f"Reverb has {size.shards[-2]} shards' steps in one table of a server, and draws in the server's process, "
+            f"which is not this one; {reverb_peer.IN_FLIGHT} batches are on their way. {reverb_peer.VARIABLE} names "
+            "its interpreter, which has another NumPy.",
             "Peers that are not installed are left out.",
             f"The load when it began was {load:.0f} on {os.cpu_count()} cores, that of other programs included.",
         ],
