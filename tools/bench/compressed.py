@@ -21,7 +21,6 @@ from tools.bench.harness import (
     Report,
     Table,
     Target,
-    draw,
     in_turn,
     number,
     ratio_table,
@@ -29,7 +28,7 @@ from tools.bench.harness import (
     timed,
     timing_table,
 )
-from tools.bench.pixels import ALPHA, BETA, FIELDS, N_STEP, STACK, TORCHRL
+from tools.bench.pixels import ALPHA, BETA, N_STEP, STACK, TORCHRL, drawn, drawn_torchrl
 
 
 class Size(NamedTuple):
@@ -132,12 +131,12 @@ def _in_turn(folder: Path, size: Size, rounds: int, packed: str, peer: Any) -> d
         jobs: list[tuple[str, Any]] = []
         for name in (RAW, packed):
             store = opened.enter_context(dr.open(folder / (RAW if name == RAW else PACKED)))
-            job = partial(_drawn, opened.enter_context(_sampler(store, size.batch_size)))
+            job = partial(drawn, opened.enter_context(_sampler(store, size.batch_size)))
             for _ in range(size.warm):
                 job(errors[0])
             jobs.append((name, job))
         if peer is not None:
-            jobs.append((TORCHRL, partial(_torchrl, peer)))
+            jobs.append((TORCHRL, partial(drawn_torchrl, peer)))
         calls = [(row,) for row in errors]
         return in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
 
@@ -149,14 +148,6 @@ def _load(folder: Path) -> None:
             with file.open("rb", buffering=0) as opened:
                 while opened.read(8 << 20):
                     pass
-
-
-def _drawn(sampler: dr.Sampler, td_error: Any) -> None:
-    sampler.update_priorities(draw(sampler.sample, FIELDS).index, td_error)
-
-
-def _torchrl(buffer: Any, td_error: Any) -> None:
-    draw(buffer.sample, ("obs", "action", "reward", "next_obs", "done"))
 
 
 def _peer(folder: Path, size: Size) -> Any:
@@ -187,7 +178,7 @@ def first_batches(path: str, batches: str, batch_size: str, seed: str) -> dict[s
         dr.warmup(store, sampler.view, sampler.distribution)
         return {
             "seconds": timed(
-                partial(_drawn, sampler), [(row,) for row in _errors(int(batches), int(batch_size))]
+                partial(drawn, sampler), [(row,) for row in _errors(int(batches), int(batch_size))]
             ).tolist()
         }
 

@@ -88,8 +88,8 @@ def _fill(path: Path, steps: int, size: Size) -> list[str]:
             for _ in range(steps // size.episode_steps):
                 writer.append_episode(obs, action, reward, terminated=True)
         taken, there = time.perf_counter() - begun, _segments(path)
-        while any(thread.name == "diskreplay-compaction" for thread in threading.enumerate()):
-            time.sleep(0.1)
+        while merging := [thread for thread in threading.enumerate() if thread.name == "diskreplay-compaction"]:
+            merging[0].join()
     return [f"{steps // size.segment_steps:,}", f"{there:,}", f"{_segments(path):,}", number(steps / taken)]
 
 

@@ -50,11 +50,11 @@ LEAST_BANDWIDTH = 0.7
 Job = Callable[[Any], None]
 
 
-def _ours(sampler: dr.Sampler, td_error: Any) -> None:
+def drawn(sampler: dr.Sampler, td_error: Any) -> None:
     sampler.update_priorities(draw(sampler.sample, FIELDS).index, td_error)
 
 
-def _torchrl(buffer: Any, td_error: Any) -> None:
+def drawn_torchrl(buffer: Any, td_error: Any) -> None:
     draw(buffer.sample, ("obs", "action", "reward", "next_obs", "done"))
 
 
@@ -81,7 +81,7 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Job]]:
     theirs = torchrl_peer.buffer("TorchRL ReplayBuffer", folder / "torchrl", size.torchrl_steps, size.batch_size)
     for rows in _stacked(size, size.torchrl_steps):
         torchrl_peer.fill(theirs, rows)
-    yield TORCHRL, partial(_torchrl, theirs)
+    yield TORCHRL, partial(drawn_torchrl, theirs)
 
 
 def _limits(store: Any, sampler: dr.Sampler, size: Size) -> tuple[list[tuple[str, Job]], float]:
@@ -113,7 +113,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         for _ in range(size.warm):
             sampler.sample()
         copies, nbytes = _limits(store, sampler, size)
-        jobs = [(OURS, partial(_ours, sampler)), *copies, *(_peers(size, folder) if peers else ())]
+        jobs = [(OURS, partial(drawn, sampler)), *copies, *(_peers(size, folder) if peers else ())]
         calls = [(row,) for row in errors]
         seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
     wanted = {name: WANTED[name] for name, _ in jobs if name in WANTED}

@@ -8,30 +8,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import contextmanager
-    from typing import Any
-else:
-    from contextlib import contextmanager
 
 VARIABLE = "DISKREPLAY_REVERB_PYTHON"
 NAME = "Reverb, 1 server"
-IN_FLIGHT = 8  # batches that are asked for together
 
 
 @contextmanager
-def rounds(steps: int, batches: int, batch_size: int) -> "Iterator[Any]":
-    """Start it; yield what makes a round of batches and returns the seconds of each."""
-    command = [os.environ[VARIABLE], __file__, *map(str, (steps, batches, batch_size))]
+def rounds(steps: int, batches: int, batch_size: int, ahead: int) -> Iterator[Callable[[], list[float]]]:
+    """Start it; yield what makes a round of batches, so many of them ahead, and returns the seconds of each."""
+    command = [os.environ[VARIABLE], __file__, *map(str, (steps, batches, batch_size, ahead))]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     settings = {**clean, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=settings) as process:
 
-        def one_round() -> "list[float]":
+        def one_round() -> list[float]:
             assert process.stdin is not None
             assert process.stdout is not None
             print("round", file=process.stdin, flush=True)
@@ -47,7 +40,7 @@ def rounds(steps: int, batches: int, batch_size: int) -> "Iterator[Any]":
             process.kill()
 
 
-def serve(steps: int, batches: int, batch_size: int) -> None:
+def serve(steps: int, batches: int, batch_size: int, ahead: int) -> None:
     """Fill a table with transitions, and draw from it, with updates, whenever a line comes."""
     import numpy as np
     import reverb
@@ -74,9 +67,9 @@ def serve(steps: int, batches: int, batch_size: int) -> None:
             writer.append(row)
             writer.create_item("steps", 1, 1.0 + t % 7)
     dataset = reverb.TimestepDataset.from_table_signature(
-        client.server_address, "steps", max_in_flight_samples_per_worker=IN_FLIGHT * batch_size
+        client.server_address, "steps", max_in_flight_samples_per_worker=ahead * batch_size
     )
-    samples = dataset.batch(batch_size, drop_remainder=True).prefetch(IN_FLIGHT).as_numpy_iterator()
+    samples = dataset.batch(batch_size, drop_remainder=True).prefetch(ahead).as_numpy_iterator()
     errors = rng.random(batch_size)
     for _ in sys.stdin:
         taken = []
@@ -91,7 +84,7 @@ def serve(steps: int, batches: int, batch_size: int) -> None:
             client.mutate_priorities("steps", dict(zip(sample.info.key.tolist(), errors.tolist(), strict=True)))
             taken.append((perf_counter_ns() - started) / 1e9)
         print(json.dumps(taken), flush=True)
-    os._exit(0)
+    os._exit(0)  # without waiting for the threads of its server
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         contestants = [Contestant(name, partial(timed, step, calls)) for name, (step, _) in jobs.items()]
         if peers and reverb_peer.VARIABLE in os.environ:
             steps = size.steps * size.shards[-2]
-            one_round = stack.enter_context(reverb_peer.rounds(steps, size.batches, size.batch_size))
+            one_round = stack.enter_context(reverb_peer.rounds(steps, size.batches, size.batch_size, size.ahead))
             contestants.append(Contestant(reverb_peer.NAME, lambda: np.array(one_round())))
         seconds = in_turn(contestants, rounds)
         costs = _costs({name: sampler for name, (_, sampler) in jobs.items() if sampler is not None})
@@ -200,7 +200,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             f"A batch of RLlib's is of one actor, of ours of all shards. {IN_FLIGHT} requests to each of its actors "
             "are on their way. Its rows were made before they were stored; ours are made as they are drawn.",
             f"Reverb has {size.shards[-2]} shards' steps in one table of a server, and draws in the server's process, "
-            f"which is not this one; {reverb_peer.IN_FLIGHT} batches are on their way. {reverb_peer.VARIABLE} names "
+            f"which is not this one; {size.ahead} batches are on their way. {reverb_peer.VARIABLE} names "
             "its interpreter, which has another NumPy.",
             "Peers that are not installed are left out.",
             f"The load when it began was {load:.0f} on {os.cpu_count()} cores, that of other programs included.",

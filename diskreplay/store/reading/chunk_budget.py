@@ -119,7 +119,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
         most = max(most, _decompressed.nbytes + BLOCK_BYTES)
     most = min(most, MOST_DECOMPRESSED)
     _decompressed.spare = max(_decompressed.spare, most)
-    found = list[Room]()
+    found, fits = list[Room](), nbytes // inner_bytes
     piece, used = _begun.pop(inner_bytes, (None, 0))  # nobody else has it now
     while count:
         while piece is None:
@@ -128,10 +128,10 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
                 raise MemoryError(f"no memory to decompress {count} inner chunks of {inner_bytes} bytes into")
             if piece is None and not _release_decompressed(count * inner_bytes, before):
                 most = sys.maxsize
-        some = min(count, nbytes // inner_bytes - used)
+        some = min(count, fits - used)
         found.append(Room(some, piece, used * inner_bytes))
         count, used = count - some, used + some
-        if used == nbytes // inner_bytes:
+        if used == fits:
             piece, used = None, 0
     if piece is not None:
         _begun[inner_bytes] = piece, used
