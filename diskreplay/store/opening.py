@@ -53,7 +53,8 @@ def create(
         How fields of at least 256 bytes a step are compressed when segments are merged; level 1 to 22, 1 where none is
         given. Samplers decompress what they draw. Needs ``diskreplay[zstd]``, here and wherever the store is read.
     compaction : "auto" or "manual"
-        Whether processes that write merge small sealed segments by themselves, in the background; see `Store.compact`.
+        Whether processes that write have small sealed segments merged by themselves, in a process of the lowest
+        priority that they start; see `Store.compact`.
     validate : "finite" or "space", optional
         What writers refuse with a SchemaError that names the value: "finite", NaN and infinities; "space", also actions
         outside their space, for a schema made of spaces. An append then takes some microseconds more. None: neither.

@@ -17,11 +17,10 @@ from diskreplay import markup
 from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters
 from diskreplay.format.file_systems import warn_of
 from diskreplay.format.notes import note_names, read_note, write_note
 from diskreplay.format.quarantine import Quarantined, read_quarantine
-from diskreplay.format.root import Root, read_root
+from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
 from diskreplay.format.state_files import delete_state, read_state, write_state
 from diskreplay.kernels.table import chosen
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     import xarray
 
     from diskreplay.store.backup.account import Backup
-    from diskreplay.store.compaction.compaction import Compaction
     from diskreplay.store.repair.repair import Action
     from diskreplay.verify.verify import Problem
 
@@ -59,12 +57,6 @@ PathLike = str | os.PathLike[str]
 
 
 _alive = told_of_forks(lambda store: store._reset_after_fork())
-
-
-def _compaction(root: Root, counters: StoreCounters, retention: Retention, level: int | None) -> "Compaction":
-    from diskreplay.store.compaction.compaction import Compaction  # most processes never merge anything
-
-    return Compaction(root, counters, retention, level)
 
 
 def _call_each(calls: Iterable[Callable[[], object]]) -> None:
@@ -114,8 +106,7 @@ class Store:
     def _begin_maintenance(self) -> None:
         self._retention = Retention(self._root, self._counters)
         self._marker = Marker(self._root)
-        make = partial(_compaction, self._root, self._counters, self._retention, self._root.compression)
-        self._compaction = BackgroundCompaction(make, self._counters, compresses=self._root.compression is not None)
+        self._compaction = BackgroundCompaction(self._root, self._counters, self._retention.is_making_pack)
         after = [self._retention.after_sealing]
         if self._root.compacts and self._mode == "a":
             after.append(self._compaction.note_sealed)
@@ -383,7 +374,9 @@ class Store:
         if not dry_run:
             self._check_writable("compact")
         level = self._root.compression if compression is None else compression_level(compression)
-        compaction = _compaction(self._root, self._counters, self._retention, level)
+        from diskreplay.store.compaction.compaction import Compaction  # most processes never merge anything
+
+        compaction = Compaction(self._root, self._counters, self._retention, level)
         done = compaction.plan() if dry_run else compaction.run(progress)
         follower.refresh()
         return done._asdict()

@@ -23,7 +23,7 @@ class Size(NamedTuple):
 
 FULL, TINY = Size(1_000, 100, 4.0), Size(70, 5, 0.3)
 
-APPENDS, DRAWS = "steps a second, appended by the process that merges", "batches a second, drawn by another process"
+APPENDS, DRAWS = "steps a second, appended", "batches a second, drawn by another process"
 _STARTING_S = 5.0  # of a process that draws, about
 
 
@@ -53,8 +53,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [
             f"A store of {size.segments:,} sealed segments with an episode of {size.episode_steps} steps of CartPole's "
             f"shape each. For {size.seconds:g} s a process appends such episodes at full speed, or another one draws "
-            "batches of 256 from the whole store while the first one appends nothing. The first process merges all "
-            "that time, in the thread that does it where nobody calls Store.compact, or does not.",
+            "batches of 256 from the whole store while the first one appends nothing. All that time segments are "
+            "merged by the process that the first one starts for it where nobody calls Store.compact, or are not.",
         ],
     )
 

@@ -1,78 +1,63 @@
-"""Compaction by itself: a thread of a process that writes merges small segments, and keeps out of the way."""
+"""Compaction by itself: a process that writes has another one, of the lowest priority, merge small segments."""
 
 import os
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
-from diskreplay.errors import ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.root import Root
 
-if TYPE_CHECKING:
-    from diskreplay.store.compaction.compaction import Compaction
-
-# With fewer segments there is nothing that pays.
-LEAST_SEGMENTS = 8
+# With fewer segments there is nothing that pays; so much is worth being compressed.
+LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
 # Seconds after which segments are looked at first, and then at the least: who writes for a moment merges nothing.
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
-# So many segments have to be sealed before they are looked at again.
-_SEALED = 32
-# After so many seconds of the processor the thread rests, some times as long: longer where other threads of the process
-# take more than this share of a core, with whom it shares Python's lock.
-_WORK_S, _BUSY = 0.002, 0.1
-_REST_BESIDE_OTHERS, _REST_ALONE = 6.0, 2.0
-_LOWEST = 19
+# So many segments have to be begun before they are looked at again.
+_BEGUN = 32
+_PROCESS = "diskreplay.store.compaction.process"
 
 
 class _Stopped(Exception):
     """The store is being closed."""
 
 
-class _Clocks(NamedTuple):
-    """Seconds: those that pass, and those that this process, and this thread, have had a processor."""
-
-    wall: float
-    process: float
-    thread: float
-
-    @classmethod
-    def read(cls) -> "_Clocks":
-        return cls(time.monotonic(), time.process_time(), time.thread_time())
-
-    def since(self, before: "_Clocks") -> "_Clocks":
-        return _Clocks(*(now - then for now, then in zip(self, before, strict=True)))
-
-
 class BackgroundCompaction:
-    """Merges segments of one store, now and then, in a thread that lives while there may be something to merge.
+    """Merges segments of one store, now and then, in a process that lives while there may be something to merge.
+
+    It is a process as a thread would wait for Python's lock after each file, and take it from those who collect.
 
     Concurrency: any thread of the process that made it.
     """
 
-    def __init__(self, make: "Callable[[], Compaction]", counters: StoreCounters, *, compresses: bool) -> None:
-        """Merge by what ``make`` returns, which is called when there may be something to merge."""
-        self._make, self._counters, self._compresses = make, counters, compresses
+    def __init__(self, root: Root, counters: StoreCounters, is_busy: Callable[[], bool]) -> None:
+        """Merge unless ``is_busy()``: another process is at it."""
+        self._is_busy = is_busy
+        self._path, self._counters, self._compresses = root.path, counters, root.compression is not None
+        self._between = _segments_between(root)
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._sealed = _SEALED  # those that are there may be many
+        self._process: subprocess.Popen[bytes] | None = None
+        self._looked_at: int | None = None  # the number that the next segment had then
         self._is_stopped = False
         self._wait_s = _FIRST_S
-        self._rested, self._worked_at = _Clocks(0.0, 0.0, 0.0), 0.0
 
     def note_sealed(self) -> None:
         """Note that segments were sealed."""
         with self._condition:
-            self._sealed += 1
-            is_due = self._sealed > _SEALED and (self._compresses or self._has_many)
+            is_due = self._has_new and (self._compresses or self._has_many)
             if is_due and not self._is_stopped and self._thread is None:
-                # A daemon: what an interpreter that ends leaves half made is removed by the next who opens the store.
                 thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
                 with suppress(RuntimeError):  # the interpreter is ending
                     thread.start()
                     self._thread = thread
+
+    @property
+    def _has_new(self) -> bool:
+        """Whether enough segments were begun since they were looked at; those that were there may be many."""
+        return self._looked_at is None or self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at >= self._between
 
     @property
     def _has_many(self) -> bool:
@@ -84,6 +69,8 @@ class BackgroundCompaction:
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()
+            if self._process is not None:
+                self._process.terminate()
 
     def stop(self) -> None:
         """Stop, and wait until nothing is being merged."""
@@ -93,22 +80,17 @@ class BackgroundCompaction:
             thread.join()
 
     def _run(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         with suppress(_Stopped):
             goes_on = True
             while goes_on:
                 self._pause(self._wait_s)
-                self._wait_s, self._rested = _BETWEEN_S, _Clocks.read()
-                self._worked_at = self._rested.wall
+                self._wait_s = _BETWEEN_S
+                self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
+                if not self._is_busy():
+                    with suppress(OSError):  # no process can be had: next time
+                        self._merge()
                 with self._condition:
-                    self._sealed = 0
-                with suppress(ReplayError, OSError):  # a full disk, another process, a store that is gone: next time
-                    compaction = self._make()
-                    while compaction.run_due(self._rest):
-                        pass
-                with self._condition:
-                    goes_on = self._sealed > _SEALED
+                    goes_on = self._has_new
                     self._thread = self._thread if goes_on else None
 
     def _pause(self, seconds: float) -> None:
@@ -117,13 +99,35 @@ class BackgroundCompaction:
             if self._condition.wait_for(lambda: self._is_stopped, seconds):
                 raise _Stopped
 
-    def _rest(self) -> None:
-        """Rest, if it is time for it, at least as long as the work took with its waiting. Raises _Stopped."""
-        now = _Clocks.read()
-        passed = now.since(self._rested)
-        if passed.thread >= _WORK_S:
-            is_alone = passed.process - passed.thread <= _BUSY * passed.wall
-            rest = passed.thread * (_REST_ALONE if is_alone else _REST_BESIDE_OTHERS)
-            self._rested = now
-            self._pause(max(rest, now.wall - self._worked_at))
-            self._worked_at = time.monotonic()
+    def _merge(self) -> None:
+        """Have a process merge what is due, and wait for it. Raises _Stopped, and OSError where there can be none."""
+        with self._condition:
+            if self._is_stopped:
+                raise _Stopped
+            process = self._process = _begin(str(self._path))
+        process.wait()
+        with self._condition:
+            self._process = None
+
+
+def _segments_between(root: Root) -> int:
+    """Return how many segments are begun between two looks: of long ones that are to be compressed, fewer."""
+    if root.compression is None or root.segment_steps == "episode":
+        return _BEGUN
+    limits = root.limits
+    rows = layout.target_rows(1, root.step_bytes, limits.capacity, limits.capacity_bytes, root.segment_steps)
+    return max(1, min(_BEGUN, MUCH_BYTES // (rows * root.step_bytes)))
+
+
+def _begin(path: str) -> "subprocess.Popen[bytes]":
+    """Begin a process that merges what is due; it finds what this one imports from."""
+    if not sys.executable:
+        raise FileNotFoundError("this program does not know its interpreter")
+    imported_from = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _PROCESS, path, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": imported_from},
+        process_group=0,  # what interrupts this one at a terminal does not interrupt that one
+    )

@@ -14,7 +14,7 @@ from diskreplay.format.packs import find_superseded
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import is_wide
-from diskreplay.store.compaction.background import LEAST_SEGMENTS
+from diskreplay.store.compaction.background import LEAST_SEGMENTS, MUCH_BYTES
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.retention.policy import disk_usage
 from diskreplay.store.retention.retention import Retention
@@ -25,9 +25,8 @@ Progress = Callable[[int, int], None]
 SHARE = 16
 # What fills half of a pack stays as it is: it would be copied for little.
 _ENOUGH = 2
-# So many segments that are about as long are merged by themselves, or fewer that fill a pack, and so much that is to be
-# compressed.
-_MANY, _MUCH_BYTES = 64, 256 << 20
+# So many segments that are about as long are merged by themselves, or fewer that fill a pack.
+_MANY = 64
 
 
 def _at_once() -> None:
@@ -109,7 +108,7 @@ class Compaction:
     def _pays(self, group: Sequence[Candidate], *, is_new: bool) -> bool:
         rows = sum(one.rows for one in group)
         is_full = len(group) >= LEAST_SEGMENTS and rows > self._most_rows() // _ENOUGH
-        is_much = is_new and rows * self._root.step_bytes >= _MUCH_BYTES
+        is_much = is_new and rows * self._root.step_bytes >= MUCH_BYTES
         return len(group) >= _MANY or is_full or is_much
 
     def candidates(self, pace: Callable[[], None] = _at_once) -> list[Candidate]:

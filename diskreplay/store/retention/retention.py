@@ -15,7 +15,7 @@ from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import drafted, storage_errors, sync_folder
 from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, keep_hidden, reserve
-from diskreplay.format.locks import Lock, held_lock, is_locked, try_lock
+from diskreplay.format.locks import Lock, held_lock, is_held, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
 from diskreplay.format.metadata import Identity, identify
@@ -157,6 +157,14 @@ class Retention:
             raise
         return info
 
+    def is_making_pack(self) -> bool:
+        """Whether a process makes a pack now."""
+        return is_held(f"{self._pack_draft}/{LOCK_OF_DRAFT[DRAFT]}") is True
+
+    @property
+    def _pack_draft(self) -> str:
+        return f"{self._root.counters_folder}/{PACK_DRAFT}"
+
     @contextmanager
     def making_pack(self, nbytes: int) -> Iterator[str]:
         """Have a block make a pack in the folder that is given to it. One at a time does, of all processes.
@@ -164,7 +172,7 @@ class Retention:
         Room for its ``nbytes`` is made first in a store that is limited to some, and counts until the block ends.
         Raises StoreLocked where another one is at it, StorageFull where there is no room.
         """
-        building = f"{self._root.counters_folder}/{PACK_DRAFT}"
+        building = self._pack_draft
         with self._locked():
             _remove_dead_draft(building, LOCK_OF_DRAFT[DRAFT])
             if os.path.lexists(building):

@@ -1,25 +1,35 @@
 """Compaction by itself: when it begins, that it keeps what is there, and that it ends with the store."""
 
+import multiprocessing
+import os
+import signal
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import diskreplay as dr
+from diskreplay.format.root import read_root
 from diskreplay.store.compaction import background
+from diskreplay.store.compaction.background import BackgroundCompaction
 from tests.testing.merged import folders
 from tests.testing.support import append_numbered, serial_schema
 
 THREAD = "diskreplay-compaction"
 
 
+# So many segments of about the same length are merged.
+MANY = 70
+SERIALS = list(range(5 * MANY))
+
+
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_FIRST_S", 0.01)
     monkeypatch.setattr(background, "_BETWEEN_S", 0.01)
-    monkeypatch.setattr(background, "_SEALED", 4)
-    monkeypatch.setattr("diskreplay.store.compaction.compaction._MANY", 10)
 
 
 def write(store: dr.Store, episodes: int) -> None:
@@ -47,59 +57,136 @@ def is_working() -> bool:
 
 def test_many_short_segments_are_merged_and_nothing_else_changes(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
-        write(store, 40)
+        write(store, MANY)
         assert ends(lambda: len(folders(tmp_store)) < 12)
-        assert serials(store) == list(range(200))
+        assert serials(store) == SERIALS
         with dr.open(tmp_store) as reader:
-            assert serials(reader) == list(range(200))
+            assert serials(reader) == SERIALS
     assert not is_working()
 
 
 @pytest.mark.parametrize("kwargs", [{"compaction": "manual"}, {}], ids=["manual", "few segments"])
 def test_nothing_begins_where_it_is_not_wanted_or_does_not_pay(tmp_store: Path, kwargs: dict[str, str]) -> None:
     with dr.create(tmp_store, serial_schema(), segment_steps="episode", **kwargs) as store:  # type: ignore[arg-type]
-        write(store, 40 if kwargs else 6)
+        write(store, MANY if kwargs else 6)
         assert not is_working()
-        assert len(folders(tmp_store)) == (40 if kwargs else 6)
+        assert len(folders(tmp_store)) == (MANY if kwargs else 6)
 
 
-def test_a_store_that_is_closed_in_the_middle_of_a_merge_is_whole(
-    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "_WORK_S", 0.0)
-    for name in ("_REST_ALONE", "_REST_BESIDE_OTHERS"):
-        monkeypatch.setattr(background, name, 1e9)  # the first rest lasts until the store is closed
+def test_a_store_that_is_closed_in_the_middle_of_a_merge_is_whole(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
-        write(store, 40)
-        assert ends(is_working)
-        began = time.monotonic()
-    assert time.monotonic() - began < 20
+        write(store, MANY)
+        assert ends(lambda: process_of(store) is not None)
+        process = process_of(store)
+        assert process is not None
+        os.kill(process, signal.SIGSTOP)  # wherever it is: when the store is closed, it has not ended
+        threading.Timer(0.2, resume, (process,)).start()
     assert not is_working()
+    assert not exists(process)
     assert not list(tmp_store.glob("counters/next-*"))
     with dr.open(tmp_store) as store:
-        assert serials(store) == list(range(200))
+        assert serials(store) == SERIALS
+
+
+def process_of(store: dr.Store) -> int | None:
+    """Return the number of the process that merges."""
+    process = store._compaction._process
+    return None if process is None else process.pid
+
+
+def resume(process: int) -> None:
+    with suppress(ProcessLookupError):  # who had no handler yet has ended
+        os.kill(process, signal.SIGCONT)
+
+
+def exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def write_and_stay(path: Path, started: "multiprocessing.SimpleQueue[int]") -> None:
+    background._FIRST_S = 0.01
+    with dr.create(path, serial_schema(), segment_steps="episode") as store:
+        write(store, MANY)
+        ends(lambda: process_of(store) is not None)
+        process = process_of(store)
+        assert process is not None
+        os.kill(process, signal.SIGSTOP)
+        started.put(process)
+        time.sleep(60)
+
+
+def test_who_merges_ends_with_the_process_that_wanted_it(tmp_store: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    started = context.SimpleQueue()
+    writer = context.Process(target=write_and_stay, args=(tmp_store, started))
+    writer.start()
+    process = started.get()
+    writer.kill()
+    writer.join()
+    resume(process)
+    assert ends(lambda: not exists(process))
+    with dr.open(tmp_store, "a") as store:
+        assert serials(store) == SERIALS
+    assert not list(tmp_store.glob("counters/next-*"))
+
+
+def test_a_forked_child_leaves_the_merging_to_its_parent(tmp_store: Path) -> None:
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        write(store, MANY)
+        assert ends(lambda: process_of(store) is not None)
+        process = process_of(store)
+        assert process is not None
+        os.kill(process, signal.SIGSTOP)
+        child = os.fork()
+        if child == 0:
+            store.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert process_of(store) == process
+        resume(process)
+        assert ends(lambda: len(folders(tmp_store)) < 12)
+        assert serials(store) == SERIALS
+
+
+@pytest.mark.parametrize("executable", ["", "/nowhere/python"])
+def test_where_no_process_can_be_had_nothing_is_merged(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, executable: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        write(store, MANY)
+        assert ends(lambda: not is_working())
+        assert len(folders(tmp_store)) == MANY
+        assert serials(store) == SERIALS
+
+
+def test_no_process_is_begun_beside_another_one_that_merges(tmp_store: Path) -> None:
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        with store._retention.making_pack(0):
+            write(store, MANY)
+            assert ends(lambda: not is_working())
+        assert len(folders(tmp_store)) == MANY
+        assert not store._retention.is_making_pack()
 
 
 @pytest.mark.parametrize(
-    ("others", "waited", "rested"),
+    ("kwargs", "segments"),
     [
-        (0.0, 0.0, 0.01 * background._REST_ALONE),
-        (0.5, 0.0, 0.01 * background._REST_BESIDE_OTHERS),
-        (0.5, 3.0, 3.01),
+        ({}, background._BEGUN),
+        ({"compression": "zstd"}, 1),  # 4 GiB each
+        ({"compression": "zstd", "segment_steps": 1000}, background._BEGUN),
+        ({"compression": "zstd", "segment_steps": "episode"}, background._BEGUN),
+        ({"compression": "zstd", "segment_steps": 1_000_000}, 6),
     ],
-    ids=["alone", "beside others", "after waiting for the disk"],
 )
-def test_it_rests_as_long_as_others_and_the_disk_need(
-    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, others: float, waited: float, rested: float
+def test_segments_are_looked_at_again_when_there_may_be_enough(
+    tmp_store: Path, kwargs: dict[str, object], segments: int
 ) -> None:
-    pauses: list[float] = []
-    with dr.create(tmp_store, serial_schema()) as store:
-        made = store._compaction
-    monkeypatch.setattr(made, "_pause", pauses.append)
-    begun = made._rested = background._Clocks(wall=10.0, process=5.0, thread=3.0)
-    made._worked_at = 11.0
-    for work in (background._WORK_S / 2, 0.01):
-        now = background._Clocks(11.0 + work + waited, begun.process + others + work, begun.thread + work)
-        monkeypatch.setattr(background._Clocks, "read", classmethod(lambda cls, now=now: now))
-        made._rest()
-    assert pauses == [pytest.approx(rested)]
+    dr.create(tmp_store, serial_schema(), **kwargs).close()  # type: ignore[arg-type]
+    root = read_root(tmp_store)
+    made = BackgroundCompaction(root, root.counters(writable=False), lambda: False)
+    assert made._between == segments
