@@ -14,10 +14,8 @@ where there is none; and ``notes``, text in JSON.
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +28,7 @@ from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.read_ahead import read_ahead
 from diskreplay.interop.exchange.write_behind import WriteBehind
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
@@ -245,15 +244,9 @@ def _files(folder: Path) -> list[Path]:
 def _read(folder: Path, schema: Schema, first: int) -> Iterator[EpisodeData]:
     """Yield episodes file by file; a thread reads the next one meanwhile."""
     files = [file for file in _files(folder) if int(file.stem) + _rows(file) > first]
-    if not files:
-        return
-    with ThreadPoolExecutor(1) as reader:
-        ahead = reader.submit(_tables, folder, files[0].name)
-        for file, following in zip_longest(files, files[1:]):
-            steps, ends = ahead.result()
-            if following is not None:
-                ahead = reader.submit(_tables, folder, following.name)
-            yield from _episodes(folder / _STEPS / file.name, steps, ends, schema, max(first - int(file.stem), 0))
+    tables = read_ahead(partial(_tables, folder, file.name) for file in files)
+    for file, (steps, ends) in zip(files, tables, strict=True):
+        yield from _episodes(folder / _STEPS / file.name, steps, ends, schema, max(first - int(file.stem), 0))
 
 
 def _rows(file: Path) -> int:

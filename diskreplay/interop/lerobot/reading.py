@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import FIELDS, REWARD, EpisodeData, Json
+from diskreplay.interop.exchange.read_ahead import read_ahead
 from diskreplay.interop.lerobot import images
 from diskreplay.interop.lerobot.columns import from_arrow
 from diskreplay.interop.lerobot.features import (
@@ -266,22 +269,30 @@ class _Videos:
 
 
 def _tables(path: Path, keys: list[str], skipped: int) -> Iterator[pa.Table]:
-    """Yield columns of a file by some row groups at once, behind so many rows."""
+    """Yield columns of a file by some row groups at once, behind so many rows; a thread reads the next ones."""
     file = open_table(path)
-    at, groups, nbytes = 0, list[int](), 0
+    return read_ahead(partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped))
+
+
+def _blocks(metadata: pq.FileMetaData, skipped: int) -> Iterator[tuple[list[int], int]]:
+    """Yield the row groups that are read at once, and how many of their rows are left out."""
+    at, groups, rows, nbytes = 0, list[int](), 0, 0
+    for group in range(metadata.num_row_groups):
+        found = metadata.row_group(group)
+        at += found.num_rows
+        if at <= skipped:
+            continue
+        groups.append(group)
+        rows += found.num_rows
+        nbytes += found.total_byte_size
+        if nbytes >= _BLOCK_BYTES or group == metadata.num_row_groups - 1:
+            yield groups, max(skipped - (at - rows), 0)
+            groups, rows, nbytes = [], 0, 0
+
+
+def _table(path: Path, file: pq.ParquetFile, keys: list[str], groups: list[int], skipped: int) -> pa.Table:
     try:
-        for group in range(file.num_row_groups):
-            found = file.metadata.row_group(group)
-            at += found.num_rows
-            if at <= skipped:
-                continue
-            groups.append(group)
-            nbytes += found.total_byte_size
-            if nbytes >= _BLOCK_BYTES or group == file.num_row_groups - 1:
-                table = file.read_row_groups(groups, keys, use_threads=False)
-                before = at - table.num_rows
-                yield table.slice(max(skipped - before, 0))
-                groups, nbytes = [], 0
+        return file.read_row_groups(groups, keys, use_threads=False).slice(skipped)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from None
 
