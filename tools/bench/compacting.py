@@ -1,6 +1,5 @@
 """Append, and draw, while old segments are merged in the background, beside the same without that."""
 
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +20,11 @@ class Size(NamedTuple):
     seconds: float
 
 
-FULL, TINY = Size(1_000, 100, 4.0), Size(70, 5, 0.3)
+FULL, TINY = Size(2_000, 100, 4.0), Size(70, 5, 0.3)
 
 APPENDS, DRAWS = "steps a second, appended", "batches a second, drawn by another process"
-_STARTING_S = 5.0  # of a process that draws, about
+_STARTING_S = 4.0  # of a process that draws, about
+_NEVER_S = 3600.0
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
@@ -36,10 +36,11 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         for what, speeds in found.items():
             pair = {}
             for merges in (True, False) if round_ % 2 else (False, True):
+                # Each stays until the end: ext4 makes files slowly for seconds after many were deleted.
+                store = folder / f"{what} {round_} {merges}"
                 with dr.open(folder / "source") as source:
-                    source.backup(folder / "store")  # the same files, as far as they are sealed
-                pair[merges] = _measure(folder / "store", size, appends=what == APPENDS, merges=merges)
-                shutil.rmtree(folder / "store")
+                    source.backup(store)  # the same files, as far as they are sealed
+                pair[merges] = _measure(store, size, appends=what == APPENDS, merges=merges)
             speeds.append((pair[False], pair[True]))
     rows, targets = [], []
     for what, speeds in found.items():
@@ -61,7 +62,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
 
 def _fill(path: Path, size: Size) -> None:
     """Make the segments, none of which is merged yet."""
-    before, background._FIRST_S = background._FIRST_S, 3600.0
+    before, background._FIRST_S = background._FIRST_S, _NEVER_S
     try:
         fill_runs(path, size.segments * size.episode_steps, size.episode_steps, compaction="auto")
     finally:
@@ -70,11 +71,12 @@ def _fill(path: Path, size: Size) -> None:
 
 def _measure(path: Path, size: Size, *, appends: bool, merges: bool) -> float:
     """Return how many steps, or batches, come a second."""
+    # Where another process draws, it begins with that, and goes on until that has ended, or nothing is left to merge.
+    first_s = _NEVER_S if not merges else 0.0 if appends else _STARTING_S
+    seconds = size.seconds if appends else _STARTING_S + 3 * size.seconds
+    merging = begin("merging", path, seconds, size.episode_steps, appends, first_s)
     if appends:
-        (answer,) = answers([begin("merging", path, size.seconds, size.episode_steps, appends, merges)])
+        (answer,) = answers([merging])
         return answer["steps"]
-    # It goes on until the other has ended, or nothing is left to merge.
-    merging = begin("merging", path, _STARTING_S + 3 * size.seconds, size.episode_steps, appends, merges)
-    drawing = begin("sampling", path, size.seconds, "")
-    _, answer = answers([merging, drawing])
+    _, answer = answers([merging, begin("sampling", path, size.seconds, "")])
     return answer["batches"]

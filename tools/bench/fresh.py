@@ -133,10 +133,10 @@ def appending(path: str, seconds: str) -> dict[str, float]:
         return {"steps": count / (perf_counter() - started)}
 
 
-def merging(path: str, seconds: str, episode_steps: str, appends: str, merges: str) -> dict[str, float]:
-    """Have old segments merged in the background, or not; append at full speed, or wait; tell how many steps a second.
+def merging(path: str, seconds: str, episode_steps: str, appends: str, first_s: str) -> dict[str, float]:
+    """Have old segments merged ``first_s`` later; append at full speed, or wait; tell how many steps a second.
 
-    It ends after so long, or when nothing is left to merge.
+    It ends after so many seconds, or when nothing is left to merge.
     """
     import threading
     import time
@@ -146,7 +146,7 @@ def merging(path: str, seconds: str, episode_steps: str, appends: str, merges: s
     import diskreplay as dr
     from diskreplay.store.compaction import background
 
-    background._FIRST_S = 0.0 if merges == "True" else 3600.0
+    background._FIRST_S = float(first_s)
     steps, count = int(episode_steps), 0
     block = np.zeros((steps + 1, 4), np.float32), np.zeros(steps, np.int64), np.zeros(steps, np.float32)
     with dr.open(path, mode="a") as store, store.writer() as writer:
@@ -159,7 +159,7 @@ def merging(path: str, seconds: str, episode_steps: str, appends: str, merges: s
                 writer.append_episode(*block, terminated=True)
                 count += steps
             else:
-                time.sleep(0.01)  # the processor is for those who merge, and for the sampler beside this process
+                time.sleep(0.01)  # the processor is for those who merge, and for the sampler beside this one
         return {"steps": count / taken, "seconds": taken}
 
 

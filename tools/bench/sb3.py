@@ -49,7 +49,7 @@ class Size(NamedTuple):
     held: int
 
 
-FULL = Size((Task(DQN, "CartPole-v1", 3000), Task(SAC, "Pendulum-v1", 250)), 1000, 20_000)
+FULL = Size((Task(DQN, "CartPole-v1", 10_000), Task(SAC, "Pendulum-v1", 250)), 1000, 20_000)
 TINY = Size((Task(DQN, "CartPole-v1", 140), Task(SAC, "Pendulum-v1", 110)), 5, 40)
 
 OURS, THEIRS = DiskReplayBuffer.__name__, "SB3's own buffer"
