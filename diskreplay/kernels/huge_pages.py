@@ -1,5 +1,6 @@
-"""Pages of memory: huge ones for tables that are read at random, and those in which ranges of bytes lie."""
+"""Pages of memory: huge ones for tables that are read at random, those of ranges of bytes, and those that are free."""
 
+import ctypes
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,13 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
         memory[first + start : first + start + count * np.dtype(dtype).itemsize].view(dtype)
         for start, (count, dtype) in zip(starts, parts, strict=True)
     ]
+
+
+def give_back_free() -> None:
+    """Give memory that was freed back to the system, where the C library keeps it: glibc does below what is in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:

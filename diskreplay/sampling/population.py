@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, locate, mixed
+from diskreplay.kernels.huge_pages import give_back_free
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
     BEFORE,
@@ -53,6 +54,8 @@ Floats = NDArray[np.float64]
 SMALL = 1024
 # Runs for which insertion is the quickest sort.
 FEW = 32
+# Runs from which on memory that was freed is worth giving back.
+_MANY = 1 << 16
 # Ids that are listed together.
 _AT_ONCE = 1 << 18
 
@@ -269,6 +272,8 @@ class Population:
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
+        if is_fresh and self._end > _MANY:
+            give_back_free()  # what sorting took
         self.snapshot, self._restored = snapshot, None
 
     def _note_refused(self, still_open: EpisodeTable, ended: EpisodeTable | None) -> None:

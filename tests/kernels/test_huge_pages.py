@@ -1,9 +1,12 @@
 """Memory in large pages."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from diskreplay.kernels.huge_pages import LARGE_PAGE, zeros
+from diskreplay.kernels import huge_pages
+from diskreplay.kernels.huge_pages import LARGE_PAGE, give_back_free, zeros
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, LARGE_PAGE // 4])
@@ -21,3 +24,13 @@ def test_arrays_are_zeros_that_do_not_overlap_and_start_at_a_cache_line(count):
     assert all((array == number + 1).all() for number, array in enumerate(found))
     del found[:2]
     assert (found[0] == 3).all()
+
+
+def test_free_memory_is_given_back_where_the_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back_free()
+    calls: list[int] = []
+    monkeypatch.setattr(huge_pages.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=calls.append))
+    give_back_free()
+    assert calls == [0]
+    monkeypatch.setattr(huge_pages.ctypes, "CDLL", lambda _: SimpleNamespace())
+    give_back_free()

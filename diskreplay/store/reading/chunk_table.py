@@ -93,13 +93,22 @@ class ChunkTable:
         return self._tables.lock
 
     def add_slots(self, infos: list[SegmentInfo | None]) -> None:
-        """Add segments with room for one chunk each; see `ChunkTables.add_slots`."""
-        shifts = [self._shift(info) for info in infos]
-        start = len(self.bases)
-        self.shift = np.concatenate([self.shift, np.array(shifts, np.int64)])
-        self.first_chunk = np.concatenate([self.first_chunk, start + np.arange(len(infos))])
-        self.chunks = np.concatenate([self.chunks, np.ones(len(infos), np.int64)])
-        self._add_places(np.zeros(len(infos), np.int64))
+        """Add segments with room for one chunk each that is there; see `ChunkTables.add_slots`."""
+        there = [at for at, info in enumerate(infos) if info is not None]
+        shifts, chunks = np.zeros((2, len(infos)), np.int64)
+        shifts[there], chunks[there] = [self._shift(infos[at]) for at in there], 1
+        self.shift = np.concatenate([self.shift, shifts])
+        self.first_chunk = np.concatenate([self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks])
+        self.chunks = np.concatenate([self.chunks, chunks])
+        self._add_places(np.zeros(int(chunks.sum()), np.int64))
+
+    def shares_geometry_of(self, other: "ChunkTable") -> bool:
+        """Use the arrays of another table if they say the same, which none ever changes; tell whether they do."""
+        theirs, own = ((table.first_chunk, table.chunks, table.shift) for table in (other, self))
+        is_same = all(map(np.array_equal, own, theirs))
+        if is_same:
+            self.first_chunk, self.chunks, self.shift = theirs
+        return is_same
 
     def _shift(self, info: SegmentInfo | None) -> int:
         if info is None:
@@ -321,6 +330,14 @@ class ChunkTable:
         """
         return self.holder, self.chunks, self.first_chunk, self.bases
 
+    def drop(self, places: NDArray[np.int64]) -> None:
+        """Forget what is at these places, in a copy that nobody uses yet."""
+        self.bases[places] = 0
+        if self.holder:
+            gone = np.zeros(len(self.bases), np.bool_)
+            gone[places] = True
+            self.holder = {place: held for place, held in self.holder.items() if not gone[place]}
+
     def release(self, places: NDArray[np.int64]) -> None:
         """Release the chunks at these places; those in use stay until their user drops ``holder``."""
         bases, holder = self.bases.copy(), self.holder.copy()
@@ -488,7 +505,8 @@ class ChunkTables:
             for table in self.leaves.values():
                 table.add_slots(infos)
             for slot, info in enumerate(infos, start):
-                self.note_info(slot, info)
+                if info is not None:
+                    self.note_info(slot, info)
             self._counted = -1  # they were read before now
 
     def pack_of(self, slot: int) -> Pack | None:
@@ -591,7 +609,18 @@ class ChunkTables:
             table.add_slots(new.infos)
         for table in new.leaves.values():
             table.add_pack(slots, pack)
+        new.share_geometry()
         return new
+
+    def share_geometry(self) -> None:
+        """Have arrays that are divided into chunks alike use one set of tables: of many segments, these are large.
+
+        A batch then waits once for a line of them, and not once for each array that it reads.
+        """
+        different: list[ChunkTable] = []
+        for table in self.leaves.values():
+            if not any(table.shares_geometry_of(other) for other in different):
+                different.append(table)
 
     def _copy(self, without: Sequence[int], packs: dict[int, Pack]) -> "ChunkTables":
         """Return a copy in which some slots are empty, and that has these packs, too."""
@@ -611,13 +640,10 @@ class ChunkTables:
                 copy.first_chunk, copy.bases = table.first_chunk, table.bases.copy()
                 copy.used, copy.how = table.used.copy(), table.how.copy()
                 copy.holder = dict(table.holder)
-                spans = [(int(copy.first_chunk[slot]), int(copy.chunks[slot])) for slot in alone]
-                spans += [pack.span(leaf) for pack in gone if leaf in pack.first_place]
-                for start, count in spans:
-                    copy.bases[start : start + count] = 0
-                    for place in range(start, start + count) if count < len(copy.holder) else [*copy.holder]:
-                        if start <= place < start + count:
-                            copy.holder.pop(place, None)
+                spans = [pack.span(leaf) for pack in gone if leaf in pack.first_place]
+                first, counts = np.array(spans, np.int64).reshape(-1, 2).T
+                first = np.append(first, copy.first_chunk[alone])
+                copy.drop(places_of(first, np.append(counts, copy.chunks[alone])))
         return new
 
     @shown_paths()

@@ -23,6 +23,7 @@ from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, Episod
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
+from diskreplay.kernels.huge_pages import give_back_free
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
@@ -37,6 +38,8 @@ from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
 # Bytes of flags of sealed segments that are parsed together.
 _AT_ONCE = 16 << 20
+# Episodes, or segments, from which on memory that was freed while they were read is worth giving back.
+_MANY = 1 << 16
 # Seconds after which segments are checked though no counter says that one was sealed: who sealed it may have died.
 _CHECK_EVERY_S = 1.0
 # Each means that segments were put into a pack between two looks at the store.
@@ -134,6 +137,8 @@ class Follower:
         self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
+        if max(len(self._log), len(self._lanes)) > _MANY:
+            give_back_free()  # tables that grew part by part: half as much again as they take
 
     @property
     def damaged(self) -> dict[int, str]:

@@ -188,10 +188,13 @@ class Snapshot:
         return found
 
     def _sorted_episodes(self) -> EpisodeTable:
-        every = EpisodeTable.concatenate([self.log, self.open])
-        every = every.select(np.argsort(every.first, kind="stable"))
+        every = EpisodeTable.concatenate([self.log, self.open]) if len(self.open) else self.log
+        if (every.first[1:] < every.first[:-1]).any():
+            every = every.select(np.argsort(every.first, kind="stable"))
         hidden = self.hidden_steps(every)
         kept = hidden < every.steps
+        if kept.all() and not hidden.any():
+            return every
         every, hidden = every.select(kept), hidden[kept]
         return EpisodeTable.of(
             every.first + hidden * every.stride,

@@ -46,6 +46,35 @@ def test_a_merged_store_is_read_as_before_by_whoever_reads_it(store: dr.Store) -
             assert lanes[0].key.tolist() == lanes[1].key.tolist()
 
 
+def test_fields_of_packs_share_tables_until_one_has_more_chunks(tmp_store: Path) -> None:
+    schema = dr.Schema(dr.Field((64,), "float32"), dr.Field((), "uint8"))  # obs needs chunks of its own first
+    with dr.create(tmp_store, schema, compaction="manual", chunk_bytes=1 << 14) as store:
+        for number in range(3):
+            with store.writer() as writer:
+                writer.append_episode(*numbered(number, 20), terminated=True)
+        store.compact()
+        leaves = store.snapshot.tables.leaves
+        assert leaves["obs"].first_chunk is leaves["action"].first_chunk is leaves["done"].first_chunk
+        with store.writer() as writer:
+            writer.append_episode(*numbered(3, 300), terminated=True)
+            store.refresh()
+            assert [episode.obs[0, 0] for episode in store.episodes] == [0, 1, 2, 3]
+            leaves = store.snapshot.tables.leaves
+            assert leaves["obs"].chunks[-1] > leaves["action"].chunks[-1]
+            for number, episode in enumerate(store.episodes):
+                found, expected = (episode.obs, episode.action, episode.reward), numbered(number, len(episode))
+                assert all(map(np.array_equal, found, expected))
+
+
+def numbered(number: int, steps: int) -> tuple[Any, ...]:
+    """Return observations, actions and rewards of an episode."""
+    return (
+        np.full((steps + 1, 64), number, np.float32),
+        np.arange(steps, dtype=np.uint8),
+        np.full(steps, number, np.float32),
+    )
+
+
 @pytest.mark.slow
 def test_packs_are_merged_with_what_came_later_and_old_snapshots_read_on(store: dr.Store) -> None:
     readers = [dr.open(store.path)]
