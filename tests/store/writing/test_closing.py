@@ -310,9 +310,9 @@ def test_a_signal_at_any_moment_leaves_a_writer_that_can_be_used_or_closed(tmp_s
             serial, outcomes = 0, set()
             for _ in range(80):
                 writer = store.writer()
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 3e-3))
                 with contextlib.suppress(Interrupted):
-                    armed = True
+                    armed = True  # first: a signal that comes before that is lost, and there is no other
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 3e-3))
                     while armed:  # or it was raised where nothing can be, as in a finalizer
                         append_numbered(writer, [serial, serial + 1])
                         serial += 2
