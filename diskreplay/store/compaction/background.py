@@ -121,11 +121,14 @@ def _segments_between(root: Root) -> int:
 
 def _begin(path: str) -> "subprocess.Popen[bytes]":
     """Begin a process that merges what is due; it finds what this one imports from."""
-    if not sys.executable:
-        raise FileNotFoundError("this program does not know its interpreter")
+    from multiprocessing.spawn import get_executable  # the user's, where Python is part of another program
+
+    interpreter = get_executable()
+    if not interpreter or getattr(sys, "frozen", False):
+        raise FileNotFoundError("this program knows no interpreter")
     imported_from = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", _PROCESS, path, str(os.getpid())],
+        [os.fsdecode(interpreter), "-P", "-m", _PROCESS, path, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": imported_from},

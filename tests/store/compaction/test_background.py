@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import spawn
 from pathlib import Path
 
 import pytest
@@ -152,11 +153,12 @@ def test_a_forked_child_leaves_the_merging_to_its_parent(tmp_store: Path) -> Non
         assert serials(store) == SERIALS
 
 
-@pytest.mark.parametrize("executable", ["", "/nowhere/python"])
+@pytest.mark.parametrize(("executable", "is_frozen"), [("", False), ("/nowhere/python", False), (sys.executable, True)])
 def test_where_no_process_can_be_had_nothing_is_merged(
-    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, executable: str
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, executable: str, is_frozen: bool
 ) -> None:
-    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(spawn, "_python_exe", executable)
+    monkeypatch.setattr(sys, "frozen", is_frozen, raising=False)
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
         assert ends(lambda: not is_working())
