@@ -204,7 +204,7 @@ def read_schema(path: Path) -> pa.Schema:
 def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
     """Return columns of a parquet file, None for all; FormatError where it cannot be read."""
     try:
-        return open_table(path).read(None if names is None else list(names), use_threads=False)
+        return open_table(path).read(None if names is None else list(names))
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from None
 
