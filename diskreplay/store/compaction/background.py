@@ -17,6 +17,8 @@ LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
 # So many segments have to be begun before they are looked at again.
 _BEGUN = 32
+# Seconds after which a process that goes on is told to stop once more.
+_ASK_AGAIN_S = 1.0
 _PROCESS = "diskreplay.store.compaction.process"
 
 
@@ -35,7 +37,7 @@ class BackgroundCompaction:
     def __init__(self, root: Root, counters: StoreCounters, is_busy: Callable[[], bool]) -> None:
         """Merge unless ``is_busy()``: another process is at it."""
         self._is_busy = is_busy
-        self._path, self._counters, self._compresses = root.path, counters, root.compression is not None
+        self._root, self._counters, self._compresses = root, counters, root.compression is not None
         self._between = _segments_between(root)
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -80,7 +82,7 @@ class BackgroundCompaction:
             thread.join()
 
     def _run(self) -> None:
-        with suppress(_Stopped):
+        try:
             goes_on = True
             while goes_on:
                 self._pause(self._wait_s)
@@ -92,6 +94,12 @@ class BackgroundCompaction:
                 with self._condition:
                     goes_on = self._has_new
                     self._thread = self._thread if goes_on else None
+        except _Stopped:
+            pass
+        finally:  # whatever ended it, another one may begin
+            with self._condition:
+                if self._thread is threading.current_thread():
+                    self._thread = None
 
     def _pause(self, seconds: float) -> None:
         """Wait. Raises _Stopped."""
@@ -104,8 +112,14 @@ class BackgroundCompaction:
         with self._condition:
             if self._is_stopped:
                 raise _Stopped
-            process = self._process = _begin(str(self._path))
-        process.wait()
+            process = self._process = _begin(self._root)
+        while True:
+            try:
+                process.wait(_ASK_AGAIN_S)
+                break
+            except subprocess.TimeoutExpired:
+                if self._is_stopped:  # who ignores signals leaves that to a process until it is ready for them
+                    process.terminate()
         with self._condition:
             self._process = None
 
@@ -119,18 +133,23 @@ def _segments_between(root: Root) -> int:
     return max(1, min(_BEGUN, MUCH_BYTES // (rows * root.step_bytes)))
 
 
-def _begin(path: str) -> "subprocess.Popen[bytes]":
-    """Begin a process that merges what is due; it finds what this one imports from."""
+def _begin(root: Root) -> "subprocess.Popen[bytes]":
+    """Begin a process that merges what is due; it finds what this one imports from.
+
+    The store's folder is where it works, whatever becomes of the path.
+    """
     from multiprocessing.spawn import get_executable  # the user's, where Python is part of another program
 
     interpreter = get_executable()
     if not interpreter or getattr(sys, "frozen", False):
         raise FileNotFoundError("this program knows no interpreter")
-    imported_from = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    # Others than strings are allowed there, and mean nothing.
+    imported_from = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
     return subprocess.Popen(
-        [os.fsdecode(interpreter), "-P", "-m", _PROCESS, path, str(os.getpid())],
+        [os.fsdecode(interpreter), "-P", "-m", _PROCESS, root.uuid, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        cwd=root.folder,
         env={**os.environ, "PYTHONPATH": imported_from},
         process_group=0,  # what interrupts this one at a terminal does not interrupt that one
     )

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +14,10 @@ from diskreplay.format.root import read_root
 from diskreplay.store.compaction.compaction import Compaction
 from diskreplay.store.retention.retention import Retention
 
-# After so many seconds of the processor it rests, some times as long.
-_WORK_S, _REST = 0.01, 2.0
+# After so many seconds of the processor it rests, some times as long, and so many seconds at most.
+_WORK_S, _REST, _MOST_S = 0.01, 2.0, 1.0
+# Seconds after which one that rests looks whether it has to stop.
+_SLICE_S = 0.05
 # It rests less, and at last not at all, as so many segments are begun since it looked: else it would fall behind.
 _BEHIND = 1024
 _LOWEST = 19
@@ -27,10 +28,10 @@ class Stopped(Exception):
 
 
 class Pace:
-    """How fast a process works: call it often. It rests, and raises Stopped as soon as ``parent`` is gone."""
+    """How fast a process works: call it often. It rests; it raises Stopped after `stop`, or when ``parent`` is gone."""
 
     def __init__(self, counters: StoreCounters, parent: int) -> None:
-        self.stopped = threading.Event()
+        self._is_stopped = False
         self._counters, self._parent = counters, parent
         self.look()
 
@@ -38,6 +39,10 @@ class Pace:
         """Note that segments are looked at now."""
         self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
         self._begin_work()
+
+    def stop(self, *_: object) -> None:
+        """Stop soon. A signal's handler: it takes no lock."""
+        self._is_stopped = True
 
     def _begin_work(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
@@ -48,20 +53,34 @@ class Pace:
         if worked >= _WORK_S:
             begun = self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at
             rest = max(worked * _REST, time.monotonic() - self._wall_s)
-            self.stopped.wait(rest * max(0.0, 1.0 - begun / _BEHIND))
+            self._rest(min(rest, _MOST_S) * max(0.0, 1.0 - begun / _BEHIND))
             self._begin_work()
-        if self.stopped.is_set() or os.getppid() != self._parent:
+        if self._has_to_stop():
             raise Stopped
 
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._has_to_stop():
+            time.sleep(min(left, _SLICE_S))
 
-def main(path: str, parent: str) -> None:
-    """Merge segments of a store until nothing is due, or the process with the number ``parent`` is gone."""
+    def _has_to_stop(self) -> bool:
+        return self._is_stopped or os.getppid() != self._parent
+
+
+def main(uuid: str, parent: str) -> None:
+    """Merge segments of the store that is the working directory, until nothing is due or a process is gone.
+
+    That is the one with the number ``parent``. Another store than that with this ``uuid`` is left alone.
+    """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
-    root = read_root(Path(path))
+    root = read_root(Path.cwd())
+    if root.uuid != uuid or not root.compacts:
+        return
     counters = root.counters(writable=True)
     pace = Pace(counters, int(parent))
-    signal.signal(signal.SIGTERM, lambda *_: pace.stopped.set())
+    signal.signal(signal.SIGTERM, pace.stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as the parent's, it may be blocked
     # One at a time makes a compaction: what it knows of segments is of one look.
     while Compaction(root, counters, Retention(root, counters), root.compression).run_due(pace):
         pace.look()
