@@ -217,6 +217,8 @@ class Terminal:
             stderr=inner,
             env=environment | {"TERM": "xterm"},
             start_new_session=True,
+            # Else it is ignored where the tests run in the background of a script.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(inner)
         self.drawn = ""
