@@ -50,7 +50,9 @@ class BackgroundCompaction:
         """Note that segments were sealed."""
         with self._condition:
             is_due = self._has_new and (self._compresses or self._has_many)
-            if is_due and not self._is_stopped and self._thread is None:
+            # One that an error ended is there no more: another may begin.
+            is_idle = self._thread is None or not self._thread.is_alive()
+            if is_due and is_idle and not self._is_stopped:
                 thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
                 with suppress(RuntimeError):  # the interpreter is ending
                     thread.start()
@@ -78,11 +80,12 @@ class BackgroundCompaction:
         """Stop, and wait until nothing is being merged."""
         self.stop_soon()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        while thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            thread.join(_ASK_AGAIN_S)
+            self.stop_soon()  # a program that ignores signals hands that on: the process heard nothing before it began
 
     def _run(self) -> None:
-        try:
+        with suppress(_Stopped):
             goes_on = True
             while goes_on:
                 self._pause(self._wait_s)
@@ -94,12 +97,6 @@ class BackgroundCompaction:
                 with self._condition:
                     goes_on = self._has_new
                     self._thread = self._thread if goes_on else None
-        except _Stopped:
-            pass
-        finally:  # whatever ended it, another one may begin
-            with self._condition:
-                if self._thread is threading.current_thread():
-                    self._thread = None
 
     def _pause(self, seconds: float) -> None:
         """Wait. Raises _Stopped."""
@@ -113,13 +110,7 @@ class BackgroundCompaction:
             if self._is_stopped:
                 raise _Stopped
             process = self._process = _begin(self._root)
-        while True:
-            try:
-                process.wait(_ASK_AGAIN_S)
-                break
-            except subprocess.TimeoutExpired:
-                if self._is_stopped:  # who ignores signals leaves that to a process until it is ready for them
-                    process.terminate()
+        process.wait()
         with self._condition:
             self._process = None
 

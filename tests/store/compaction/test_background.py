@@ -33,9 +33,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_BETWEEN_S", 0.01)
 
 
-def write(store: dr.Store, episodes: int) -> None:
+def write(store: dr.Store, episodes: int, first: int = 0) -> None:
     with store.writer() as writer:
-        for number in range(episodes):
+        for number in range(first, first + episodes):
             append_numbered(writer, range(5 * number, 5 * number + 5))
 
 
@@ -77,10 +77,7 @@ def test_nothing_begins_where_it_is_not_wanted_or_does_not_pay(tmp_store: Path, 
 def test_a_store_that_is_closed_in_the_middle_of_a_merge_is_whole(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
-        assert ends(lambda: process_of(store) is not None)
-        process = process_of(store)
-        assert process is not None
-        os.kill(process, signal.SIGSTOP)  # wherever it is: when the store is closed, it has not ended
+        process = stop_who_merges(store)
         threading.Timer(0.2, resume, (process,)).start()
     assert not is_working()
     assert not exists(process)
@@ -93,6 +90,15 @@ def process_of(store: dr.Store) -> int | None:
     """Return the number of the process that merges."""
     process = store._compaction._process
     return None if process is None else process.pid
+
+
+def stop_who_merges(store: dr.Store) -> int:
+    """Stop the process that merges wherever it is: it does not end before `resume`; return its number."""
+    assert ends(lambda: process_of(store) is not None)
+    process = process_of(store)
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    return process
 
 
 def resume(process: int) -> None:
@@ -112,12 +118,8 @@ def write_and_stay(path: Path, started: "multiprocessing.SimpleQueue[int]") -> N
     background._FIRST_S = 0.01
     with dr.create(path, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
-        ends(lambda: process_of(store) is not None)
-        process = process_of(store)
-        assert process is not None
-        os.kill(process, signal.SIGSTOP)
-        started.put(process)
-        time.sleep(60)
+        started.put(stop_who_merges(store))
+        time.sleep(60)  # until it is killed
 
 
 def test_who_merges_ends_with_the_process_that_wanted_it(tmp_store: Path) -> None:
@@ -138,10 +140,7 @@ def test_who_merges_ends_with_the_process_that_wanted_it(tmp_store: Path) -> Non
 def test_a_forked_child_leaves_the_merging_to_its_parent(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
-        assert ends(lambda: process_of(store) is not None)
-        process = process_of(store)
-        assert process is not None
-        os.kill(process, signal.SIGSTOP)
+        process = stop_who_merges(store)
         child = os.fork()
         if child == 0:
             store.close()
@@ -151,6 +150,48 @@ def test_a_forked_child_leaves_the_merging_to_its_parent(tmp_store: Path) -> Non
         resume(process)
         assert ends(lambda: len(folders(tmp_store)) < 12)
         assert serials(store) == SERIALS
+
+
+def test_a_store_that_was_renamed_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("elsewhere"), ""])  # what is no text means nothing there
+    with dr.create(tmp_path / "store", serial_schema(), segment_steps="episode") as store:
+        (tmp_path / "store").rename(tmp_path / "moved")
+        write(store, MANY)
+        assert ends(lambda: len(folders(tmp_path / "moved")) < 12)
+        assert serials(store) == SERIALS
+
+
+@pytest.mark.parametrize("how", ["ignored", "blocked"])
+def test_merging_stops_where_the_program_does_not_want_the_signal(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(background, "_ASK_AGAIN_S", 0.01)
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN if how == "ignored" else signal.SIG_DFL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if how == "blocked" else set())
+    try:
+        with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+            write(store, MANY)
+            process = stop_who_merges(store)
+            threading.Timer(0.2, resume, (process,)).start()
+        assert not exists(process)
+        assert len(folders(tmp_store)) == MANY  # else it went on to the end
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTERM, handler)
+
+
+def test_merging_goes_on_after_a_thread_that_failed(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        begin = background._begin
+        monkeypatch.setattr(background, "_begin", lambda _: {}["an environment that changed"])
+        write(store, MANY // 2)
+        assert ends(lambda: store._compaction._looked_at is not None and not is_working())
+        assert store._compaction._thread is not None  # the one that failed
+        monkeypatch.setattr(background, "_begin", begin)
+        write(store, MANY, first=MANY // 2)
+        assert ends(lambda: len(folders(tmp_store)) < MANY)
+        assert len(serials(store)) == 5 * (MANY + MANY // 2)
 
 
 @pytest.mark.parametrize(("executable", "is_frozen"), [("", False), ("/nowhere/python", False), (sys.executable, True)])

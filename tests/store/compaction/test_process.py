@@ -12,7 +12,8 @@ import diskreplay as dr
 from diskreplay.format import layout
 from diskreplay.store.compaction import process
 from diskreplay.store.compaction.process import Pace, Stopped
-from tests.testing.support import append_numbered, serial_schema
+from tests.store.compaction.test_background import MANY, write
+from tests.testing.support import serial_schema
 
 
 @pytest.fixture
@@ -70,9 +71,7 @@ def test_it_leaves_alone_what_is_not_its_store(tmp_store: Path, kind: str) -> No
         how = "manual" if kind == "manual" else "auto"
         with dr.create(tmp_store, serial_schema(), segment_steps="episode", compaction=how) as store:
             uuid = store.uuid if kind == "manual" else uuid
-            with store.writer() as writer:
-                for number in range(70):
-                    append_numbered(writer, range(5 * number, 5 * number + 5))
+            write(store, MANY)
     before = sorted(tmp_store.rglob("*"))
     command = [sys.executable, "-m", process.__name__, uuid, str(os.getpid())]
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
