@@ -42,7 +42,7 @@ _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layou
 # A segment that a living writer made before it needs it, beside the counters. It gets its number when it is used.
 DRAFT = "next-"
 # The one in which a pack is made.
-PACK_DRAFT = f"{DRAFT}pack"
+_PACK_DRAFT = f"{DRAFT}pack"
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
 # What a disk writes as a whole, and the most that is read of a file.
@@ -347,6 +347,11 @@ def draft_segment(
         write_file(f"{building}/{layout.METADATA}", info.own_document())
         undo.pop_all()
     return info, lock
+
+
+def pack_draft(root: Root) -> str:
+    """Return the folder in which a process makes a pack, if one does."""
+    return f"{root.counters_folder}/{_PACK_DRAFT}"
 
 
 def lock_draft(building: str) -> Lock:

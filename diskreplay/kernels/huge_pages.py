@@ -12,6 +12,8 @@ Ints = NDArray[np.int64]
 
 # Small ones are more than a TLB reaches.
 LARGE_PAGE = 2 << 20
+# Lines of a table from which on what was freed while it was made is worth giving back.
+_MANY_LINES = 1 << 16
 CACHE_LINE = 64
 
 
@@ -37,9 +39,12 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
     ]
 
 
-def give_back_free() -> None:
-    """Give memory that was freed back to the system, where the C library keeps it: glibc does below what is in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+def give_back_free(lines: int) -> None:
+    """Give memory that was freed back to the system, after so many lines of a table were made, if these are many.
+
+    The C library keeps it, as glibc does with what lies below memory in use; others have no such function.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if lines > _MANY_LINES else None
     if trim is not None:
         trim(0)
 

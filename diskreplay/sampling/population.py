@@ -54,8 +54,6 @@ Floats = NDArray[np.float64]
 SMALL = 1024
 # Runs for which insertion is the quickest sort.
 FEW = 32
-# Runs from which on memory that was freed is worth giving back.
-_MANY = 1 << 16
 # Ids that are listed together.
 _AT_ONCE = 1 << 18
 
@@ -272,8 +270,8 @@ class Population:
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
-        if is_fresh and self._end > _MANY:
-            give_back_free()  # what sorting took
+        if is_fresh:
+            give_back_free(self._end)  # what sorting took
         self.snapshot, self._restored = snapshot, None
 
     def _note_refused(self, still_open: EpisodeTable, ended: EpisodeTable | None) -> None:

@@ -373,9 +373,9 @@ class Store:
         follower = self._open_follower()
         if not dry_run:
             self._check_writable("compact")
-        level = self._root.compression if compression is None else compression_level(compression)
-        from diskreplay.store.compaction.compaction import Compaction  # most processes never merge anything
+        from diskreplay.store.compaction.compaction import Compaction  # as above
 
+        level = self._root.compression if compression is None else compression_level(compression)
         compaction = Compaction(self._root, self._counters, self._retention, level)
         done = compaction.plan() if dry_run else compaction.run(progress)
         follower.refresh()

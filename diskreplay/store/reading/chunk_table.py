@@ -330,18 +330,13 @@ class ChunkTable:
         """
         return self.holder, self.chunks, self.first_chunk, self.bases
 
-    def drop(self, places: NDArray[np.int64]) -> None:
-        """Forget what is at these places, in a copy that nobody uses yet."""
-        self.bases[places] = 0
-        if self.holder:
-            gone = np.zeros(len(self.bases), np.bool_)
-            gone[places] = True
-            self.holder = {place: held for place, held in self.holder.items() if not gone[place]}
-
     def release(self, places: NDArray[np.int64]) -> None:
         """Release the chunks at these places; those in use stay until their user drops ``holder``."""
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
+        if len(places) > len(holder):  # all of a store that is opened, of which nothing is held
+            held = np.fromiter(holder, np.int64, len(holder))
+            places = held[np.isin(held, places)]
         for place in places.tolist():
             holder.pop(place, None)
         # In this order: see `addresses`.
@@ -637,13 +632,12 @@ class ChunkTables:
             for leaf, table in self.leaves.items():
                 copy = new.leaves[leaf] = ChunkTable(new, leaf)
                 copy.shift, copy.chunks = table.shift, table.chunks
-                copy.first_chunk, copy.bases = table.first_chunk, table.bases.copy()
+                copy.first_chunk, copy.bases, copy.holder = table.first_chunk, table.bases, table.holder
                 copy.used, copy.how = table.used.copy(), table.how.copy()
-                copy.holder = dict(table.holder)
                 spans = [pack.span(leaf) for pack in gone if leaf in pack.first_place]
                 first, counts = np.array(spans, np.int64).reshape(-1, 2).T
                 first = np.append(first, copy.first_chunk[alone])
-                copy.drop(places_of(first, np.append(counts, copy.chunks[alone])))
+                copy.release(places_of(first, np.append(counts, copy.chunks[alone])))
         return new
 
     @shown_paths()

@@ -38,8 +38,6 @@ from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
 # Bytes of flags of sealed segments that are parsed together.
 _AT_ONCE = 16 << 20
-# Episodes, or segments, from which on memory that was freed while they were read is worth giving back.
-_MANY = 1 << 16
 # Seconds after which segments are checked though no counter says that one was sealed: who sealed it may have died.
 _CHECK_EVERY_S = 1.0
 # Each means that segments were put into a pack between two looks at the store.
@@ -137,8 +135,7 @@ class Follower:
         self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
-        if max(len(self._log), len(self._lanes)) > _MANY:
-            give_back_free()  # tables that grew part by part: half as much again as they take
+        give_back_free(max(len(self._log), len(self._lanes)))  # of tables that grew part by part: half as much again
 
     @property
     def damaged(self) -> dict[int, str]:

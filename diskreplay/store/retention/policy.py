@@ -21,7 +21,7 @@ from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.packs import read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
-from diskreplay.format.segment import PACK_DRAFT, SegmentInfo, read_segment
+from diskreplay.format.segment import SegmentInfo, pack_draft, read_segment
 from diskreplay.format.times import count_until
 
 
@@ -191,8 +191,8 @@ class RetentionPolicy:
             return
         before = horizon
         if self._root.limits.capacity_bytes is not None:
-            draft = self._root.counters_folder / PACK_DRAFT  # by whichever process
-            self._draft_nbytes = max(self.pack_nbytes, disk_usage(draft)[0])
+            # By whichever process.
+            self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
             if not (last < horizon or self._has_enough_without(last, number) or self._has_too_many_bytes()):

@@ -35,12 +35,12 @@ from diskreplay.format.root import Limits, Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
     DRAFT,
-    PACK_DRAFT,
     NeverWritten,
     SegmentInfo,
     Size,
     draft_segment,
     lock_draft,
+    pack_draft,
     place_segment,
     read_segment,
     remove_draft,
@@ -159,11 +159,7 @@ class Retention:
 
     def is_making_pack(self) -> bool:
         """Whether a process makes a pack now."""
-        return is_held(f"{self._pack_draft}/{LOCK_OF_DRAFT[DRAFT]}") is True
-
-    @property
-    def _pack_draft(self) -> str:
-        return f"{self._root.counters_folder}/{PACK_DRAFT}"
+        return is_held(f"{pack_draft(self._root)}/{LOCK_OF_DRAFT[DRAFT]}") is True
 
     @contextmanager
     def making_pack(self, nbytes: int) -> Iterator[str]:
@@ -172,7 +168,7 @@ class Retention:
         Room for its ``nbytes`` is made first in a store that is limited to some, and counts until the block ends.
         Raises StoreLocked where another one is at it, StorageFull where there is no room.
         """
-        building = self._pack_draft
+        building = pack_draft(self._root)
         with self._locked():
             _remove_dead_draft(building, LOCK_OF_DRAFT[DRAFT])
             if os.path.lexists(building):

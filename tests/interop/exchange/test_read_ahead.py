@@ -27,7 +27,7 @@ def test_the_next_is_read_while_one_is_used_and_no_more() -> None:
     assert begun[1].wait(10)
     assert next(found) == 1
     assert begun[2].wait(10)
-    found.close()  # type: ignore[attr-defined]
+    found.close()
     assert not begun[3].is_set()
 
 
