@@ -370,11 +370,14 @@ class _Output:
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
         """Write rows from one on."""
         at = row * self._row_bytes
-        if at != self._start + self._size or self._size >= _AT_ONCE:
+        if at != self._start + self._size:
             self.flush()
             self._start = at
         self._parts.append(data)
         self._size += len(data)
+        if self._size >= _AT_ONCE:
+            # Up to a multiple: a page of the page cache is as large as what is written at once and aligned.
+            self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
 
     def finish(self) -> int:
         """Write what was kept back, and return the size of the file."""
@@ -383,8 +386,13 @@ class _Output:
 
     def flush(self) -> None:
         """Write what was kept back."""
+        self._flush(self._start + self._size)
+
+    def _flush(self, stop: int) -> None:
+        """Write what was kept back up to a byte of the file."""
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
-            write_at(self._fd, data.data, self._start)
-        self._start, self._size = self._start + self._size, 0
-        self._parts.clear()
+            count = stop - self._start
+            write_at(self._fd, data[:count].data, self._start)
+            self._parts = [data[count:]] if count < len(data) else []
+        self._start, self._size = stop, self._start + self._size - stop

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.mapping import read_regular
+from diskreplay.format.mapping import map_file, read_regular
 from diskreplay.format.numbers import listed_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -144,14 +144,14 @@ def open_shard(info: SegmentInfo, leaf: str) -> Shard:
 
 
 def _read_table(info: SegmentInfo, path: str) -> Ints:
-    lines, columns = _shape(info, path)
+    shape, name = _shape(info, path), f"{info.path}/{path}/c.0.0"
     try:
-        data = _checked(info, path, read_regular(f"{info.path}/{path}/c.0.0", None, _MOST_BYTES))
+        nbytes = len(_checked(info, path, read_regular(name, None, _MOST_BYTES)))
+        return map_file(name, nbytes).array("<i8", shape)  # of a hundred thousand segments, it is some megabytes
     except (OSError, FormatError):
         if not (data := table_from_copy(info, path)):
             raise
-    table: Ints = np.frombuffer(data, "<i8").reshape(lines, columns)
-    return table
+    return np.frombuffer(data, "<i8").reshape(shape)
 
 
 def table_from_copy(info: SegmentInfo, path: str) -> bytes:
