@@ -5,47 +5,73 @@ from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
 from diskreplay.kernels.mix import mix
-from diskreplay.kernels.runs import BEFORE, FIRST, STRIDE
+from diskreplay.kernels.runs import BEFORE, COARSE_BITS, FIRST, STRIDE
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@jit.kernel("none", "out_ints", "int", "int", "ints2", "out_ints", inner=True, inlined=True)
-def _write_ids(wanted: Ints, low: int, high: int, block: Ints, out: Ints) -> None:
-    """Write the id at each position, counted from the first id of run 0.
+@jit.kernel("none", "out_ints", "int", "ints", "ints", inner=True, inlined=True)
+def _search(out: Ints, width: int, before: Ints, wanted: Ints) -> None:
+    """Move each place to the last one of so many from there on with a number that is not above what is wanted.
 
-    Halving steps of one width for all positions, without a branch on data: cache misses overlap, and the inner loop
-    becomes vector code. Unsigned indices, because numba tests a signed one for being negative.
+    Halving steps of one width for all, without a branch on data: cache misses overlap, and the inner loop becomes
+    vector code. Unsigned indices, because numba tests a signed one for being negative.
     """
-    before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
-    for i in range(wanted.size):
-        out[i] = low
-    width = high - low
     while width > 1:
         half = width >> 1
         for i in range(wanted.size):
             out[i] += half * (before[np.uint64(out[i] + half)] <= wanted[i])
         width -= half
+
+
+@jit.kernel("none", "out_ints", "int", "int", "ints2", "ints", "out_ints", inner=True, inlined=True)
+def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
+    """Write the id at each position, counted from the first id of run 0.
+
+    Of many runs, the first steps of the search are among the numbers that `coarse` has of them, one line of the cache
+    next to the other.
+    """
+    before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
+    start, covered = low >> COARSE_BITS, coarse.size << COARSE_BITS
+    if covered <= low:
+        for i in range(wanted.size):
+            out[i] = low
+        _search(out, high - low, before, wanted)
+    else:
+        for i in range(wanted.size):
+            out[i] = start
+        _search(out, coarse.size - start, coarse, wanted)
+        for i in range(wanted.size):
+            out[i] <<= COARSE_BITS
+        _search(out, 1 << COARSE_BITS, before, wanted)
+        for i in range(wanted.size if covered < high else 0):  # few runs are not covered
+            if before[covered] <= wanted[i]:
+                out[i], width = covered, high - covered
+                while width > 1:
+                    half = width >> 1
+                    out[i] += half * (before[np.uint64(out[i] + half)] <= wanted[i])
+                    width -= half
     for i in range(wanted.size):
         run = np.uint64(out[i])
         out[i] = first[run] + (wanted[i] - before[run]) * stride[run]
 
 
-@jit.kernel("none", "floats", "int", "int", "ints2", "out_ints", "out_ints")
-def ids_at(positions: Floats, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+@jit.kernel("none", "floats", "int", "int", "ints2", "ints", "out_ints", "out_ints")
+def ids_at(positions: Floats, low: int, high: int, block: Ints, coarse: Ints, wanted: Ints, out: Ints) -> None:
     """Write the id at the whole part of each position.
 
-    Runs `low` to `high` of the block count, and run i starts at position before[i] - before[low]. ``wanted`` is scratch
-    memory, a number a position.
+    Runs `low` to `high` of the block count, and run i starts at position before[i] - before[low]. ``coarse`` has these
+    numbers of every `1 << COARSE_BITS`-th run from run 0 on, of as many as there are so many runs, or of fewer.
+    ``wanted`` is scratch memory, a number a position.
     """
     for i in range(positions.size):
         wanted[i] = np.int64(positions[i]) + block[BEFORE, low]
-    _write_ids(wanted, low, high, block, out)
+    _write_ids(wanted, low, high, block, coarse, out)
 
 
-@jit.kernel("none", "int", "int", "int", "ints2", "out_ints", "out_ints")
-def random_ids(key: int, low: int, high: int, block: Ints, wanted: Ints, out: Ints) -> None:
+@jit.kernel("none", "int", "int", "int", "ints2", "ints", "out_ints", "out_ints")
+def random_ids(key: int, low: int, high: int, block: Ints, coarse: Ints, wanted: Ints, out: Ints) -> None:
     """Write ids at random, each of those in the runs `low` to `high` with the same probability.
 
     The numbers are those of the generator splitmix64 (Steele et al. 2014) from the state `key` on: 53 bits of each.
@@ -56,4 +82,4 @@ def random_ids(key: int, low: int, high: int, block: Ints, wanted: Ints, out: In
         state += np.uint64(0x9E3779B97F4A7C15)
         number = np.int64(mix(state) >> np.uint64(11))
         wanted[i] = np.int64(np.float64(number) * scale) + block[BEFORE, low]
-    _write_ids(wanted, low, high, block, out)
+    _write_ids(wanted, low, high, block, coarse, out)

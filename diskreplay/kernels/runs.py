@@ -41,6 +41,9 @@ FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
 """Rows of a block of runs: those of `TimedRuns`, and how many ids there are before each, one number more."""
 BLOCK_ROWS = 5
 
+COARSE_BITS = 6
+"""Of every run with a number that is a multiple of two to the power of this, `kernels.ids_at` may be given BEFORE."""
+
 
 class Visible(NamedTuple):
     """What is hidden: the number of the first segment, each one's lanes and their place, each lane's oldest row left.
@@ -139,7 +142,10 @@ class Starts(NamedTuple):
 def sort_runs_plain(block: NDArray[np.int64], start: int, end: int) -> None:
     """Do what the kernel `sort_runs` does."""
     runs = block[:BEFORE, start:end]
-    runs[:] = runs[:, np.lexsort((runs[FIRST], runs[TIME]))]
+    order = np.lexsort((runs[FIRST], runs[TIME]))
+    for column in runs:
+        if column.any():  # zeros that nobody writes, as times that nobody asks for, take no memory
+            column[:] = column[order]
     block[BEFORE, start + 1 : end + 1] = block[BEFORE, start] + np.cumsum(runs[COUNT])
 
 

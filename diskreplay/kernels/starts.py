@@ -13,7 +13,9 @@ _FIRST, _STRIDE, _COUNT, _TIME, _BEFORE = runs.FIRST, runs.STRIDE, runs.COUNT, r
 @jit.kernel("int", "out_ints2", *["int"] * 5, inner=True, inlined=True)
 def _append(block: Ints, at: int, first: int, stride: int, count: int, time: int) -> int:
     """Write a run; return the place behind it."""
-    block[_FIRST, at], block[_STRIDE, at], block[_COUNT, at], block[_TIME, at] = first, stride, count, time
+    block[_FIRST, at], block[_STRIDE, at], block[_COUNT, at] = first, stride, count
+    if block[_TIME, at] != time:  # a page of zeros that nobody writes takes no memory
+        block[_TIME, at] = time
     block[_BEFORE, at + 1] = block[_BEFORE, at] + count
     return at + 1
 

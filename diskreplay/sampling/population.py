@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, locate, mixed
-from diskreplay.kernels.huge_pages import give_back_free
+from diskreplay.kernels.huge_pages import LARGE_PAGE, give_back_free, zeros
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
     BEFORE,
     BLOCK_ROWS,
+    COARSE_BITS,
     COUNT,
     FIRST,
     FIRST_ONLY,
@@ -54,6 +55,8 @@ Floats = NDArray[np.float64]
 SMALL = 1024
 # Runs for which insertion is the quickest sort.
 FEW = 32
+# Runs from which on a search among all reads more than caches hold.
+MANY = 1 << 15
 # Ids that are listed together.
 _AT_ONCE = 1 << 18
 
@@ -265,6 +268,8 @@ class Population:
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
         self._end = self._write_starts(self._ended, snapshot, still_open, self._partly)
+        if self._ended >= MANY:
+            self._block.settle(self._ended)
         is_reached = hides or ended is not None
         if is_reached and np.count_nonzero(self._partly[COUNT]) < self._partly.shape[1]:
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
@@ -408,7 +413,8 @@ class Population:
         """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
         out, scratch = np.empty((2, len(positions)), np.int64)
         positions = positions.astype(np.float64)
-        chosen("ids_at")(positions, self._hidden, self._end, self._block.array, scratch, out)
+        block = self._block
+        chosen("ids_at")(positions, self._hidden, self._end, block.array, block.coarse, scratch, out)
         return out
 
     def random_ids(self, key: int, count: int) -> Ints:
@@ -417,7 +423,8 @@ class Population:
         out = np.empty(count, np.int64)
         if len(self._scratch) != count:
             self._scratch = np.empty(count, np.int64)
-        self._find_random(key, self._hidden, self._end, self._block.array, self._scratch, out)
+        block = self._block
+        self._find_random(key, self._hidden, self._end, block.array, block.coarse, self._scratch, out)
         return out
 
     def ids(self) -> Iterator[Ints]:
@@ -581,11 +588,15 @@ class Population:
 
 
 class _Block:
-    """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` is the number of ids in the runs before run i."""
+    """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` is the number of ids in the runs before run i.
+
+    `coarse` has some of these numbers of runs that were settled; see `kernels.ids_at`.
+    """
 
     def __init__(self, capacity: int = 256) -> None:
+        self.coarse: Ints = np.zeros(0, np.int64)
         self._sort_few = chosen("sort_runs")
-        self._replace(np.zeros((BLOCK_ROWS, capacity + 1), np.int64))
+        self._replace(_block_array(capacity))
 
     def _replace(self, array: Ints) -> None:
         self.array = array
@@ -598,8 +609,21 @@ class _Block:
         """Return runs, (4, n), as views."""
         return self.array[:BEFORE, start:end]
 
+    def settle(self, end: int) -> None:
+        """Take in the runs before a place, which stay as they are until they are written again."""
+        known, parts = len(self.coarse), end >> COARSE_BITS
+        if parts > known:
+            new = self.before[known << COARSE_BITS : parts << COARSE_BITS : 1 << COARSE_BITS]
+            self.coarse = np.concatenate([self.coarse, new])
+
+    def _unsettle(self, start: int) -> None:
+        """Forget what was settled from a place on."""
+        if len(self.coarse) << COARSE_BITS > start:
+            self.coarse = self.coarse[: start >> COARSE_BITS]
+
     def write(self, start: int, runs: TimedRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end."""
+        self._unsettle(start)
         end = start + len(runs.first)
         self.make_room(end)
         if end == start:
@@ -613,10 +637,20 @@ class _Block:
 
     def sort(self, start: int, end: int) -> None:
         """Sort runs by when their episodes began, and then by id."""
-        (self._sort_few if end - start <= FEW else sort_runs_plain)(self.array, start, end)
+        self._unsettle(start)
+        if end - start <= FEW:
+            self._sort_few(self.array, start, end)
+        elif not self._is_sorted(start, end):
+            sort_runs_plain(self.array, start, end)
+
+    def _is_sorted(self, start: int, end: int) -> bool:
+        first, time = self.runs.first[start:end], self.runs.time[start:end]
+        is_later, is_same = time[1:] > time[:-1], time[1:] == time[:-1]
+        return bool((is_later | is_same & (first[1:] > first[:-1])).all())
 
     def merge(self, start: int, end: int) -> None:
         """Sort runs, which are sorted parts, by when their episodes began; those of one time stay in their order."""
+        self._unsettle(start)
         runs = self.array[:BEFORE, start:end]
         runs[:] = runs[:, runs[TIME].argsort(kind="stable")]
         np.add(runs[COUNT].cumsum(), self.before[start], out=self.before[start + 1 : end + 1])
@@ -625,8 +659,21 @@ class _Block:
         """See that there is room for runs before this place."""
         old = self.array
         if end >= old.shape[1]:
-            self._replace(np.zeros((BLOCK_ROWS, 2 * end + 1), np.int64))
-            self.array[:, : old.shape[1]] = old
+            self._replace(_block_array(2 * end))
+            for row, before in zip(self.array, old, strict=True):
+                if before.any():  # zeros that nobody writes take no memory
+                    row[: len(before)] = before
+
+
+def _block_array(capacity: int) -> Ints:
+    """Return an array of zeros for so many runs, or more.
+
+    Each of its rows begins with a large page, if it has any: else it would take one more than it fills.
+    """
+    large = LARGE_PAGE // np.dtype(np.int64).itemsize
+    columns = capacity + 1 if capacity < large else -(-(capacity + 1) // large) * large
+    (memory,) = zeros((BLOCK_ROWS * columns, np.int64))
+    return memory.reshape(BLOCK_ROWS, columns)
 
 
 def id_blocks(runs: IdRuns) -> Iterator[Ints]:

@@ -20,7 +20,7 @@ from diskreplay.kernels import cache, table
 pick = table.chosen("ids_at")
 out = np.zeros(3, np.int64)
 block = np.array([[7, 0], [2, 0], [3, 0], [0, 0], [0, 3]])
-pick(np.array([0.0, 1, 2]), 0, 1, block, out.copy(), out)
+pick(np.array([0.0, 1, 2]), 0, 1, block, out[:0], out.copy(), out)
 assert out.tolist() == [7, 9, 11]
 print(cache.folder(), sum(pick.stats.cache_misses.values()))
 """

@@ -124,9 +124,29 @@ def test_a_frontier_that_moves_step_by_step_through_interleaved_lanes_hides_exac
     assert population.epoch > 2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_positions_among_many_runs_are_found_while_these_come_and_are_hidden(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    store, ends = FakeStore(), EpisodeFilter(lambda _, first: first % 5 != 3)
+    store.add_segment(2)
+    population, covered = Population(Transitions(2), ends, SHARE), set[int]()
+    for _ in range(12):
+        for _ in range(int(rng.integers(0, 60))):
+            lane = int(rng.integers(0, 2))
+            store.open[0][lane] = int(rng.integers(1, 6))
+            store.end(0, lane)
+        store.open[0][0] = int(rng.integers(0, 6))
+        if rng.random() < 0.4:
+            store.frontier = max(store.frontier, int(rng.integers(0, 2 * min(store.next_row[0]) + 1)))
+        compare(store, population)
+        covered.add(len(population._block.coarse))
+    assert len(covered) > 2
+
+
 @pytest.fixture(autouse=True)
 def sort_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SMALL", 3)
+    monkeypatch.setattr(module, "MANY", 1)
 
 
 TestGrowth = Growth.TestCase
