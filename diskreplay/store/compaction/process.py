@@ -15,7 +15,7 @@ from diskreplay.store.compaction.compaction import Compaction
 from diskreplay.store.retention.retention import Retention
 
 # After so many seconds of the processor it rests, some times as long, and so many seconds at most.
-_WORK_S, _REST, _MOST_S = 0.01, 2.0, 1.0
+_WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
 # Seconds after which one that rests looks whether it has to stop.
 _SLICE_S = 0.05
 # It rests less, and at last not at all, as so many segments are begun since it looked: else it would fall behind.
